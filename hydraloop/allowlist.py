@@ -1,0 +1,188 @@
+"""Which `_target_`s a config may name: checked by name before anything is imported, and by origin afterwards.
+
+A config can come from anywhere (a colleague, a sweep's file, the web), and instantiating it calls whatever it names. So
+only these may be named: hydraloop's component packages, the public classes and functions of a few parts of torch and of
+torchmetrics, the project's own files, and what `hydraloop.main(trusted=[…])` adds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydraloop.errors import UserError, suggestion
+
+COMPONENTS = tuple(
+    f"hydraloop.{package}" for package in ("hooks", "tasks", "data", "models", "optim", "tracking", "compat")
+)
+LIBRARIES = ("torch.nn", "torch.optim", "torch.utils.data", "torch.profiler", "torchmetrics")
+REFUSED = ("torch.utils.data.datapipes",)
+"""Inside the libraries, but able to unpickle what a config hands them."""
+_BUILTIN_ORIGINS = ("torch._C._nn",)
+"""Where the functions of torch.nn.functional that are written in C++ say they are from."""
+_NOT_A_PROJECT = ("site-packages", "dist-packages")
+
+
+class Allowlist:
+    """What may be instantiated in this process."""
+
+    def __init__(self) -> None:
+        self._folders: set[Path] = set()
+        self._trusted: set[str] = set()
+
+    def trust_folder(self, folder: Path) -> None:
+        """Allow the Python files under the folder of whoever calls; environments in it are excepted."""
+        self._folders.add(folder.resolve())
+
+    def trust(self, packages: Iterable[str]) -> None:
+        """Allow everything in these packages, named as one would import them (`timm`)."""
+        self._trusted.update(packages)
+
+    def locate(self, target: str, key: str) -> Any:
+        """The object a `_target_` names.
+
+        Args:
+            target: dotted path, `torch.nn.Linear`.
+            key: where in the config it stands, for the error.
+
+        Raises:
+            UserError: it is refused, or there is no such thing.
+            Exception: whatever importing the project's own module raises.
+        """
+        if not self._name_allowed(target):
+            raise self._refused(target, key)
+        found = _find(target, key)
+        origin = _origin(found)
+        if origin is None or not self._origin_allowed(origin):
+            where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
+            raise self._refused(target, key, where)
+        if not callable(found) or isinstance(found, ModuleType):
+            raise UserError(f"{target} is a {type(found).__name__}, not a class or function", key=f"{key}._target_")
+        return found
+
+    def _name_allowed(self, target: str) -> bool:
+        parts = target.split(".")
+        if not all(part.isidentifier() for part in parts) or len(parts) < 2:
+            return False
+        if _within(target, self._trusted):
+            return True
+        if _within(target, COMPONENTS) or _within(target, LIBRARIES):
+            return not any(part.startswith("_") for part in parts) and not _within(target, REFUSED)
+        return parts[0] == "__main__" or self._is_project_file(_file_of(parts[0]))
+
+    def _origin_allowed(self, origin: str) -> bool:
+        """`origin` is the module the object was defined in."""
+        if _within(origin, self._trusted):
+            return True
+        if _within(origin, (*COMPONENTS, *LIBRARIES, *_BUILTIN_ORIGINS)) and not _within(origin, REFUSED):
+            return True
+        if origin == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+            return True  # a notebook's own cells
+        return self._is_project_file(getattr(sys.modules.get(origin), "__file__", None))
+
+    def _is_project_file(self, file: str | None) -> bool:
+        if file is None:
+            return False
+        path = Path(file).resolve()
+        if any(part in _NOT_A_PROJECT for part in path.parts):
+            return False
+        standard = Path(sysconfig.get_paths()["stdlib"]).resolve()
+        if path.is_relative_to(standard):
+            return False
+        return any(
+            path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders
+        )
+
+    def _refused(self, target: str, key: str, where: str = "") -> UserError:
+        package = target.split(".")[0]
+        return UserError(
+            f"{target}{where} is not among what a config may instantiate",
+            key=f"{key}._target_",
+            remedy=f'If you trust it, say so in train.py: hydraloop.main(trusted=["{package}"]). A class of your own '
+            "works from any file under the folder of train.py.",
+        )
+
+
+ALLOWLIST = Allowlist()
+"""What this process may instantiate; `main()` and `compose()` add their caller's folder."""
+
+
+def _within(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _in_environment(path: Path, folder: Path) -> bool:
+    """Whether a virtual environment lies between the folder and the file."""
+    for parent in path.parents:
+        if parent == folder:
+            return False
+        if (parent / "pyvenv.cfg").exists():
+            return True
+    return False
+
+
+def _file_of(top_level: str) -> str | None:
+    """The file of a top-level module, found without importing it."""
+    module = sys.modules.get(top_level)
+    if module is not None and getattr(module, "__file__", None):
+        return module.__file__
+    try:
+        spec = importlib.util.find_spec(top_level)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.origin is None and spec.submodule_search_locations:  # a folder without __init__.py
+        return str(Path(next(iter(spec.submodule_search_locations))) / "__init__.py")
+    return spec.origin
+
+
+def _origin(found: Any) -> str | None:
+    """The module an object was defined in."""
+    if inspect.ismethod(found):  # a classmethod: Embedding.from_pretrained
+        found = found.__self__ if isinstance(found.__self__, type) else type(found.__self__)
+    origin = getattr(found, "__module__", None)
+    return origin if isinstance(origin, str) else None
+
+
+def _find(target: str, key: str) -> Any:
+    """Import what must be imported, then follow attributes."""
+    parts = target.split(".")
+    if parts[0] not in sys.modules and _file_of(parts[0]) is None:
+        raise _missing(target, f"there is no module {parts[0]!r}", (), key)
+    found: Any = importlib.import_module(parts[0])
+    for index, part in enumerate(parts[1:], start=1):
+        path = ".".join(parts[: index + 1])
+        if hasattr(found, part):
+            found = getattr(found, part)
+            continue
+        parent = ".".join(parts[:index])
+        if not isinstance(found, ModuleType) or not _is_module(path):
+            raise _missing(target, f"{parent} has no {part!r}", _public(found), key, part)
+        found = importlib.import_module(path)
+    return found
+
+
+def _is_module(path: str) -> bool:
+    try:
+        return importlib.util.find_spec(path) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _public(found: Any) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("_")]
+
+
+def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str | None = None) -> UserError:
+    hint = suggestion(part, known) if part is not None else "Check the spelling, or install the package."
+    if len(hint) > 200:
+        hint = "Check the spelling."
+    return UserError(f"{target} does not exist: {problem}", key=f"{key}._target_", remedy=hint)

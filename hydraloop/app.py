@@ -1,0 +1,228 @@
+"""`hydraloop.main()`: arguments → checks → Hydra → one job, or each of a sweep. The only file that knows sys.argv.
+
+Everything that can be wrong with a command line is found before Hydra makes a directory; torch is imported when the
+first job starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from hydraloop import run_directory
+from hydraloop.allowlist import ALLOWLIST
+from hydraloop.cli import arguments, checked, composing, help, hydra_run, mistakes, plan
+from hydraloop.engine.result import Result, command, describe
+from hydraloop.errors import UserError
+
+log = logging.getLogger("hydraloop")
+
+_FOR_HYDRA = ("hydra_help", "info", "shell_completion")
+"""Flags that need none of our checks."""
+
+
+def main(
+    *, config_path: str = "conf", config_name: str = "config", trusted: Sequence[str] = (), folder: Path | None = None
+) -> None:
+    """Run what the command line says, and exit: 0 done, 1 a run failed, 2 a mistake in the command line, 130 interrupted.
+
+    Args:
+        config_path: the folder with config files, relative to the calling file.
+        config_name: the primary config in it, without `.yaml`.
+        trusted: packages whose classes a config may name in `_target_`, besides the allowlist's own.
+        folder: stands for the calling file's folder; its Python files may be named in `_target_` too.
+    """
+    folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
+    ALLOWLIST.trust_folder(folder)
+    ALLOWLIST.trust(trusted)
+    show_all = os.environ.get(hydra_run.FULL_ERROR) == "1"
+    app = _App(folder / config_path, config_name, show_all)
+    try:
+        app.run(sys.argv[1:])
+    except UserError as error:
+        if error not in app.reported:
+            _print_mistake(error, show_all)
+            sys.exit(2)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if error not in app.reported:
+            traceback.print_exception(error)
+        sys.exit(1)
+
+
+def _print_mistake(error: UserError, show_all: bool) -> None:
+    if show_all:
+        traceback.print_exception(error)
+    else:
+        print(f"error: {error}", file=sys.stderr)
+
+
+@dataclass
+class _App:
+    """One command line."""
+
+    folder: Path
+    name: str
+    show_all: bool
+    """Whether mistakes are shown with their traceback, too."""
+    reported: list[BaseException] = field(default_factory=list)
+    """Errors of jobs, shown when they happened."""
+
+    def run(self, argv: Sequence[str]) -> None:
+        argv, dry_run = arguments.take_dry_run(argv)
+        args = get_args_parser().parse_args(argv)
+        if args.experimental_rerun is not None:
+            raise UserError("it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir.")
+        folder, name = self._where(args)
+        if any(getattr(args, flag) for flag in _FOR_HYDRA):
+            composing.register_resolvers()
+            hydra_run.run(self._job, argv, folder, name)
+            return
+        extra = None if args.config_dir is None else Path(args.config_dir)
+        with composing.opened(folder, name, extra) as composer:
+            if args.help:
+                print(help.format_help(composer, command()))
+                return
+            overrides, multirun, cfg = _checked(args, composer)
+            if dry_run:
+                print(plan.format_plan(cfg))
+                return
+        if args.cfg is None:
+            overrides = _settled(cfg, overrides, multirun)
+        hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
+
+    def _where(self, args: argparse.Namespace) -> tuple[Path, str]:
+        folder = self.folder if args.config_path is None else self.folder.parent / args.config_path
+        return folder, args.config_name or self.name
+
+    def _job(self, cfg: DictConfig) -> float | None:
+        """One run, in the directory Hydra made. Returns the value a sweep optimises: the best, else the last, validation."""
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        engine: Any = None
+        try:
+            from hydraloop.builder import build  # torch is imported here
+
+            engine = build(cfg, run_dir=run_dir)
+            result: Result = engine.train()
+        except BaseException as error:
+            self._report(error)
+            if engine is None or engine.result is None:
+                status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                Result(status=status, error=describe(error)).write(run_dir)
+            raise
+        if result.best is not None:
+            return result.best.value
+        return next(iter(result.val_metrics.values()), None)
+
+    def _report(self, error: BaseException) -> None:
+        """Show an error of a job when it happens, in the terminal and in train.log."""
+        self.reported.append(error)
+        if isinstance(error, KeyboardInterrupt):
+            log.error("interrupted")
+        elif isinstance(error, UserError) and not self.show_all:
+            log.error("%s", error)
+        else:
+            log.error("%s", describe(error), exc_info=error)
+
+
+def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[list[str], bool, DictConfig]:
+    """The overrides to hand to Hydra, whether they are a sweep, and the config (of a sweep's first job).
+
+    Raises:
+        UserError: anything wrong with what was typed, or with the config files.
+    """
+    typed = list(args.overrides)
+    lines, rewritten = arguments.with_hook_lists(typed)
+    multirun = args.multirun or _mode_is_multirun(lines, composer)
+    if multirun:
+        lines = typed
+    elif rewritten:
+        print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
+    if not multirun:
+        return lines, False, checked.compose(lines, composer)
+    parsed = arguments.parse(lines)
+    arguments.refuse_null_groups(parsed)
+    base = composer.compose([line for line in lines if line.startswith("hydra")])
+    jobs = [checked.compose(job, composer) for job in composing.jobs(composing.swept(base, parsed))]
+    if any(job.resume is not None for job in jobs):
+        raise UserError("the jobs of a sweep would go on in one directory", key="resume", remedy="Use load_from=…")
+    return lines, True, jobs[0]
+
+
+def _mode_is_multirun(lines: Sequence[str], composer: composing.Composer) -> bool:
+    """Whether `hydra.mode` says MULTIRUN, on the command line or in a config file."""
+    plain = [override.input_line or "" for override in arguments.parse(lines) if not arguments.is_sweep(override)]
+    for attempt in (plain, [line for line in plain if line.startswith("hydra")]):
+        try:
+            mode = composer.compose(attempt).hydra.mode
+        except mistakes.COMPOSING_ERRORS:
+            continue
+        return mode is not None and mode.name == "MULTIRUN"
+    return False
+
+
+def _settled(cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]:
+    """The overrides with the directory fixed, which is thereby known to be writable and not another run's.
+
+    Raises:
+        UserError: it cannot be written, it holds a run, or there is nothing to resume.
+    """
+    key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+    explicit = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
+    with _hydra_config(cfg):
+        directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
+    if cfg.resume is not None:
+        found = run_directory.find(cfg, directory if explicit else None)
+        if found.run_dir is None and cfg.resume == "auto":
+            print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
+        directory = found.run_dir or directory
+    elif run_directory.holds_run(directory) or (multirun and (directory / "multirun.yaml").exists()):
+        raise UserError(
+            f"{directory} holds a run already",
+            key=key,
+            remedy="Name another directory" + ("." if multirun else f", or go on with it: resume={directory}"),
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".writable").touch()
+        (directory / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another.") from error
+    others = [line for line in overrides if not line.lstrip("+").startswith(f"{key}=")]
+    return [*others, f"{key}={hydra_run.quoted(directory)}"]
+
+
+@contextmanager
+def _hydra_config(cfg: DictConfig) -> Iterator[None]:
+    """Interpolations of `hydra:` in a directory's name resolve only while Hydra's config is set."""
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+def _flags(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """The arguments that are no overrides, in their order."""
+    overrides = list(args.overrides)
+    flags = []
+    for argument in argv:
+        if argument in overrides:
+            overrides.remove(argument)
+        else:
+            flags.append(argument)
+    return flags

@@ -1,0 +1,321 @@
+"""From a composed config to an `Engine`: the only place where anything is instantiated, behind one allowlist.
+
+`build` makes the parts in the order in which they need each other: seeds, data, task, optimizer, schedules, hooks. Errors
+name the key in the config.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate as hydra_instantiate
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from torch import nn, optim
+
+from hydraloop import run_directory
+from hydraloop.allowlist import ALLOWLIST
+from hydraloop.data.loader import build_loader
+from hydraloop.engine.checkpoint import initialise
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import ON_ERROR, Hook, OnError
+from hydraloop.engine.seeding import seed_everything
+from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
+from hydraloop.errors import UserError, suggestion
+from hydraloop.optim.optimizers import resolve_fused
+from hydraloop.optim.schedule import Schedule, build_schedule
+from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.tasks.task import Task
+
+_ENGINE_ONLY = {"deterministic", "check_order", "compile"}
+"""Keys of `engine` that are not settings of the Engine object."""
+_SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
+
+
+def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
+    """Everything a run needs, from its config.
+
+    Args:
+        cfg: as composed; not changed.
+        run_dir: where the run's files go; null makes a new directory under `outputs/`.
+
+    Raises:
+        UserError: an option that cannot be built; names the key and what to do.
+        Exception: whatever a constructor of the user's own raises.
+    """
+    _check_available(cfg)
+    resumed = run_directory.settle(cfg, run_dir)
+    seed_everything(cfg.seed)
+    torch.use_deterministic_algorithms(cfg.engine.deterministic)
+    avoid_dynamo_import()
+    device = Distributed().device(cfg.engine.device)
+    loaders = _build_loaders(cfg, device)
+    task = _build_task(cfg)
+    initialise(task.model, cfg.init.checkpoint, cfg.init.prefix)
+    settings = _settings(cfg, resumed.checkpoint)
+    optimizer = _build_optimizer(cfg, task)
+    hooks, slots, on_error = _build_hooks(cfg)
+    return Engine(
+        task=task,
+        optimizer=optimizer,
+        loaders=loaders,
+        hooks=hooks,
+        slots=slots,
+        on_error=on_error,
+        schedules=_build_schedules(cfg, optimizer, settings, loaders),
+        settings=settings,
+        run_dir=resumed.run_dir or run_directory.new(),
+        seed=cfg.seed,
+    )
+
+
+# Instantiating. ------------------------------------------------------------------------------------------------------
+
+
+def instantiate(node: Any, key: str) -> Any:
+    """The object a config node describes; all its `_target_`s, nested ones too, pass the allowlist before any is called.
+
+    Args:
+        node: a mapping with `_target_`.
+        key: its full key in the config, for errors.
+
+    Raises:
+        UserError: a target is refused, unknown, or does not take the arguments given.
+    """
+    if not isinstance(node, DictConfig) or "_target_" not in node:
+        raise UserError(
+            f"there is nothing to build: expected a mapping with _target_, got {_shown(node)}",
+            key=key,
+            remedy="Select an option of the group, or name a class with _target_.",
+        )
+    for where, target_node in _targets(node, key):
+        _check_arguments(ALLOWLIST.locate(_target_of(target_node, where), where), target_node, where)
+    try:
+        return hydra_instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        mistake = _mistake_in(error)
+        if mistake is None:
+            raise
+        found = re.search(r"full_key: (\S+)", str(error))
+        where = found.group(1) if found else key
+        raise UserError(
+            mistake.problem, key=f"{where}.{mistake.key}" if mistake.key else where, remedy=mistake.remedy
+        ) from error
+
+
+def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
+    """Every node with `_target_` in and under `node`, with its key."""
+    if isinstance(node, DictConfig) and not node._is_none():
+        if "_target_" in node:
+            yield key, node
+        for name in node:
+            if not OmegaConf.is_missing(node, name):
+                yield from _targets(node[name], f"{key}.{name}")
+            elif not node.get("_partial_", False):
+                raise UserError("has no value", key=f"{key}.{name}", remedy=f"Give it one: {key}.{name}=…")
+    elif isinstance(node, ListConfig) and not node._is_none():
+        for index, item in enumerate(node):
+            yield from _targets(item, f"{key}[{index}]")
+
+
+def _target_of(node: DictConfig, key: str) -> str:
+    target = node._target_
+    if not isinstance(target, str):
+        raise UserError(f"_target_ is {_shown(target)}, not the path of a class", key=f"{key}._target_")
+    return target
+
+
+def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
+    """Refuse arguments that the target does not take, before anything is called."""
+    try:
+        signature = inspect.signature(target)
+    except (ValueError, TypeError):  # some builtins have none
+        return
+    given = {str(name): None for name in node if name not in _SPECIAL}
+    positional = [None] * len(node.get("_args_") or ())
+    partial = bool(node.get("_partial_", False))
+    known = list(signature.parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    name = getattr(target, "__qualname__", str(target))
+    for argument in given:
+        if argument not in known and not takes_any:
+            raise UserError(
+                f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=suggestion(argument, known)
+            )
+    try:
+        (signature.bind_partial if partial else signature.bind)(*positional, **given)
+    except TypeError as error:
+        raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
+
+
+def _mistake_in(error: BaseException) -> UserError | None:
+    """The user's mistake that a constructor raised, if that is what Hydra wrapped."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r}"
+
+
+# The parts. ----------------------------------------------------------------------------------------------------------
+
+
+def _check_available(cfg: DictConfig) -> None:
+    """What the config tree has room for and this version does not do."""
+    for key, available, value in (
+        ("engine.compile", False, cfg.engine.compile),
+        ("distributed.nproc_per_node", 1, cfg.distributed.nproc_per_node),
+        ("distributed.strategy", "auto", cfg.distributed.strategy),
+        ("precision.name", "fp32", cfg.precision.name),
+    ):
+        if value != available:
+            raise UserError(f"{value!r} is not available yet", key=key, remedy=f"Use {key}={available}.".replace("False", "false"))
+    if cfg.weights not in ("averaged", "raw"):
+        raise UserError(f"{cfg.weights!r} is unknown", key="weights", remedy="Use averaged or raw.")
+    for key in ("max_epochs", "max_iters", "accumulate", "val_interval"):
+        value = cfg.engine[key]
+        if value is not None and value < 1:
+            raise UserError(f"{value} is below 1", key=f"engine.{key}", remedy="Use 1 or more.")
+    if cfg.engine.val_begin < 0:
+        raise UserError(f"{cfg.engine.val_begin} is negative", key="engine.val_begin", remedy="Use 0 for the start.")
+    if not 0 <= cfg.seed < 2**63:
+        raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
+
+
+def _settings(cfg: DictConfig, resume: Path | None) -> Settings:
+    engine = {str(name): value for name, value in cfg.engine.items() if name not in _ENGINE_ONLY}
+    return Settings(
+        **engine,
+        resume=resume,
+        resume_strict=cfg.resume_strict,
+        load_from=None if cfg.load_from is None else Path(cfg.load_from),
+        weights=cfg.weights,
+        metadata={"experiment_name": cfg.experiment_name, "config": OmegaConf.to_yaml(cfg, resolve=True)},
+    )
+
+
+def _build_loaders(cfg: DictConfig, device: torch.device) -> Loaders:
+    options = cast(dict[str, Any], OmegaConf.to_container(cfg.data.loader, resolve=True))
+    eval_batch_size = options.pop("eval_batch_size", None) or options["batch_size"]
+    loaders: dict[str, Any] = {}
+    for split in ("train", "val", "test"):
+        if cfg.data.get(split) is None:
+            continue
+        dataset = instantiate(cfg.data[split], f"data.{split}")
+        training = split == "train"
+        changed = {} if training else {"batch_size": eval_batch_size, "drop_last": False}
+        loaders[split] = build_loader(
+            dataset, shuffle=training, seed=cfg.seed, device=device, key=f"data.{split}", **{**options, **changed}
+        )
+    return Loaders(**loaders)
+
+
+def _build_task(cfg: DictConfig) -> Task:
+    task = instantiate(cfg.task, "task")
+    if not isinstance(task, nn.Module):
+        raise UserError(
+            f"{type(task).__name__} is no task", key="task._target_", remedy="Inherit from hydraloop.tasks.Task."
+        )
+    return cast(Task, task)
+
+
+def _build_optimizer(cfg: DictConfig, task: Task) -> optim.Optimizer:
+    parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze some, or check it.")
+    node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
+    if "fused" in node:
+        node.fused = resolve_fused(node.fused, parameters)
+    factory = instantiate(node, "optimizer")
+    if not isinstance(factory, functools.partial):
+        raise UserError("must be built with the model's parameters", key="optimizer", remedy="Set _partial_: true.")
+    optimizer = factory(parameters)
+    if not isinstance(optimizer, optim.Optimizer):
+        raise UserError(f"{type(optimizer).__name__} is no torch optimizer", key="optimizer._target_")
+    return optimizer
+
+
+def _build_schedules(
+    cfg: DictConfig, optimizer: optim.Optimizer, settings: Settings, loaders: Loaders
+) -> dict[str, Schedule]:
+    """Each entry of `scheduler`; `by_epoch`, `begin`, `end` and `monitor` are ours, the rest the scheduler's own."""
+    epoch_length = 0 if loaders.train is None else len(loaders.train)
+    steps_per_epoch = -(-epoch_length // settings.accumulate)
+    if settings.max_iters is None:
+        epochs, steps = settings.max_epochs, settings.max_epochs * steps_per_epoch
+    else:
+        whole, rest = divmod(settings.max_iters, max(epoch_length, 1))
+        epochs, steps = whole + bool(rest), whole * steps_per_epoch + -(-rest // settings.accumulate)
+    schedules: dict[str, Schedule] = {}
+    for name, node in cfg.scheduler.items():
+        if node is None:
+            continue
+        key = f"scheduler.{name}"
+        plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
+        ours = {field: plain.pop(field, default) for field, default in _SCHEDULE_FIELDS.items()}
+        schedules[str(name)] = build_schedule(
+            str(name),
+            instantiate(plain, key),
+            optimizer,
+            **ours,
+            steps_per_epoch=steps_per_epoch,
+            total_epochs=epochs,
+            total_steps=steps,
+        )
+    return schedules
+
+
+_SCHEDULE_FIELDS = {"by_epoch": False, "begin": 0, "end": None, "monitor": None}
+
+
+def _build_hooks(cfg: DictConfig) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
+    """The hooks by name, default ones first, with their places and what their errors do."""
+    hooks: dict[str, Hook] = {}
+    slots: list[Slot] = []
+    on_errors: dict[str, OnError] = {}
+    for group in ("default_hooks", "hooks"):
+        for name, node in cfg[group].items():
+            if node is None:
+                continue
+            key = f"{group}.{name}"
+            if name in hooks:
+                raise UserError(f"there is a default hook {name!r} already", key=key, remedy="Give it another name.")
+            hook, priority, on_error = _build_hook(node, key)
+            hooks[str(name)] = hook
+            slots.append(slot_of(str(name), hook, priority, is_default=group == "default_hooks"))
+            on_errors[str(name)] = on_error
+    if cfg.engine.check_order:
+        check_order(in_order(slots), key_of=lambda name: hooks[name].key)
+    return hooks, slots, on_errors
+
+
+def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnError]:
+    plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
+    priority, on_error = plain.pop("priority", None), plain.pop("on_error", None)
+    hook = instantiate(plain, key)
+    if not isinstance(hook, Hook):
+        raise UserError(f"{type(hook).__name__} is no Hook", key=f"{key}._target_", remedy="Inherit from hydraloop.Hook.")
+    hook.key = key
+    on_error = hook.on_error if on_error is None else on_error
+    if on_error not in ON_ERROR:
+        raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {', '.join(ON_ERROR)}.")
+    if hook.collective and on_error != "raise":
+        raise UserError(
+            "this hook calls collectives: if one rank went on without it, the others would wait for ever",
+            key=f"{key}.on_error",
+            remedy="Use raise.",
+        )
+    return hook, priority, on_error
+

@@ -1,0 +1,78 @@
+"""What hydraloop reads of the command line before Hydra does: `--dry-run`, and `hooks=a,b` as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
+from hydra.errors import OverrideParseException
+
+from hydraloop.errors import UserError
+
+HOOK_GROUPS = ("default_hooks", "hooks")
+DRY_RUN = "--dry-run"
+
+
+def take_dry_run(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """The arguments without `--dry-run`, and whether it was among them."""
+    return [argument for argument in argv if argument != DRY_RUN], DRY_RUN in argv
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """The overrides, parsed by Hydra.
+
+    Raises:
+        UserError: one that is no override.
+    """
+    parser = OverridesParser.create()
+    parsed: list[Override] = []
+    for line in overrides:
+        try:
+            parsed.extend(parser.parse_overrides([line]))
+        except OverrideParseException as error:
+            raise UserError(
+                f"{line!r} is not key=value: {str(error).splitlines()[0]}",
+                remedy="Write key=value, +key=value to add, ~key to delete; quote a value with special characters: "
+                "'key=\"a b\"'.",
+            ) from error
+    return parsed
+
+
+def is_sweep(override: Override) -> bool:
+    """Whether the override has several values."""
+    return bool(override.is_sweep_override())
+
+
+def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides of a single run, `hooks=a,b` rewritten to `hooks=[a,b]`, and the rewritten lines.
+
+    Only plain names: `hooks=choice(a,b)` is a sweep in Hydra's words and stays one.
+    """
+    lines: list[str] = []
+    rewritten: list[str] = []
+    for override in parse(overrides):
+        line = override.input_line or ""
+        if override.key_or_group in HOOK_GROUPS and _is_plain_list(override):
+            key, _, names = line.partition("=")
+            line = f"{key}=[{names}]"
+            rewritten.append(line)
+        lines.append(line)
+    return lines, rewritten
+
+
+def _is_plain_list(override: Override) -> bool:
+    if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP or not isinstance(override._value, ChoiceSweep):
+        return False
+    return all(isinstance(choice, str) for choice in override._value.list)
+
+
+def refuse_null_groups(overrides: Sequence[Override]) -> None:
+    """`hooks=null` would leave nothing that a hook could be added to.
+
+    Raises:
+        UserError: with the form that means "no hooks".
+    """
+    for override in overrides:
+        if override.key_or_group in HOOK_GROUPS and not override.is_delete() and override._value is None:
+            raise UserError("null is no list of hooks", key=override.key_or_group, remedy=f"For none: {override.key_or_group}=[]")

@@ -1,0 +1,28 @@
+"""One job's config, composed with every mistake explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from hydraloop.cli import arguments, checks, mistakes, plan
+from hydraloop.cli.composing import Composer
+
+
+def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
+    """The config of the overrides, with the node `hydra`.
+
+    Raises:
+        UserError: anything wrong with the overrides, the config files, or the order of hooks.
+    """
+    parsed = arguments.parse(lines)
+    arguments.refuse_null_groups(parsed)
+    checks.check_overrides(parsed)
+    try:
+        cfg = composer.compose(lines)
+    except mistakes.COMPOSING_ERRORS as error:
+        raise mistakes.explain(error, parsed, composer) from error
+    checks.check_hooks(cfg, {group: composer.options(group) for group in arguments.HOOK_GROUPS})
+    plan.check_plan(cfg)
+    return cfg

@@ -1,0 +1,100 @@
+"""Composing a config the way Hydra will, before Hydra does: mistakes are found while nothing has been written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.cli.arguments import is_sweep, parse
+from hydraloop.errors import UserError
+from hydraloop.run_directory import run_id
+
+
+class Composer:
+    """Composes configs of one project. Only one at a time can be open; `opened` gives it.
+
+    Args:
+        folder: with the config files; it must exist.
+        name: of the primary config, without `.yaml`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """One job's config, with the node `hydra`. Raises whatever Hydra raises."""
+        return hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+
+    def options(self, group: str) -> list[str]:
+        """The options of a config group."""
+        return list(GlobalHydra.instance().config_loader().get_group_options(group))
+
+    def groups(self) -> list[str]:
+        """All config groups except Hydra's own."""
+        loader = GlobalHydra.instance().config_loader()
+        return [group for group in loader.list_groups("") if group not in ("hydra", "hydraloop")]
+
+
+@contextmanager
+def opened(folder: Path, name: str, extra_folder: Path | None = None) -> Iterator[Composer]:
+    """A composer over `folder`, and over `extra_folder` (Hydra's --config-dir) before it; closed afterwards.
+
+    Raises:
+        UserError: a folder does not exist.
+    """
+    for path, key in ((folder, "--config-path"), (extra_folder, "--config-dir")):
+        if path is not None and not path.is_dir():
+            raise UserError(f"there is no folder {path}", key=key, remedy="Make it, with a config.yaml in it.")
+    register_resolvers()
+    search_path = create_automatic_config_search_path(None, "hydraloop", str(folder))
+    if extra_folder is not None:
+        search_path.prepend("command-line", f"file://{extra_folder.resolve()}", SearchPathQuery(provider="schema"))
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2("train", search_path)
+    try:
+        yield Composer(name)
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def register_resolvers() -> None:
+    """`${run_id:}`, the same wherever it stands in one config."""
+    OmegaConf.register_new_resolver("run_id", run_id, use_cache=True, replace=True)
+
+
+def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
+    """The overrides of each job of a sweep, as Hydra's basic sweeper multiplies them.
+
+    Raises:
+        UserError: a sweep without an end (`interval(0,1)`), which this sweeper cannot enumerate.
+    """
+    axes: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not is_sweep(override):
+            axes[key] = [override.input_line or ""]
+        elif override.is_discrete_sweep():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise UserError(
+                f"{override.input_line} has no end",
+                key=override.key_or_group,
+                remedy="List its values: a,b,c or range(1,10,3).",
+            )
+    return (list(job) for job in itertools.product(*axes.values()))
+
+
+def swept(cfg: DictConfig, overrides: Sequence[Override]) -> list[Override]:
+    """The overrides of a sweep, those that stand in the config file (`hydra.sweeper.params`) included."""
+    params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
+    return [*parse([f"{key}={value}" for key, value in params.items()]), *overrides]

@@ -1,0 +1,94 @@
+"""`--help`: what can be typed, from the schemas and the project's config folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from hydraloop.cli.composing import Composer
+from hydraloop.schemas.docs import field_docs, summary
+from hydraloop.schemas.engine import EngineConf
+from hydraloop.schemas.root import Config
+
+_WIDTH = 110
+
+_HEAD = """\
+hydraloop trains a PyTorch model as its config says.
+
+usage: {command} [group=option …] [key=value …] [flags]
+"""
+
+_FLAGS = """\
+Flags
+  --dry-run             print the composed config and the order of hooks; trains nothing, imports no torch
+  -m, --multirun        a sweep: every key=a,b,c multiplies the jobs
+  --cfg job             print the composed config (--resolve: with interpolations resolved)
+  -cn, -cp, -cd NAME    another primary config, config folder, additional config folder
+  --hydra-help          Hydra's own flags (completion, --info, …)
+  HYDRA_FULL_ERROR=1    in the environment: a mistake is shown with its whole traceback
+"""
+
+_EXAMPLES = """\
+Examples
+  {command}                                                  the default: a CNN on handwritten digits
+  {command} hooks=ema,profiler                               both hooks, one run
+  {command} hooks=[ema] hooks.ema.priority=HIGH              a priority by name; a number from 0 to 100 works too
+  {command} default_hooks.checkpoint.interval=5 ~default_hooks.logger
+  {command} +hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30
+  {command} experiment=diabetes optimizer.lr=3e-3
+  {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
+  {command} resume=auto                                      go on where the newest checkpoint stands
+"""
+
+
+def format_help(composer: Composer, command: str) -> str:
+    """The whole help text."""
+    parts = [
+        _HEAD.format(command=command),
+        _FLAGS,
+        _groups(composer),
+        _options("Options", Config, skip=("task", "data", "optimizer", "scheduler", "precision")),
+        _options("Options of the engine (engine.max_epochs=…)", EngineConf),
+        _EXAMPLES.format(command=command),
+    ]
+    return "\n".join(parts).rstrip()
+
+
+def _groups(composer: Composer) -> str:
+    lines = ["Groups (group=option; hooks, default_hooks and scheduler take a list)"]
+    for group in sorted(composer.groups()):
+        described = {option: _describe(group, option) for option in composer.options(group)}
+        lines.append(f"  {group}")
+        lines.extend(_row(option, text, indent=4, column=20) for option, text in described.items())
+    return "\n".join(lines) + "\n"
+
+
+def _describe(group: str, option: str) -> str:
+    entry = ConfigStore.instance().repo.get(group, {}).get(f"{option}.yaml")
+    schema: Any = None if entry is None else OmegaConf.get_type(entry.node)
+    return summary(schema) if dataclasses.is_dataclass(schema) else "from the config folder"
+
+
+def _options(title: str, schema: type, skip: Sequence[str] = ()) -> str:
+    docs = field_docs(schema)
+    lines = [title]
+    for entry in dataclasses.fields(schema):
+        if entry.name in docs and entry.name not in skip:
+            lines.append(_row(f"{entry.name}={_default(entry)}", docs[entry.name], indent=2, column=30))
+    return "\n".join(lines) + "\n"
+
+
+def _default(entry: dataclasses.Field[Any]) -> str:
+    if entry.default is dataclasses.MISSING:
+        return "…"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(entry.default), str(entry.default))
+
+
+def _row(name: str, text: str, *, indent: int, column: int) -> str:
+    head = f"{'':{indent}}{name:<{column}} "
+    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * (indent + column + 1))

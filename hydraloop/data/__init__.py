@@ -1,0 +1,11 @@
+"""Data sets that fit in memory, the order they are read in, and loaders that resume inside an epoch."""
+
+from __future__ import annotations
+
+from hydraloop.data.diabetes import Diabetes
+from hydraloop.data.digits import Digits
+from hydraloop.data.loader import Loader, build_loader
+from hydraloop.data.sampler import EpochSampler
+from hydraloop.data.tensors import InMemoryDataset
+
+__all__ = ["Diabetes", "Digits", "EpochSampler", "InMemoryDataset", "Loader", "build_loader"]

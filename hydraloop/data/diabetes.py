@@ -1,0 +1,41 @@
+"""Diabetes: ten measurements of 442 patients and how far the disease has gone a year later; a regression."""
+
+from __future__ import annotations
+
+import torch
+
+from hydraloop.data.bundled import find_data_file, read_table
+from hydraloop.data.split import stratified_split
+from hydraloop.data.tensors import InMemoryDataset
+
+_BINS = 10  # of the sorted targets: each part gets its share of mild and of severe cases
+
+
+class Diabetes(InMemoryDataset):
+    """One part of the diabetes data: 309 (train), 44 (val) and 89 (test) patients.
+
+    Inputs are float32 `[N, 10]`, each column standardised by the train part's mean and standard deviation. Targets are
+    float32 `[N, 1]` and stay in their own unit (a score from 25 to 346, mean 152, standard deviation 77), so that
+    losses and metrics are in it too; a model scales its output itself (`MLP(output_mean=..., output_std=...)`).
+
+    Source: B. Efron, T. Hastie, I. Johnstone and R. Tibshirani, Least Angle Regression, 2004.
+
+    Args:
+        split: `train`, `val` or `test`; the parts have the same share of each tenth of the targets.
+        root: a folder that holds `diabetes_data_raw.csv.gz` and `diabetes_target.csv.gz`; None for the copy that
+            scikit-learn brings along.
+        split_seed: draws the split. It is not the run's seed, so that runs with different seeds are comparable.
+
+    Raises:
+        UserError: an unknown split, a folder without the files, or no scikit-learn.
+    """
+
+    def __init__(self, split: str, root: str | None = None, split_seed: int = 0) -> None:
+        inputs = read_table(find_data_file("diabetes_data_raw.csv.gz", root=root))
+        targets = read_table(find_data_file("diabetes_target.csv.gz", root=root))
+        ranks = targets.flatten().argsort(stable=True).argsort()
+        bins = ranks * _BINS // len(ranks)
+        train = inputs[stratified_split(bins, "train", seed=split_seed)]
+        chosen = stratified_split(bins, split, seed=split_seed)
+        standardised = (inputs[chosen] - train.mean(0)) / train.std(0)
+        super().__init__(standardised.to(torch.float32), targets[chosen].to(torch.float32))

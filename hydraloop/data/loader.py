@@ -1,0 +1,133 @@
+"""A torch DataLoader that leaves the global random state alone and can begin inside an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from hydraloop.data.sampler import EpochSampler, mix_seed
+from hydraloop.errors import UserError
+
+_WORKERS = 1  # tells the workers' seeds from the order's
+
+
+class Loader(DataLoader[Any]):
+    """torch's DataLoader with its order and its workers' seeds given by (seed, epoch).
+
+    `len(loader)` is the number of batches of a whole epoch. Built by `build_loader`.
+    """
+
+    sampler: EpochSampler
+    generator: torch.Generator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) of the next iteration: its order and the seeds of its workers."""
+        self.sampler.set_epoch(epoch)
+
+    def set_position(self, samples: int) -> None:
+        """Let the next iteration, and only that one, leave out the first `samples` samples of the epoch.
+
+        Raises:
+            ValueError: the position is not within the epoch.
+        """
+        self.sampler.set_position(samples)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
+        # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
+        # base + i. With persistent workers that happens once, in the first epoch.
+        self.generator.manual_seed(mix_seed(self.sampler.seed, self.sampler.epoch, _WORKERS))
+        return super().__iter__()
+
+
+def build_loader(
+    dataset: Dataset[Any],
+    *,
+    shuffle: bool,
+    seed: int = 0,
+    batch_size: int = 64,
+    num_workers: int = 0,
+    pin_memory: bool | Literal["auto"] = "auto",
+    drop_last: bool = False,
+    persistent_workers: bool = True,
+    prefetch_factor: int | None = None,
+    timeout: float = 0.0,
+    collate_fn: Callable[[Any], Any] | None = None,
+    device: torch.device | None = None,
+    key: str = "data",
+) -> Loader:
+    """A loader over `dataset`.
+
+    Args:
+        dataset: with a length; its `__getitems__`, if it has one, may return a batch that is already stacked.
+        shuffle: a new order each epoch, or the data set's own.
+        seed: the run's seed, 0 or more.
+        batch_size: samples a batch, at least 1.
+        num_workers: processes that load; 0 loads in the training process.
+        pin_memory: copy batches into page-locked memory; "auto" does where `device` is a CUDA device.
+        drop_last: leave out the last batch of an epoch if it is short.
+        persistent_workers: keep the workers between epochs; without meaning for 0 workers.
+        prefetch_factor: batches each worker loads ahead; None is torch's own (2); without meaning for 0 workers.
+        timeout: seconds to wait for a worker's batch before it is an error, 0 for ever; without meaning for 0 workers.
+        collate_fn: makes a batch out of a list of samples; None is torch's `default_collate`. A batch that the data
+            set has already stacked does not go through it.
+        device: where the batches will be copied to.
+        key: the data set's place in the config (`data.train`), for errors.
+
+    Raises:
+        UserError: the data set is iterable only, empty, or shorter than the one batch that `drop_last` asks for, or an
+            option is out of range.
+    """
+    _check_options(batch_size, num_workers, pin_memory)
+    if isinstance(dataset, IterableDataset):
+        raise UserError(
+            f"{type(dataset).__name__} is an IterableDataset, whose length and order are unknown",
+            key=key,
+            remedy="Use a data set with __len__ and __getitem__, so that an epoch can be counted, shuffled and resumed.",
+        )
+    samples = len(dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset; a map-style one has it
+    if samples == 0:
+        raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
+    if drop_last and samples < batch_size:
+        raise UserError(
+            f"{samples} samples make no batch of {batch_size}, and drop_last leaves the short one out",
+            key=key,
+            remedy=f"Use data.loader.batch_size={samples} or less, or data.loader.drop_last=false.",
+        )
+    if pin_memory == "auto":
+        pin_memory = device is not None and device.type == "cuda"
+    return Loader(
+        dataset,
+        batch_size=batch_size,
+        sampler=EpochSampler(dataset, shuffle=shuffle, seed=seed),  # type: ignore[arg-type]  # has a length, see above
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        drop_last=drop_last,
+        persistent_workers=persistent_workers and num_workers > 0,
+        prefetch_factor=prefetch_factor if num_workers > 0 else None,
+        timeout=timeout if num_workers > 0 else 0.0,
+        collate_fn=_Collate(default_collate if collate_fn is None else collate_fn),
+        generator=torch.Generator(),
+    )
+
+
+def _check_options(batch_size: int, num_workers: int, pin_memory: object) -> None:
+    """Refuse values that torch would answer with a traceback, or take for something else."""
+    if batch_size < 1:
+        raise UserError(f"{batch_size} is below 1", key="data.loader.batch_size", remedy="Use 1 or more.")
+    if num_workers < 0:
+        raise UserError(f"{num_workers} is negative", key="data.loader.num_workers", remedy="Use 0 for none.")
+    if pin_memory not in (True, False, "auto"):
+        raise UserError(f"{pin_memory!r} is unknown", key="data.loader.pin_memory", remedy="Use auto, true or false.")
+
+
+class _Collate:
+    """Stacks a list of samples; a batch that the data set stacked itself passes. A class, so that it can be pickled."""
+
+    def __init__(self, stack: Callable[[Any], Any]) -> None:
+        self.stack = stack
+
+    def __call__(self, fetched: Any) -> Any:
+        return self.stack(fetched) if isinstance(fetched, list) else fetched

@@ -1,0 +1,44 @@
+"""A split into train, val and test that keeps the share of each class."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hydraloop.errors import UserError
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+def stratified_split(labels: Tensor, split: str, *, val: float = 0.1, test: float = 0.2, seed: int = 0) -> Tensor:
+    """The indices that belong to one part, ascending.
+
+    Of each class, in an order drawn from `seed` alone, the first go to the test part, the next to the val part and
+    the rest to the train part. Each class gives each part its share, rounded.
+
+    Args:
+        labels: `[N]`, the class (or bin) of each sample.
+        split: which part: `train`, `val` or `test`.
+        val: the share of the val part, 0..1.
+        test: the share of the test part, 0..1; `val + test` below 1.
+        seed: draws the order; the same seed, the same parts, whatever else is random in the process.
+
+    Raises:
+        UserError: there is no such part.
+    """
+    if split not in SPLITS:
+        raise UserError(f"there is no split {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")
+    generator = torch.Generator().manual_seed(seed)
+    parts: list[Tensor] = []
+    for label in labels.unique():
+        members = (labels == label).nonzero().flatten()
+        members = members[torch.randperm(len(members), generator=generator)]
+        last_test = round(test * len(members))
+        last_val = last_test + round(val * len(members))
+        parts.append(
+            {"test": members[:last_test], "val": members[last_test:last_val], "train": members[last_val:]}[split]
+        )
+    return torch.cat(parts).sort().values

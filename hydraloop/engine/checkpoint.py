@@ -1,0 +1,192 @@
+"""What a checkpoint is: written atomically, loaded without pickle.
+
+A checkpoint is a dict::
+
+    format      1
+    meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
+                averaged_weights: the name of the hook that holds them, where one does
+    state_dict  the raw model's
+    optimizer   its state_dict
+    schedulers  {name: state_dict}
+    hooks       {name: state_dict}, of the hooks that have one
+    precision   the gradient scaler's state, where there is one
+    rng         the states of all random number generators
+    progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.checkpoint_files import is_complete
+from hydraloop.errors import UserError
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+Checkpoint = dict[str, Any]
+
+_PLAIN = (Tensor, int, float, complex, str, bool, bytes, type(None), torch.Size, torch.dtype, torch.device)
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint so that `path` is, at every moment, absent, the old file, or the whole new one.
+
+    The file is written beside its place, flushed to the disk and renamed.
+
+    Raises:
+        TypeError: an entry is of a type that could not be loaded again without pickle; names the entry.
+        OSError: the file cannot be written; nothing is left of it.
+    """
+    _check_loadable(checkpoint, "checkpoint")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _flush_directory(path.parent)
+
+
+def load(path: Path, *, key: str = "resume") -> Checkpoint:
+    """Load a checkpoint to the CPU, tensors and plain values only.
+
+    Args:
+        key: the option that named the file, for the error.
+
+    Raises:
+        UserError: no such file, an incomplete one, one that needs pickle, or no checkpoint of hydraloop's format.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint file {path}", key=key, remedy="Name a .pth file or a run directory.")
+    if not is_complete(path):
+        raise UserError(
+            f"{path} is not a complete checkpoint: it was cut off while it was written, or is no checkpoint",
+            key=key,
+            remedy="Use an earlier one of the same run, or resume=auto for the newest complete one.",
+        )
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} holds more than tensors and plain values, and is not loaded: {str(error).splitlines()[0]}",
+            key=key,
+            remedy="Save its state dict alone with torch.save(model.state_dict(), path) and load that.",
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint", key=key)
+    return checkpoint
+
+
+def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:
+    """The state dict to evaluate, publish or start from: the averaged weights where there are any, else the raw ones.
+
+    Args:
+        checkpoint: as loaded; a bare state dict (name to tensor) is taken as raw weights.
+        weights: `averaged` or `raw`.
+    """
+    if "state_dict" not in checkpoint:
+        return checkpoint
+    state: dict[str, Tensor] = dict(checkpoint["state_dict"])
+    holder = checkpoint.get("meta", {}).get("averaged_weights")
+    if holder is not None and weights == "averaged":
+        state.update(checkpoint["hooks"][holder]["averaged"])
+    return state
+
+
+def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
+    """Load a part of the weights of a checkpoint into a model (`init.checkpoint`, `init.prefix`).
+
+    Args:
+        path: the file; None does nothing.
+        prefix: take the entries that begin with it (`backbone.`). They go to the entries of the same name where the
+            model has such, else to those of the name without the prefix. None takes all entries.
+
+    Raises:
+        UserError: no entry fits by name, or one that does has another shape.
+    """
+    if path is None:
+        return
+    state = evaluation_weights(load(Path(path), key="init.checkpoint"))
+    if prefix is not None:
+        state = {name: value for name, value in state.items() if name.startswith(prefix)}
+        if not state:
+            raise UserError(f"no entry of {path} begins with {prefix!r}", key="init.prefix")
+        if not any(name.startswith(prefix) for name in model.state_dict()):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    own = model.state_dict()
+    fitting = {name: value for name, value in state.items() if name in own}
+    if not fitting:
+        raise UserError(
+            f"no entry of {path} has the name of one of the model's; it has {', '.join(list(state)[:3])}, …",
+            key="init.checkpoint",
+            remedy="Set init.prefix to what stands in front of the model's names in the file.",
+        )
+    for name, value in fitting.items():
+        if value.shape != own[name].shape:
+            raise UserError(
+                f"{name} has the shape {tuple(value.shape)} in {path} and {tuple(own[name].shape)} in the model",
+                key="init.checkpoint",
+                remedy="Use init.prefix to take only the part that fits.",
+            )
+    model.load_state_dict(fitting, strict=False)
+    log.info("%d of %d entries of the model taken from %s", len(fitting), len(own), path)
+
+
+def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
+    """Refuse a file that has weights but not the rest of a run.
+
+    Raises:
+        UserError: names what is missing.
+    """
+    missing = [entry for entry in ("state_dict", "progress", "rng", "hooks") if entry not in checkpoint]
+    if missing:
+        raise UserError(
+            f"{path} has no {', '.join(missing)}: a run cannot go on from it",
+            key="resume",
+            remedy=f"To start a new run from its weights, use load_from={path}.",
+        )
+    if checkpoint.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has the checkpoint format {checkpoint.get('format')}, this version reads {FORMAT}", key="resume"
+        )
+
+
+def _check_loadable(value: Any, where: str) -> None:
+    """Refuse what torch.load(weights_only=True) would refuse later, while the run that made it can still say so."""
+    if type(value) in (dict, OrderedDict, defaultdict, Counter):
+        for name, item in value.items():
+            _check_loadable(item, f"{where}[{name!r}]")
+    elif type(value) in (list, tuple, set):
+        for index, item in enumerate(value):
+            _check_loadable(item, f"{where}[{index}]")
+    elif not (type(value) in _PLAIN or isinstance(value, Tensor)):
+        raise TypeError(
+            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle; "
+            f"keep tensors, numbers, strings, lists and dicts in state_dict()"
+        )
+
+
+def _flush_directory(directory: Path) -> None:
+    """Make the rename itself durable (POSIX; elsewhere directories cannot be opened)."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

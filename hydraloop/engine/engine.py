@@ -1,0 +1,525 @@
+"""Engine: trains, validates and tests a task, calling hooks at every mount point.
+
+It gets finished objects and builds nothing. `train` is the whole run on one screen; `_train_epoch` and `train_iter`
+are its inner loop, `_validate` and `_test` its evaluation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn, optim
+
+from hydraloop.engine import loading
+from hydraloop.engine.checkpoint import write
+from hydraloop.engine.devices import mover
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.hook import Hook, OnError
+from hydraloop.engine.messages import Messages
+from hydraloop.engine.precision import Precision
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.requests import Requests
+from hydraloop.engine.result import Best, Result, Status, describe, git_state, versions
+from hydraloop.engine.schedule import Every
+from hydraloop.engine.stages import Call, Slot, Stages
+from hydraloop.engine.summary import format_start, format_summary
+from hydraloop.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Outputs = dict[str, Any]
+
+
+class TrainableTask(Protocol):
+    """What the engine needs of a task; `hydraloop.tasks.Task` is the class to inherit from."""
+
+    model: nn.Module
+    metric_names: tuple[str, ...]
+
+    def num_samples(self, batch: Any) -> int: ...
+    def evaluate(self, batch: Any) -> Outputs: ...
+    def reset_metrics(self) -> None: ...
+    def compute_metrics(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
+
+
+class Loader(Sized, Iterable[Any], Protocol):
+    """Anything with a length that yields batches, a DataLoader or a list."""
+
+
+class Stepped(Protocol):
+    """What the engine needs of a schedule: its state."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaders:
+    """The loaders of a run; without `val` nothing is validated, without `test` nothing tested."""
+
+    train: Loader | None = None
+    val: Loader | None = None
+    test: Loader | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of the engine; `hydraloop.schemas.engine.EngineConf` gives the reasons of the defaults."""
+
+    max_epochs: int = 20
+    max_iters: int | None = None
+    accumulate: int = 1
+    val_interval: int | None = 1
+    val_begin: int = 0
+    val_by_epoch: bool = True
+    test: bool = True
+    device: str = "auto"
+    resume: Path | None = None
+    """A checkpoint file to go on from."""
+    resume_strict: bool = True
+    load_from: Path | None = None
+    """A checkpoint file or state dict to take weights from."""
+    weights: str = "averaged"
+    """`averaged` or `raw`: what `load_from`, validation and test use where both are there."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values that go into every checkpoint's `meta` (the config, the experiment's name)."""
+
+
+class Engine:
+    """One run. `train()` does all of it: load, train, validate, test, `result.json`.
+
+    Args:
+        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`.
+        optimizer: over the task's parameters; None where nothing is trained.
+        loaders: of batches; moved to the device by the engine.
+        hooks: by name, in the order of registration.
+        slots: the hooks' places (`stages.Slot`); by default from the classes, all of them custom.
+        on_error: by name; by default from the classes.
+        schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
+        settings: the options.
+        run_dir: where this run's files go.
+        seed: of the run; the generators are seeded by whoever builds the objects.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: nn.Module,
+        optimizer: optim.Optimizer | None = None,
+        loaders: Loaders,
+        hooks: Mapping[str, Hook] | None = None,
+        slots: Sequence[Slot] | None = None,
+        on_error: Mapping[str, OnError] | None = None,
+        schedules: Mapping[str, Stepped] | None = None,
+        settings: Settings | None = None,
+        run_dir: Path = Path("."),
+        seed: int = 0,
+        distributed: Distributed | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.distributed = distributed or Distributed()
+        self.precision = precision or Precision()
+        self.device = self.distributed.device(self.settings.device)
+        self.task: Any = task.to(self.device)
+        self.loaders = loaders
+        self.schedulers = dict(schedules or {})
+        self.hooks = dict(hooks or {})
+        self.run_dir, self.seed = run_dir, seed
+        self._optimizer = optimizer
+        for name, hook in self.hooks.items():
+            hook.name, hook.key = name, hook.key or f"hooks.{name}"
+        self.stages = Stages.of(self.hooks, slots, on_error, rank=self.distributed.rank)
+        self.messages = Messages()
+        self.progress = Progress()
+        self._move = mover(self.device)
+        self._forward = self.precision.forward(self.distributed.wrap(task))
+        self._requests = Requests(self)
+        self._validation = Every(self.settings.val_interval, self.settings.val_begin)
+        self._evaluation = ExitStack()
+
+        self.accumulate = self.settings.accumulate
+        self.epoch_length = 0 if loaders.train is None else len(loaders.train)
+        self.max_iters, self.max_epochs = _horizon(self.settings, self.epoch_length)
+        self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
+        self.metrics: dict[str, float] = {}
+        """Of the last validation."""
+        self.test_metrics: dict[str, float] = {}
+        self.best: Best | None = None
+        """Set by the checkpoint hook."""
+        self.error: BaseException | None = None
+        """What was raised, from on_exception on."""
+        self.result: Result | None = None
+        """What `result.json` holds, from after_train on."""
+        self.evaluating_checkpoint: Path | None = None
+        """The file whose weights the test runs on, while it does."""
+        self.resumed_in_epoch = False
+        """Whether this epoch was begun by an earlier process."""
+        self.stepped = False
+        """Whether the optimizer stepped in the iteration just done."""
+        self.window_closed = True
+        """Whether no gradients are waiting for an optimizer step."""
+        self.checkpoint_rng: dict[str, Any] | None = None
+        """States of the generators to put back before training goes on."""
+        self._window_size = 0
+        self._window_samples = 0
+        self._window_nominal = 0
+
+    # The run. --------------------------------------------------------------------------------------------------------
+
+    def train(self) -> Result:
+        """The whole run, from before_run to after_run.
+
+        Raises:
+            UserError: an option that does not fit, found before the first iteration.
+            BaseException: whatever a hook, the task or the data raised, after on_exception, after_train and after_run.
+        """
+        at, progress = self.stages, self.progress
+        with self._run():
+            loading.load(self)  # after_load_checkpoint
+            with self._always(at.after_train):
+                self._call(at.before_train)
+                loading.restore_rng(self)
+                self._validate_if_due(making_up=True)
+                while progress.iteration < self.max_iters and not self.stopping:
+                    self._call(at.before_train_epoch)
+                    self._train_epoch()
+                    if progress.batch_in_epoch == 0:
+                        self._call(at.after_train_epoch)
+                        self._requests.act()
+                    self._validate_if_due()
+            if self.settings.test and self.loaders.test is not None:
+                self._test(Path(self.best.checkpoint) if self.best is not None else None)
+        assert self.result is not None
+        return self.result
+
+    def _train_epoch(self) -> None:
+        """The rest of an epoch, or what is left of it until training ends or stops."""
+        at, progress, move = self.stages, self.progress, self._move
+        first = progress.batch_in_epoch
+        self.resumed_in_epoch = first > 0
+        self.task.train()
+        for batch_idx, batch in enumerate(self._train_batches(first), start=first):
+            batch = move(batch)
+            for call in at.before_train_iter:
+                call(self, batch_idx, batch)
+            outputs = self.train_iter(batch_idx, batch)
+            for call in at.after_train_iter:
+                call(self, batch_idx, batch, outputs)
+            if self._requests.pending and self.window_closed:
+                self._requests.act()
+            if progress.iteration >= self.max_iters or (self.stopping and self.window_closed):
+                break
+            if not self.settings.val_by_epoch and self.window_closed and batch_idx + 1 < self.epoch_length:
+                self._validate_if_due()
+        self._close_epoch(first)
+
+    def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
+        """One iteration: forward, backward, and at the window's end the optimizer step. No host sync.
+
+        Returns:
+            What the task returned, `loss` detached.
+        """
+        at, progress = self.stages, self.progress
+        samples = self.task.num_samples(batch)
+        outputs: Outputs = self._forward(batch)
+        try:
+            loss: Tensor = outputs["loss"]
+        except (KeyError, TypeError, IndexError):
+            raise loading.no_loss(self.task, outputs) from None
+        last = progress.iteration + 1 == self.max_iters or batch_idx + 1 == self.epoch_length
+        closes = last or self._window_size + 1 == self.accumulate
+        self.precision.backward(loss if self.accumulate == 1 else loss * self._share(samples))
+        outputs["loss"] = loss.detach()
+        for call in at.after_backward:
+            call(self, batch_idx, batch, outputs)
+        self.stepped = self._step(batch_idx, batch, outputs) if closes else False
+        self.window_closed = closes
+        progress.iteration += 1
+        progress.samples += samples
+        progress.batch_in_epoch = batch_idx + 1
+        return outputs
+
+    def _step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
+        """Close the accumulation window: weight, clip (a hook does), step. Returns whether the step was taken."""
+        optimizer = self.optimizer
+        self.precision.unscale(optimizer)
+        if self.accumulate > 1:
+            self._weight_window()
+        for call in self.stages.before_optimizer_step:
+            call(self, batch_idx, batch, outputs)
+        taken = self.precision.step(optimizer)
+        for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks.
+            for parameter in group["params"]:
+                parameter.grad = None
+        self.progress.optimizer_step += taken
+        return taken
+
+    def _share(self, samples: int) -> float:
+        """The weight of a batch's mean loss in its window, as if all were as large as the first."""
+        if self._window_size == 0:
+            self._window_nominal = samples * self.accumulate
+        self._window_size += 1
+        self._window_samples += samples
+        return samples / self._window_nominal
+
+    def _weight_window(self) -> None:
+        """Correct the gradients of a window that has fewer (or more) samples than its first batch promised."""
+        if self._window_samples != self._window_nominal:
+            gradients = [
+                parameter.grad
+                for group in self.optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None
+            ]
+            torch._foreach_mul_(gradients, self._window_nominal / self._window_samples)
+        self._window_size = self._window_samples = 0
+
+    # Evaluation. -----------------------------------------------------------------------------------------------------
+
+    def _validate(self) -> dict[str, float]:
+        at = self.stages
+        self._call(at.before_val)
+        with self._evaluating():
+            self._call(at.before_val_epoch)
+            metrics = self._evaluate(self.loaders.val, at.before_val_iter, at.after_val_iter)
+        self.metrics = metrics
+        self.progress.last_validation = self.progress.iteration
+        self._call(at.after_val_epoch, metrics)
+        self._call(at.after_val)
+        self._requests.act()
+        return metrics
+
+    def _test(self, checkpoint: Path | None) -> dict[str, float]:
+        at = self.stages
+        with loading.weights_of(self, checkpoint):
+            self._call(at.before_test)
+            with self._evaluating():
+                self._call(at.before_test_epoch)
+                metrics = self._evaluate(self.loaders.test, at.before_test_iter, at.after_test_iter)
+            self.test_metrics = metrics
+            self._call(at.after_test_epoch, metrics)
+            self._call(at.after_test)
+        return metrics
+
+    @torch.no_grad()
+    def _evaluate(self, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
+        """Run the task's `evaluate` over a loader. Returns the metrics; one host sync."""
+        task, move = self.task, self._move
+        task.eval()
+        task.reset_metrics()
+        for batch_idx, batch in enumerate(loader or ()):
+            batch = move(batch)
+            for call in before:
+                call(self, batch_idx, batch)
+            outputs = task.evaluate(batch)
+            for call in after:
+                call(self, batch_idx, batch, outputs)
+        task.train()
+        metrics: dict[str, float] = task.compute_metrics(self.distributed.sum)
+        return metrics
+
+    def validate(self) -> dict[str, float]:
+        """Validate once, on its own, from before_run to after_run. Returns the metrics."""
+        with self._run(write_result=False):
+            loading.load(self)
+            return self._validate()
+
+    def test(self, checkpoint: Path | None = None) -> dict[str, float]:
+        """Test once, on its own, on the weights of a checkpoint file or those at hand. Returns the metrics."""
+        with self._run(write_result=False):
+            loading.load(self)
+            return self._test(checkpoint)
+
+    def during_evaluation(self, context: AbstractContextManager[Any]) -> None:
+        """Enter `context` now and leave it after the last iteration of this validation or test, whatever happens."""
+        self._evaluation.enter_context(context)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        with ExitStack() as self._evaluation:
+            yield
+
+    def _validate_if_due(self, *, making_up: bool = False) -> None:
+        """Validate where the interval says so and at the end of training, once for each iteration.
+
+        Args:
+            making_up: a resumed run looks whether the validation of its checkpoint's epoch was still to come.
+        """
+        progress, by_epoch = self.progress, self.settings.val_by_epoch
+        if self.loaders.val is None or progress.last_validation == progress.iteration:
+            return
+        if by_epoch and progress.batch_in_epoch != 0 and not self.stopping and progress.iteration < self.max_iters:
+            return
+        due = self._validation.due(progress.epoch if by_epoch else progress.iteration)
+        ends = not making_up and (progress.iteration >= self.max_iters or self.stopping)
+        made_up_end = making_up and progress.iteration >= self.max_iters
+        if self.settings.val_interval is not None and (due or ends or made_up_end):
+            self._validate()
+
+    # Asking and acting. ----------------------------------------------------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """Ask for an orderly end: after this window, with the last validation, the last checkpoint and the test."""
+        self._requests.stop(reason)
+
+    def request_checkpoint(self, tag: str, write: Callable[[Engine], None] | None = None) -> None:
+        """Ask for a checkpoint, written after all hooks of this mount point, once the accumulation window is closed.
+
+        Args:
+            tag: one request a tag; the file's stem where `write` is None.
+            write: called to write it; None writes `<run_dir>/checkpoints/<tag>.pth`.
+        """
+        self._requests.checkpoint(tag, write)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all ranks have agreed to stop."""
+        return self._requests.stop_reason is not None
+
+    def save_checkpoint(self, path: Path, *, optimizer: bool = True, schedulers: bool = True) -> None:
+        """Write the run as it stands to `path`, atomically, on rank 0; before_save_checkpoint is called first."""
+        checkpoint = loading.collect(self, optimizer=optimizer, schedulers=schedulers)
+        self._call(self.stages.before_save_checkpoint, checkpoint)
+        if self.distributed.is_main:
+            write(path, checkpoint)
+
+    def log_record(self, record: Mapping[str, Any]) -> None:
+        """Hand a record (plain numbers and strings) to every hook with `on_log`; on rank 0."""
+        if self.distributed.is_main:
+            self._call(self.stages.on_log, record)
+
+    # What the run rests on. ------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The raw model: what `state_dict` in a checkpoint is of."""
+        model: nn.Module = self.task.model
+        return model
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The optimizer.
+
+        Raises:
+            UserError: this engine was built without one.
+        """
+        if self._optimizer is None:
+            raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
+        return self._optimizer
+
+    def _call(self, calls: Sequence[Call], *args: Any) -> None:
+        for call in calls:
+            call(self, *args)
+
+    @contextmanager
+    def _run(self, *, write_result: bool = True) -> Iterator[None]:
+        """before_run … after_run; `result.json` between after_train and after_run."""
+        start = perf_counter()
+        git = git_state(Path.cwd()) if write_result else {}
+        log.info("%s", format_start(self))
+        try:
+            with self._always(self.stages.after_run):
+                try:
+                    self._call(self.stages.before_run)
+                    yield
+                except BaseException as error:
+                    self._raised(error)
+                    raise
+                finally:
+                    if write_result:
+                        self.result = self._make_result(perf_counter() - start, git)
+                        if self.distributed.is_main:
+                            self.result.write(self.run_dir)
+        finally:
+            if write_result:
+                log.info("%s", format_summary(self))
+
+    @contextmanager
+    def _always(self, closing: Sequence[Call]) -> Iterator[None]:
+        """Call all the closing hooks at the end, also after an error and when one of them raises."""
+        try:
+            yield
+        except BaseException as error:
+            self._raised(error)
+            raise
+        finally:
+            failed: list[BaseException] = []
+            for call in closing:
+                try:
+                    call(self)
+                except BaseException as error:
+                    failed.append(error)
+            if self.error is None and failed:
+                self._raised(failed[0])
+                raise failed.pop(0)
+            for error in failed:
+                log.error("while closing after the error above: %s", describe(error), exc_info=error)
+            self._requests.act_after_training()
+
+    def _raised(self, error: BaseException) -> None:
+        """Tell every hook of an error, once, before anything is closed."""
+        if self.error is not None:
+            return
+        self.error = error
+        for call in self.stages.on_exception:
+            try:
+                call(self, error)
+            except Exception as another:
+                log.error("in on_exception: %s", describe(another), exc_info=another)
+
+    def _make_result(self, seconds: float, git: dict[str, str]) -> Result:
+        status: Status = "stopped" if self.stopping else "finished"
+        if self.error is not None:
+            status = "interrupted" if isinstance(self.error, KeyboardInterrupt) else "failed"
+        return Result(
+            status=status,
+            error=None if self.error is None else describe(self.error),
+            reason=self._requests.stop_reason,
+            val_metrics=self.metrics,
+            test_metrics=self.test_metrics,
+            best=self.best,
+            progress=self.progress.state_dict(),
+            seconds=seconds,
+            versions=versions(),
+            git=git,
+        )
+
+    def _train_batches(self, first: int) -> Iterable[Any]:
+        """The batches of this epoch from the `first` on: a loader that can start there does, another is spooled."""
+        if self.loaders.train is None:
+            raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
+        if self.epoch_length == 0:
+            raise UserError(
+                "the train loader has no batch",
+                key="data.loader.batch_size",
+                remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
+            )
+        return loading.from_position(self.loaders.train, first)
+
+    def _close_epoch(self, first: int) -> None:
+        """Count a completed epoch; a loader that yields fewer batches than its length would train in the wrong order."""
+        progress = self.progress
+        if progress.batch_in_epoch == self.epoch_length:
+            progress.epoch += 1
+            progress.batch_in_epoch = 0
+        elif progress.iteration < self.max_iters and not self.stopping:
+            raise UserError(
+                f"the loader has a length of {self.epoch_length} batches and yielded {progress.batch_in_epoch}",
+                key="data.train",
+                remedy="Let __len__ of the data set (or loader) be what it yields.",
+            )
+
+
+def _horizon(settings: Settings, epoch_length: int) -> tuple[int, int]:
+    """(iterations, epochs) of the whole run; an epoch begun counts."""
+    if settings.max_iters is not None:
+        return settings.max_iters, -(-settings.max_iters // max(epoch_length, 1))
+    return settings.max_epochs * epoch_length, settings.max_epochs

@@ -1,0 +1,193 @@
+"""From a run to a checkpoint and back: what is collected, what is put back, in which order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydraloop.engine import seeding
+from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights, load as load_file
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.result import versions
+from hydraloop.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) -> Checkpoint:
+    """The run as it stands, as a checkpoint (see `checkpoint.py`); tensors are those of the run, not copies."""
+    checkpoint: Checkpoint = {
+        "format": FORMAT,
+        "meta": {
+            **engine.settings.metadata,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": versions(),
+            "metric_names": list(engine.metric_names),
+            "metrics": dict(engine.metrics),
+            "epoch": engine.progress.epoch,
+            "iteration": engine.progress.iteration,
+        },
+        "state_dict": engine.model.state_dict(),
+        "hooks": {name: hook.state_dict() for name, hook in engine.hooks.items() if has_state(hook)},
+        "precision": engine.precision.state_dict(),
+        "rng": seeding.rng_state(),
+        "progress": engine.progress.state_dict(),
+    }
+    if optimizer:
+        checkpoint["optimizer"] = engine.optimizer.state_dict()
+    if schedulers:
+        checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
+    return checkpoint
+
+
+def has_state(hook: Hook) -> bool:
+    """Whether the hook saves anything: its class has a `state_dict` of its own."""
+    return type(hook).state_dict is not Hook.state_dict
+
+
+def load(engine: Engine) -> None:
+    """Do what `resume=` or `load_from=` ask for, then call after_load_checkpoint.
+
+    Raises:
+        UserError: the file does not fit the run; names the entry.
+    """
+    settings = engine.settings
+    if settings.resume is not None:
+        checkpoint = load_file(settings.resume, key="resume")
+        check_resumable(checkpoint, settings.resume)
+        _resume(engine, checkpoint)
+        engine.checkpoint_rng = checkpoint["rng"]
+        log.info("resumed from %s, iteration %d", settings.resume, engine.progress.iteration)
+    elif settings.load_from is not None:
+        checkpoint = load_file(settings.load_from, key="load_from")
+        _load_weights(engine, evaluation_weights(checkpoint, settings.weights), "load_from")
+        log.info("weights loaded from %s", settings.load_from)
+    else:
+        return
+    for call in engine.stages.after_load_checkpoint:
+        call(engine, checkpoint)
+
+
+def restore_rng(engine: Engine) -> None:
+    """Put the generators back to where the checkpoint left them: last of all, so that no start-up draw moves them."""
+    if engine.checkpoint_rng is not None:
+        seeding.set_rng_state(engine.checkpoint_rng)
+        engine.checkpoint_rng = None
+
+
+def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
+    _load_weights(engine, checkpoint["state_dict"], "resume")
+    strict = engine.settings.resume_strict
+    for entry in ("optimizer", "schedulers"):
+        if entry not in checkpoint and strict:
+            raise UserError(
+                f"the checkpoint has no {entry}: it was saved without",
+                key="resume",
+                remedy="To go on with a fresh one, set resume_strict=false.",
+            )
+    if "optimizer" in checkpoint:
+        try:
+            engine.optimizer.load_state_dict(checkpoint["optimizer"])
+        except ValueError as error:
+            raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
+    _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
+    hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
+    _load_named("hooks", hooks, checkpoint["hooks"], strict)
+    engine.precision.load_state_dict(checkpoint["precision"])
+    engine.progress.load_state_dict(checkpoint["progress"])
+    engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
+    _check_position(engine)
+
+
+def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
+    """Strictly: a missing, unknown or misshapen tensor is an error that names it."""
+    try:
+        engine.model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(
+            f"the weights do not fit the model {type(engine.model).__name__}: {error}",
+            key=key,
+            remedy="Use the model that the file was saved from, or init.checkpoint= to start from a part of it.",
+        ) from error
+
+
+def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], strict: bool) -> None:
+    """Load each state into the target of its name; with `strict` the names must be the same."""
+    for name in targets.keys() - states.keys():
+        _differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
+    for name in states.keys() - targets.keys():
+        hint = suggestion(name, targets)
+        _differs(strict, f"{entry}.{name}", f"the checkpoint has its state, this run does not use it. {hint}", "Add it, or set")
+    for name, target in targets.items():
+        if name in states:
+            target.load_state_dict(states[name])
+
+
+def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
+    if strict:
+        raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to go on without that state.")
+    log.warning("%s: %s; going on without that state (resume_strict=false)", key, problem)
+
+
+def _check_position(engine: Engine) -> None:
+    """A position inside an epoch means nothing when the epochs have another length."""
+    progress = engine.progress
+    expected = progress.epoch * engine.epoch_length + progress.batch_in_epoch
+    if progress.batch_in_epoch and progress.iteration != expected:
+        raise UserError(
+            f"the checkpoint stands at batch {progress.batch_in_epoch} of an epoch, and epochs have another length now",
+            key="data.loader.batch_size",
+            remedy="Use the data and the batch size of the run, or a checkpoint from an epoch's end.",
+        )
+
+
+@contextmanager
+def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
+    """The model with the evaluation weights of a checkpoint file; its own are back afterwards, whatever happens."""
+    if path is None:
+        yield
+        return
+    checkpoint = load_file(path, key="test")
+    own = {name: value.clone() for name, value in engine.model.state_dict().items()}
+    _load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
+    engine.evaluating_checkpoint = path
+    try:
+        yield
+    finally:
+        engine.evaluating_checkpoint = None
+        with torch.no_grad():
+            engine.model.load_state_dict(own)
+
+
+def from_position(loader: Any, first: int) -> Iterable[Any]:
+    """The loader's batches from the `first` (from 0) on.
+
+    A sampler with `set_position` starts there without reading what comes before; any other loader is run through.
+    """
+    if first == 0:
+        return iter(loader)
+    set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
+    if set_position is not None:
+        set_position(first * loader.batch_size)
+        return iter(loader)
+    return islice(iter(loader), first, None)
+
+
+def no_loss(task: Any, outputs: Any) -> UserError:
+    """The error of a task whose output has no loss."""
+    got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
+    return UserError(
+        f"{type(task).__name__}.forward returned {got}, without a 'loss'",
+        key="task",
+        remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
+    )

@@ -1,0 +1,115 @@
+"""`result.json`: how a run ended, in one file that scripts and sweeps read. Without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["finished", "failed", "stopped", "interrupted"]
+
+FILENAME = "result.json"
+_DIFF_LIMIT = 200_000
+"""Characters of `git diff` kept: enough to reproduce a day's edits, small enough to open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best validation so far."""
+
+    metric: str
+    value: float
+    iteration: int
+    """Completed iterations at that validation."""
+    checkpoint: str
+    """Path of the checkpoint file."""
+
+
+@dataclass(slots=True)
+class Result:
+    """The contents of `result.json`."""
+
+    status: Status
+    error: str | None = None
+    """Type and message of what ended the run."""
+    reason: str | None = None
+    """Who asked to stop, where the status is `stopped`."""
+    val_metrics: dict[str, float] = field(default_factory=dict)
+    """Of the last validation."""
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
+    progress: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Wall-clock time of this process's part of the run."""
+    versions: dict[str, str] = field(default_factory=dict)
+    git: dict[str, str] = field(default_factory=dict)
+    """`commit` and `diff` (tracked files against it) of the folder the run was started in, as it started."""
+
+    def write(self, run_dir: Path) -> None:
+        """Write the file atomically. NaN and infinity, which JSON does not have, become their names as strings."""
+        text = json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)
+        unfinished = run_dir / f".{FILENAME}.{os.getpid()}.part"
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.replace(run_dir / FILENAME)
+
+
+def describe(error: BaseException) -> str:
+    """Type and message of an error, in one string; a user's mistake is its message alone."""
+    text = str(error)
+    return text if type(error).__name__ == "UserError" else f"{type(error).__name__}: {text}" if text else repr(error)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for package in ("hydraloop", "torch", "hydra-core", "omegaconf", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict[str, str]:
+    """Commit and diff of the repository around `folder`; empty outside one or without git. Takes some 10 ms."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    cut = f"\n[cut: {len(diff) - _DIFF_LIMIT} more characters]" if len(diff) > _DIFF_LIMIT else ""
+    return {"commit": commit.strip(), "diff": diff[:_DIFF_LIMIT] + cut}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, timeout=5, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def command() -> str:
+    """How this process was started, for hints: `python train.py`."""
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    return f"python {os.path.relpath(script)}" if script else "python train.py"

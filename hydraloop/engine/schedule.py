@@ -1,0 +1,37 @@
+"""The one interval rule: logging, validation, checkpoints, averaging and profiling all ask `Every`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hydraloop.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Due at `n >= begin` with `(n - begin) % interval == 0`, where n counts from 1.
+
+    Args:
+        interval: in whatever the caller counts (epochs, iterations, optimizer steps), at least 1; None means never.
+        begin: the first n that may be due; 0 and 1 both mean "from the start", so that `Every(5)` is due at 5, 10, 15.
+
+    Raises:
+        UserError: an interval below 1 or a negative begin.
+    """
+
+    interval: int | None
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        if self.interval is not None and self.interval < 1:
+            raise UserError(f"interval {self.interval} is below 1", remedy="Use 1 or more, or null for never.")
+        if self.begin < 0:
+            raise UserError(f"begin {self.begin} is negative", remedy="Use 0 to begin at the start.")
+
+    def due(self, n: int) -> bool:
+        """Whether the n-th (counted from 1) is due."""
+        if self.interval is None or n < 1:
+            return False
+        if self.begin <= 1:
+            return n % self.interval == 0
+        return n >= self.begin and (n - self.begin) % self.interval == 0

@@ -1,0 +1,163 @@
+"""What a person reads before and after training. Plain text; no host sync."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from datetime import timedelta
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydraloop.engine.result import command
+from hydraloop.engine.stages import format_order
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+    from hydraloop.engine.timing import Timing
+
+_MOST_HOOKS = 6
+"""Hooks listed with their time; the rest, the cheapest, are summed up."""
+
+
+def format_start(engine: Engine) -> str:
+    """What is about to run: model, data, device, horizon, run directory, and the hooks in the order they are called."""
+    rows = {
+        "model": _model(engine),
+        "data": _data(engine),
+        "device": f"{engine.device}, {engine.precision.name}"
+        + (f", {engine.distributed.world_size} processes" if engine.distributed.world_size > 1 else ""),
+        "horizon": f"{_count(engine.max_epochs, 'epoch')} of {_count(engine.epoch_length, 'iteration')}, "
+        f"{_count(engine.max_iters, 'iteration')} in all",
+        "run": shown(engine.run_dir),
+    }
+    if engine.loaders.train is None:
+        del rows["horizon"]
+    if engine.stages.slots:
+        rows["hooks"] = "in the order they are called, priority in brackets"
+    return "\n".join([*_aligned(rows), *filter(None, [format_order(engine.stages.slots)])])
+
+
+def format_summary(engine: Engine) -> str:
+    """How the run ended: status, metrics, best checkpoint, time by iteration and hook, and commands to go on with."""
+    result = engine.result
+    rows: dict[str, str] = {}
+    if result is not None:
+        rows["status"] = result.status + "".join(f": {why}" for why in (result.error or result.reason,) if why)
+        rows["trained"] = (
+            f"{_count(engine.progress.iteration, 'iteration')} of {engine.max_iters:,} in {duration(result.seconds)}"
+        )
+    if engine.best is not None:
+        rows["best"] = (
+            f"{engine.best.metric} {number(engine.best.value)} at iteration {engine.best.iteration}, "
+            f"{shown(Path(engine.best.checkpoint))}"
+        )
+    if engine.metrics:
+        rows["validation"] = _metrics(engine.metrics)
+    if engine.test_metrics:
+        rows["test"] = _metrics(engine.test_metrics)
+    timing: Timing | None = engine.messages.read("timing")
+    if timing is not None:
+        rows["iteration"] = (
+            f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
+            f"max {duration(timing.max)}; {timing.data_share:.0%} of it waiting for data"
+        )
+    rows.update(_hook_times(engine))
+    rows.update(_what_next(engine))
+    return "\n".join(_aligned(rows))
+
+
+def _model(engine: Engine) -> str:
+    parameters = list(engine.model.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    frozen = "" if trainable == total else f" ({trainable:,} trainable)"
+    return f"{type(engine.model).__name__}, {total:,} parameters{frozen}, {_bytes(size)}"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} KB"
+
+
+def _data(engine: Engine) -> str:
+    loaders = {"train": engine.loaders.train, "val": engine.loaders.val, "test": engine.loaders.test}
+    return ", ".join(f"{name} {_size(loader)}" for name, loader in loaders.items() if loader is not None) or "none"
+
+
+def _size(loader: Sized) -> str:
+    dataset = getattr(loader, "dataset", None)  # A list of batches is a loader too, and has none.
+    return _count(len(dataset), "sample") if isinstance(dataset, Sized) else f"{len(loader):,} batches"
+
+
+def _hook_times(engine: Engine) -> dict[str, str]:
+    """`hooks: 0.12s in all, 3% of the run: checkpoint 0.10s (80%), …`, the most expensive first."""
+    seconds = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)
+    total = sum(taken for taken, _ in seconds)
+    if not total:
+        return {}
+    of_run = f", {total / engine.result.seconds:.0%} of the run" if engine.result and engine.result.seconds else ""
+    listed = [f"{name} {duration(taken)} ({taken / total:.0%})" for taken, name in seconds[:_MOST_HOOKS]]
+    if len(seconds) > _MOST_HOOKS:
+        rest = sum(taken for taken, _ in seconds[_MOST_HOOKS:])
+        listed.append(f"{len(seconds) - _MOST_HOOKS} others {duration(rest)}")
+    return {"hooks": f"{duration(total)} in all{of_run}: {', '.join(listed)}"}
+
+
+def _what_next(engine: Engine) -> dict[str, str]:
+    rows: dict[str, str] = {}
+    records = engine.run_dir / "metrics.jsonl"
+    traces = engine.run_dir / "tf_tracing_logs"
+    if records.is_file():
+        rows["records"] = shown(records)
+    if traces.is_dir():
+        rows["profile"] = f"tensorboard --logdir {shown(traces)}"
+    if (
+        engine.result is not None
+        and engine.result.status != "finished"
+        and any((engine.run_dir / "checkpoints").glob("*.pth"))
+    ):
+        rows["to go on"] = f"{command()} resume={shown(engine.run_dir)}"
+    return rows
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def _aligned(rows: Mapping[str, str]) -> list[str]:
+    width = max((len(name) for name in rows), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def shown(path: Path) -> str:
+    """A path for people: relative to the working directory where it is inside, else absolute."""
+    path = path.absolute()
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def number(value: object) -> str:
+    """A number of any size in 6 or so characters: `0.1234`, `1.235e-05`, `nan`; anything else as it is."""
+    if not isinstance(value, float) or not isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a fitting unit: `85µs`, `4.2ms`, `1.23s`, `0:04:10`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f}µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f}ms"
+    return f"{seconds:.2f}s" if seconds < 100 else clock(seconds)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds: `0:00:04`, `1 day, 2:03:04`."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,209 @@
+"""LoggerHook: every few iterations one record, to the terminal, to a file and to every hook that listens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from hydraloop.engine.hook import Hook, Mode, Priority
+from hydraloop.engine.schedule import Every
+from hydraloop.engine.summary import clock, duration, number
+from hydraloop.errors import UserError
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
+"""In the record, not repeated in the terminal's line."""
+
+
+class LoggerHook(Hook):
+    """Makes the records of a run.
+
+    In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
+    "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, what there is of it; scalars are means over
+    the iterations since the last record and over all ranks. After each validation and test: `{"mode": "val" or
+    "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1, the current one included; `iteration` those
+    completed. `memory` is the peak so far, on rank 0: allocated by torch on an accelerator, else of the process.
+
+    Each record goes to the terminal as one line, to `<run_dir>/metrics.jsonl` as one line of JSON, flushed, and to
+    every hook with `on_log`. JSON has no NaN and no infinity: there the value is null, and `"nonfinite": {"loss":
+    "nan"}` (or "inf", "-inf") says what it was. A resumed run appends; iterations done twice are there twice, the
+    later line counts.
+
+    Mount points: after_train_iter, after_val_epoch, after_test_epoch, after_run. Priority BELOW_NORMAL, MMEngine's:
+    behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before `param_scheduler`, so that `lr`
+    is the one this iteration used. One host sync and one collective a record, none in between. No state.
+
+    Args:
+        interval: iterations between two records of training; None makes none.
+        ignore_last: whether to leave the rest of an epoch, shorter than `interval`, for the next record.
+        filename: of the records, in the run directory.
+
+    Raises:
+        UserError: an interval below 1, or a filename that leaves the run directory.
+    """
+
+    priority = Priority.BELOW_NORMAL
+    runs_after = ("runtime_info", "timer", "grad_clip")
+    collective = True
+
+    def __init__(self, *, interval: int | None = 10, ignore_last: bool = True, filename: str = "metrics.jsonl") -> None:
+        if interval is not None and interval < 1:
+            raise UserError(
+                f"interval {interval} is below 1", key="interval", remedy="Use 1 or more, or null for none."
+            )
+        if not filename or Path(filename).name != filename:
+            raise UserError(f"{filename!r} is no file name", key="filename", remedy="Use a name such as metrics.jsonl.")
+        self._due = Every(interval).due
+        self._at_epoch_end = not ignore_last and interval is not None
+        self._filename = filename
+        self._file: _RecordFile | None = None
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Make a record where one is due."""
+        if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
+            means = engine.messages.means(engine.distributed.mean)
+            if engine.distributed.is_main:
+                self._put(engine, _train_record(engine, means))
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """Make the record of a validation."""
+        self._evaluated(engine, "val", metrics)
+
+    def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """Make the record of a test."""
+        self._evaluated(engine, "test", metrics)
+
+    def after_run(self, engine: Engine) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
+        if engine.distributed.is_main:
+            self._put(engine, {**_position(engine, mode), **metrics})
+
+    def _put(self, engine: Engine, record: dict[str, Any]) -> None:
+        if self._file is None:
+            self._file = _RecordFile(engine.run_dir / self._filename)
+        self._file.write(record)
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", format_record(record, engine.max_epochs, engine.max_iters))
+        engine.log_record(record)
+
+
+def _position(engine: Engine, mode: Mode) -> dict[str, Any]:
+    progress = engine.progress
+    return {"mode": mode, "epoch": progress.epoch + (progress.batch_in_epoch > 0), "iteration": progress.iteration}
+
+
+def _train_record(engine: Engine, means: dict[str, float]) -> dict[str, Any]:
+    record = _position(engine, "train")
+    for name in ("lr", "momentum", "eta"):
+        value = engine.messages.read(name)
+        if value is not None:
+            record[name] = value
+    for name in ("time", "data_time"):
+        if name in means:
+            record[name] = means.pop(name)
+    record["memory"] = peak_memory(engine.device)
+    losses = {name: value for name, value in means.items() if "loss" in name}
+    record.update((name, value) for name, value in means.items() if name not in losses)
+    record.update(losses)
+    return record
+
+
+def format_record(record: Mapping[str, Any], max_epochs: int, max_iters: int) -> str:
+    """One line for people: `epoch 3/20  iter 60/400  lr 9.1e-04  eta 0:00:04  time 4.2ms  …  loss 0.1234`."""
+    parts = [] if record["mode"] == "train" else [record["mode"]]
+    parts += [f"epoch {record['epoch']}/{max_epochs}", f"iter {record['iteration']}/{max_iters}"]
+    train = record["mode"] == "train"
+    for name, value in record.items():
+        if name not in _HIDDEN:
+            parts.append(_FORMATS[name](value) if train and name in _FORMATS else f"{name} {number(value)}")
+    return "  ".join(parts)
+
+
+_FORMATS = {
+    "lr": lambda value: f"lr {value:.1e}",
+    "eta": lambda value: f"eta {clock(value)}",
+    "time": lambda value: f"time {duration(value)}",
+    "data_time": lambda value: f"data {duration(value)}",
+    "memory": lambda value: f"memory {value:.0f}MB",
+}
+
+
+class _RecordFile:
+    """Lines of JSON, appended, each flushed as a whole: whoever follows the file sees complete records."""
+
+    def __init__(self, path: Path) -> None:
+        _cut_torn_line(path)
+        self._file: IO[str] = path.open("a", encoding="utf-8", newline="\n")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(_as_json(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    nonfinite = {
+        name: str(value) for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)
+    }
+    if nonfinite:
+        record = {**record, **dict.fromkeys(nonfinite), "nonfinite": nonfinite}
+    return json.dumps(record, allow_nan=False)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off a last line without its end, left by a process that was killed while writing."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        if not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def peak_memory(device: torch.device) -> float:
+    """The peak so far in MiB: allocated by torch on an accelerator, resident memory of the process on a CPU.
+
+    No host sync. On mps, which keeps no peak, what is allocated now.
+    """
+    if device.type == "cpu":
+        return _peak_rss() / 2**20
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 2**20
+    if device.type == "cuda":  # Without the flattening and sorting in max_memory_allocated.
+        return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"] / 2**20  # type: ignore[no-any-return]
+    return torch.get_device_module(device).max_memory_allocated(device) / 2**20  # type: ignore[no-any-return]
+
+
+if sys.platform == "win32":
+
+    def _peak_rss() -> int:
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+
+else:
+    import resource
+
+    _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+    """Bytes: `ru_maxrss` is in bytes on macOS, in KiB on Linux."""
+
+    def _peak_rss() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT

@@ -1,0 +1,277 @@
+"""ProfilerHook: where the time and the memory of a few iterations go, operator by operator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.summary import shown
+from hydraloop.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+TraceHandler = Callable[[Any], object]
+
+_SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
+_ON_TRACE_READY = ["tb_trace", "log_trace"]
+FOLDER = "tf_tracing_logs"
+"""Of the traces, in the run directory; MMEngine's name."""
+
+
+class ProfilerHook(Hook):
+    """Profiles training with `torch.profiler`: CPU and device time and memory of each operator.
+
+    The profiler starts with the training of this process and steps with each iteration. It stops after
+    `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends, however it ends.
+    Validation is not profiled where epochs are validated. At the end of each cycle the trace is handed to
+    `on_trace_ready`:
+
+    * `tb_trace`: a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name TensorBoard
+      looks for;
+    * `chrome_trace`: the same trace in `json_trace_path`;
+    * `log_trace`: a table in the log, sorted by the time spent in the operator itself;
+    * anything callable with a `torch.profiler.profile` (a `_target_` in the config): torch writes a trace to one file
+      only, so one that calls `export_chrome_trace` goes without `tb_trace` and `chrome_trace`;
+    * a list of these, called in its order.
+
+    Mount points: before_run, before_train, after_train_iter, after_train_epoch, on_exception, after_train. Priority
+    VERY_LOW, MMEngine's: a step of the profiler ends after the other hooks' work. On rank 0 only, as in MMEngine. While
+    it warms up and records, an iteration may take several times as long. Starting takes about two seconds (torch
+    imports its compiler). One device sync at the end of a cycle, none otherwise. No state: a resumed run is profiled
+    anew. Errors warn: no training fails for its profile.
+
+    Names and meaning are MMEngine's; its defaults except for `activity_with_cuda`, `profile_memory`, `schedule` and
+    `on_trace_ready`, with which `hooks=profiler` alone gives a trace of a size that can be opened.
+
+    Args:
+        by_epoch: whether `profile_times` counts epochs; else iterations.
+        profile_times: epochs or iterations after which profiling ends.
+        activity_with_cpu: record the host's operators.
+        activity_with_cuda: record the accelerator's kernels; None: where the run is on one.
+        schedule: in iterations, as `torch.profiler.schedule` takes it: leave out `skip_first`, then `repeat` times
+            (0: until the end) leave out `wait`, record and throw away `warmup`, record `active`; a name left out has
+            its default. None records everything.
+        on_trace_ready: what happens to the trace; None: nothing.
+        record_shapes: record the operators' input shapes.
+        profile_memory: record allocations.
+        with_stack: record file and line of each operator; slow.
+        with_flops: estimate FLOPs of matrix products and 2D convolutions.
+        json_trace_path: where `chrome_trace` writes; relative to the run directory. Not None implies `chrome_trace`,
+            which by default writes `tf_tracing_logs/chrome_trace.json`. Each cycle overwrites it.
+        row_limit: rows of the table.
+
+    Raises:
+        UserError: an option that cannot be, or (in before_run) a run too short to record anything.
+    """
+
+    priority = Priority.VERY_LOW
+    on_error = "warn"
+    rank_zero_only = True
+
+    def __init__(
+        self,
+        *,
+        by_epoch: bool = True,
+        profile_times: int = 1,
+        activity_with_cpu: bool = True,
+        activity_with_cuda: bool | None = None,
+        schedule: Mapping[str, int] | None = _SCHEDULE,
+        on_trace_ready: str | TraceHandler | Iterable[str | TraceHandler] | None = _ON_TRACE_READY,
+        record_shapes: bool = False,
+        profile_memory: bool = True,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        json_trace_path: str | None = None,
+        row_limit: int = 20,
+    ) -> None:
+        for key, value in (("profile_times", profile_times), ("row_limit", row_limit)):
+            if value < 1:
+                raise UserError(f"{value} is below 1", key=key, remedy="Use 1 or more.")
+        if not activity_with_cpu and activity_with_cuda is False:
+            raise UserError("nothing is left to record", key="activity_with_cpu", remedy="Set it to true.")
+        self._by_epoch = by_epoch
+        self._times = profile_times
+        self._with_cpu, self._with_device = activity_with_cpu, activity_with_cuda
+        self._schedule = None if schedule is None else _checked_schedule(schedule)
+        self._handlers = _checked_handlers(on_trace_ready)
+        if json_trace_path is not None and "chrome_trace" not in self._handlers:
+            self._handlers.append("chrome_trace")
+        self._json_path = json_trace_path or f"{FOLDER}/chrome_trace.json"
+        self._row_limit = row_limit
+        self._shapes, self._memory, self._stack, self._flops = record_shapes, profile_memory, with_stack, with_flops
+        self._profile: profile | None = None
+        self._steps = 0
+        self._last_step = float("inf")
+        self._epochs = 0
+        self._traces = 0
+        self._written: Path | None = None
+
+    def before_run(self, engine: Engine) -> None:
+        """Refuse a profile that would end before, or outlast, what is to be recorded."""
+        if engine.loaders.train is None:
+            return
+        what, most = ("epochs", engine.max_epochs) if self._by_epoch else ("iterations", engine.max_iters)
+        if self._times > most:
+            raise UserError(
+                f"the run has {most} {what}, fewer than {self._times}",
+                key=f"{self.key}.profile_times",
+                remedy=f"Use {most} or fewer.",
+            )
+        if self._schedule is None:
+            return
+        recorded = min(self._times * engine.epoch_length if self._by_epoch else self._times, engine.max_iters)
+        before = self._schedule["skip_first"] + self._schedule["wait"] + self._schedule["warmup"]
+        if recorded <= before:
+            raise UserError(
+                f"profiling ends after {recorded} iterations, and the schedule records nothing before iteration {before + 1}",
+                key=f"{self.key}.schedule",
+                remedy=f"Record all of them with {self.key}.schedule=null, or raise {self.key}.profile_times.",
+            )
+
+    def before_train(self, engine: Engine) -> None:
+        """Start the profiler."""
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        on_accelerator = engine.device.type != "cpu"
+        activities = [ProfilerActivity.CPU] if self._with_cpu else []
+        if self._with_device or (self._with_device is None and on_accelerator):
+            activities.append(_activity_of(engine.device.type))
+        if self._schedule is not None and self._schedule["repeat"]:
+            cycle = self._schedule["wait"] + self._schedule["warmup"] + self._schedule["active"]
+            self._last_step = self._schedule["skip_first"] + cycle * self._schedule["repeat"]
+        if not self._by_epoch:
+            self._last_step = min(self._last_step, self._times)
+        profiler = profile(
+            activities=activities,
+            schedule=None if self._schedule is None else schedule(**self._schedule),
+            on_trace_ready=lambda trace: self._ready(engine, trace),
+            record_shapes=self._shapes,
+            profile_memory=self._memory,
+            with_stack=self._stack,
+            with_flops=self._flops,
+        )
+        profiler.start()
+        self._profile = profiler
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """One step of the profiler, and its end where that was the last."""
+        if self._profile is not None:
+            self._steps += 1
+            self._profile.step()
+            if self._steps >= self._last_step:
+                self._stop()
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        """The end after `profile_times` epochs."""
+        self._epochs += 1
+        if self._by_epoch and self._epochs >= self._times:
+            self._stop()
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        """Stop; what was recorded until then is written."""
+        self._stop()
+
+    def after_train(self, engine: Engine) -> None:
+        """Stop, if training ended first."""
+        self._stop()
+
+    def _stop(self) -> None:
+        # Forgotten first: torch crashes when a profiler is stopped twice.
+        profiler, self._profile = self._profile, None
+        if profiler is None:
+            return
+        profiler.stop()
+        if not self._traces:
+            log.warning("%s: training ended before the schedule recorded an iteration; there is no trace", self.key)
+
+    def _ready(self, engine: Engine, trace: profile) -> None:
+        """A cycle is recorded: hand it on."""
+        self._traces += 1
+        self._written = None
+        for handler in self._handlers:
+            if handler == "tb_trace":
+                name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+                self._write(engine, trace, engine.run_dir / FOLDER / name)
+            elif handler == "chrome_trace":
+                self._write(engine, trace, engine.run_dir / self._json_path)
+            elif handler == "log_trace":
+                self._log_table(engine, trace)
+            elif callable(handler):
+                handler(trace)
+
+    def _write(self, engine: Engine, trace: profile, path: Path) -> None:
+        """Write the trace; a second file is a copy, since torch gives a trace away once."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self._written is None:
+            trace.export_chrome_trace(str(path))
+            self._written = path
+        else:
+            shutil.copyfile(self._written, path)
+        log.info(
+            "profile up to iteration %d: %s\n"
+            "  open it in chrome://tracing or https://ui.perfetto.dev%s",
+            engine.progress.iteration,
+            shown(path),
+            f", or: pip install torch-tb-profiler; tensorboard --logdir {shown(path.parent)}"
+            if path.name.endswith(".pt.trace.json")
+            else "",
+        )  # fmt: skip
+
+    def _log_table(self, engine: Engine, trace: profile) -> None:
+        averages = trace.key_averages()
+        by_device = any(event.self_device_time_total for event in averages)
+        sort_by = "self_device_time_total" if by_device else "self_cpu_time_total"
+        table = averages.table(sort_by=sort_by, row_limit=self._row_limit)
+        log.info("profile up to iteration %d, sorted by %s\n%s", engine.progress.iteration, sort_by, table)
+
+
+def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
+    unknown = set(schedule) - {*_SCHEDULE, "skip_first_wait"}
+    if unknown:
+        name = min(unknown)
+        raise UserError(
+            f"there is no {name!r} in a schedule",
+            key=f"schedule.{name}",
+            remedy=suggestion(name, [*_SCHEDULE, "skip_first_wait"]),
+        )
+    whole = {**_SCHEDULE, **schedule}
+    for name, value in whole.items():
+        least = 1 if name == "active" else 0
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"{value!r} is no number from {least}", key=f"schedule.{name}", remedy="Count iterations.")
+    return whole
+
+
+def _checked_handlers(given: str | TraceHandler | Iterable[str | TraceHandler] | None) -> list[str | TraceHandler]:
+    if given is None:
+        return []
+    several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    names = ("tb_trace", "chrome_trace", "log_trace")
+    for handler in several:
+        if not callable(handler) and handler not in names:
+            close = suggestion(handler, names) if isinstance(handler, str) else f"Known: {', '.join(names)}."
+            raise UserError(
+                f"{handler!r} handles no trace",
+                key="on_trace_ready",
+                remedy=f"{close} A mapping with `_target_` for one of your own works too.",
+            )
+    return several
+
+
+def _activity_of(device_type: str) -> Any:
+    """The profiler's activity for an accelerator: CUDA covers ROCm, XPU its own; others register as PrivateUse1."""
+    from torch.profiler import ProfilerActivity
+
+    return {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}.get(device_type, ProfilerActivity.PrivateUse1)

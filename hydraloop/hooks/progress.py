@@ -1,0 +1,162 @@
+"""ProgressHook: a progress bar, where somebody is looking."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.summary import clock, number
+from hydraloop.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from hydraloop.engine.engine import Engine
+
+_SMOOTHING = 0.3
+"""Weight of the newest rate in the one shown: steady within a second at ten updates a second."""
+
+
+class ProgressHook(Hook):
+    """One progress bar for the training: epoch, iterations, rate, time left, the last loss and metric.
+
+    Loss and metric are the last record's, so the bar needs no host sync. What is printed meanwhile, through
+    `sys.stdout` (as hydraloop's `ConsoleHandler` does), comes out above the bar, in whole lines.
+
+    Mount points: before_train, after_train_iter, before_val, after_val, on_log, on_exception, after_train, after_run.
+    Priority LOWEST: it shows what everybody else has done. On rank 0 only. An update takes about a millisecond, all
+    other calls compare two clock readings. No state. Errors warn: nothing here is worth ending a run.
+
+    Args:
+        enabled: `auto` shows the bar where the output is a terminal that can move its cursor; true always; false never.
+        refresh_per_second: most updates a second.
+
+    Raises:
+        UserError: another value of `enabled`, or a rate of 0 or less.
+    """
+
+    priority = Priority.LOWEST
+    on_error = "warn"
+    rank_zero_only = True
+
+    def __init__(self, *, enabled: bool | str = "auto", refresh_per_second: float = 10) -> None:
+        if enabled not in (True, False, "auto"):
+            raise UserError(f"{enabled!r} is neither", key="enabled", remedy="Use auto, true or false.")
+        if not refresh_per_second > 0:
+            raise UserError(
+                f"{refresh_per_second} updates a second are none",
+                key="refresh_per_second",
+                remedy="Use a number above 0, or enabled=false for no bar.",
+            )
+        self._enabled = enabled
+        self._period = 1 / refresh_per_second
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._due = float("inf")
+        self._last: tuple[float, int] = (0.0, 0)
+        self._rate = 0.0
+        self._shown: dict[str, str] = {}
+
+    def before_train(self, engine: Engine) -> None:
+        """Put the bar up."""
+        if self._enabled is False or (self._enabled == "auto" and not sys.stdout.isatty()):
+            return
+        bar = _new_bar(force=self._enabled is True)
+        if self._enabled == "auto" and bar.console.is_dumb_terminal:
+            return
+        self._task = bar.add_task(
+            "", total=engine.max_iters, completed=engine.progress.iteration, epoch="", rate="", eta="", info=""
+        )
+        self._bar = bar
+        bar.start()
+        self._last = (perf_counter(), engine.progress.iteration)
+        self._due = 0.0
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Update the bar where the last update is old enough; without a bar it never is."""
+        now = perf_counter()
+        if now >= self._due:
+            self._due = now + self._period
+            self._measure(now, engine.progress.iteration)
+            self._update(engine, "epoch")
+
+    def before_val(self, engine: Engine) -> None:
+        """Say that the iterations pause."""
+        self._update(engine, "validating, epoch")
+
+    def after_val(self, engine: Engine) -> None:
+        """The iterations go on; the pause does not count into their rate."""
+        self._last = (perf_counter(), engine.progress.iteration)
+        self._update(engine, "epoch")
+
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        """Keep the loss, or the first metric, for the next update."""
+        name = "loss" if record["mode"] == "train" else next(iter(engine.metric_names), "loss")
+        if name in record:
+            label = name if record["mode"] == "train" else f"{record['mode']} {name}"
+            self._shown[label] = number(record[name])
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        """Take the bar down before anything about the error is printed."""
+        self._stop(engine)
+
+    def after_train(self, engine: Engine) -> None:
+        """Leave the bar as it stood last."""
+        self._stop(engine)
+
+    def after_run(self, engine: Engine) -> None:
+        """Whatever happened, give the terminal back."""
+        self._stop(engine)
+
+    def _measure(self, now: float, iteration: int) -> None:
+        then, before = self._last
+        self._last = (now, iteration)
+        if iteration > before and now > then:
+            rate = (iteration - before) / (now - then)
+            self._rate = rate if not self._rate else self._rate + _SMOOTHING * (rate - self._rate)
+
+    def _update(self, engine: Engine, doing: str) -> None:
+        if self._bar is None or self._task is None:
+            return
+        progress = engine.progress
+        epoch = progress.epoch + (progress.batch_in_epoch > 0)
+        eta = engine.messages.read("eta")
+        self._bar.update(
+            self._task,
+            completed=progress.iteration,
+            epoch=f"{doing} {epoch}/{engine.max_epochs}",
+            rate=f"{self._rate:.1f} it/s" if self._rate else "",
+            eta="" if eta is None else f"eta {clock(eta)}",
+            info="  ".join(f"{label} {value}" for label, value in self._shown.items()),
+            refresh=True,
+        )
+
+    def _stop(self, engine: Engine) -> None:
+        bar, self._due = self._bar, float("inf")
+        if bar is not None:
+            try:
+                self._update(engine, "epoch")
+            finally:
+                self._bar = None
+                bar.stop()
+
+
+def _new_bar(*, force: bool) -> Bar:
+    """A bar without a thread: it is drawn when the hook says so."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    # soft_wrap: lines printed above the bar are left to the terminal to wrap, so that copying gives them back whole.
+    console = Console(soft_wrap=True, force_terminal=True if force else None)
+    return Progress(
+        *(TextColumn("{task.fields[epoch]}"), BarColumn(bar_width=20), MofNCompleteColumn()),
+        *(TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in ("rate", "eta", "info")),
+        console=console,
+        auto_refresh=False,
+        # Where standard error goes to a file, it belongs there.
+        redirect_stderr=sys.stderr.isatty(),
+    )

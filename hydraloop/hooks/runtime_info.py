@@ -1,0 +1,68 @@
+"""RuntimeInfoHook: where the run stands, for everybody who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hydraloop.engine.hook import Hook, Priority
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class RuntimeInfoHook(Hook):
+    """Puts where the run stands into `engine.messages`.
+
+    Facts, read when somebody asks (MMEngine writes them every iteration): `epoch` and `iter` (completed ones),
+    `max_epochs`, `max_iters`, `metrics` (of the last validation) from before_run on; `lr` and `momentum` (of the first
+    parameter group; the first beta of Adam; None where the optimizer has none) from before_train on. Scalars, added
+    every iteration: each scalar in the outputs whose name contains "loss".
+
+    Mount points: before_run, before_train, after_train_iter. Priority VERY_HIGH, MMEngine's: others read it at the
+    same mount point. No host sync (reading `lr` is one where the optimizer keeps it as a tensor). No state, no options.
+    """
+
+    priority = Priority.VERY_HIGH
+
+    def before_run(self, engine: Engine) -> None:
+        """Provide the facts about progress and metrics."""
+        provide, progress = engine.messages.provide, engine.progress
+        provide("epoch", lambda: progress.epoch)
+        provide("iter", lambda: progress.iteration)
+        provide("max_epochs", lambda: engine.max_epochs)
+        provide("max_iters", lambda: engine.max_iters)
+        provide("metrics", lambda: engine.metrics)
+
+    def before_train(self, engine: Engine) -> None:
+        """Provide the facts about the optimizer, which only training needs."""
+        optimizer = engine.optimizer
+        engine.messages.provide("lr", lambda: float(optimizer.param_groups[0]["lr"]))
+        engine.messages.provide("momentum", lambda: _momentum(optimizer.param_groups[0]))
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Add the losses of this iteration; they stay on the device."""
+        add = engine.messages.add
+        for name, value in outputs.items():
+            if name == "loss":  # A detached scalar: the engine has seen to it.
+                add(name, value)
+            elif "loss" in name:
+                if isinstance(value, Tensor):
+                    if value.numel() != 1:  # A loss per sample: an output, not a scalar.
+                        continue
+                    if value.requires_grad:  # Kept with its graph it would keep every activation alive.
+                        value = value.detach()
+                    if value.ndim:
+                        value = value.reshape(())
+                elif not isinstance(value, int | float):
+                    continue
+                add(name, value)
+
+
+def _momentum(group: Mapping[str, Any]) -> float | None:
+    value = group.get("momentum")
+    if value is None and "betas" in group:
+        value = group["betas"][0]
+    return None if value is None else float(value)

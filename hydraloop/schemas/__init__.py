@@ -1,0 +1,17 @@
+"""Every option as a dataclass, put into Hydra's ConfigStore. Nothing here imports torch or another part of hydraloop.
+
+A hook option is stored as `store(group="hooks", name="ema", package="hooks.ema", node=EMAHookConf)`; a user's own works the
+same way, from any module that is imported before `hydraloop.main()`.
+"""
+
+from hydra.core.config_store import ConfigStore
+
+
+def register() -> None:
+    """Put all options into the ConfigStore; importing hydraloop does it. Doing it again changes nothing."""
+    import importlib, importlib.util
+
+    store = ConfigStore.instance()
+    for name in ("root", "precision", "task", "model", "data", "optimizer", "scheduler", "hooks_observing", "hooks_training"):
+        if importlib.util.find_spec(f"hydraloop.schemas.{name}"):
+            importlib.import_module(f"hydraloop.schemas.{name}").register(store)

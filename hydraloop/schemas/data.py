@@ -1,0 +1,91 @@
+"""The group `data`: data sets and the loader that reads them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from hydra.core.config_store import ConfigStore
+
+
+@dataclass
+class LoaderConf:
+    """How batches are made; `hydraloop.data.build_loader` gets all but `eval_batch_size`."""
+
+    batch_size: int = 64
+    """Samples a batch. 64, so that the 1,257 digits give 20 iterations an epoch: enough steps, each still cheap."""
+    eval_batch_size: Optional[int] = None
+    """Samples a batch in validation and test; null: `batch_size`, whose memory is known to suffice."""
+    num_workers: int = 0
+    """Processes that load; 0 loads in the training process, the fastest for data in memory."""
+    pin_memory: Any = "auto"
+    """Whether batches are copied into page-locked memory: true, false, or `auto`, where the device is a CUDA one, since
+    copies to it are only asynchronous from there."""
+    drop_last: bool = False
+    """Whether the short last batch of a train epoch is left out. It is not: every sample counts, and its window is
+    weighted by its samples."""
+    persistent_workers: bool = True
+    """Whether the workers outlive an epoch. They do: starting them takes longer than many an epoch. Their random
+    numbers are then seeded once, at their start; false seeds them for each epoch."""
+    prefetch_factor: Optional[int] = None
+    """Batches that each worker loads ahead; null: torch's own (2)."""
+    timeout: float = 0.0
+    """Seconds to wait for a worker's batch; 0: for ever, torch's own, since slow storage is no error."""
+
+
+@dataclass
+class DigitsConf:
+    """Handwritten digits, 8x8 pixels."""
+
+    _target_: str = "hydraloop.data.Digits"
+    split: str = "train"
+    """`train` (1,257 images), `val` (180) or `test` (360)."""
+    root: Optional[str] = None
+    """A folder that holds digits.csv.gz; null: the copy that scikit-learn brings along, so that nothing is downloaded."""
+    split_seed: int = 0
+    """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same images."""
+
+
+@dataclass
+class DiabetesConf:
+    """Ten measurements of a patient, and how far diabetes has gone a year later."""
+
+    _target_: str = "hydraloop.data.Diabetes"
+    split: str = "train"
+    """`train` (309 patients), `val` (44) or `test` (89)."""
+    root: Optional[str] = None
+    """A folder that holds diabetes_data_raw.csv.gz and diabetes_target.csv.gz; null: scikit-learn's copy."""
+    split_seed: int = 0
+    """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same patients."""
+
+
+@dataclass
+class DigitsDataConf:
+    """`data=digits`, the default: a real task that a CPU learns in seconds."""
+
+    train: Any = field(default_factory=lambda: DigitsConf(split="train"))
+    """What is trained on."""
+    val: Any = field(default_factory=lambda: DigitsConf(split="val"))
+    """What is validated on; null: no validation."""
+    test: Any = field(default_factory=lambda: DigitsConf(split="test"))
+    """What is tested on after training; null: no test."""
+    loader: LoaderConf = field(default_factory=LoaderConf)
+    """The same for all three; only the train loader shuffles."""
+
+
+@dataclass
+class DiabetesDataConf:
+    """`data=diabetes`: a small regression; goes with `task=regression model=mlp`."""
+
+    train: Any = field(default_factory=lambda: DiabetesConf(split="train"))
+    """What is trained on."""
+    val: Any = field(default_factory=lambda: DiabetesConf(split="val"))
+    """What is validated on; null: no validation."""
+    test: Any = field(default_factory=lambda: DiabetesConf(split="test"))
+    """What is tested on after training; null: no test."""
+    loader: LoaderConf = field(default_factory=LoaderConf)
+    """The same for all three; only the train loader shuffles."""
+
+
+def register(store: ConfigStore) -> None:
+    """Store the options of `data`."""
+    store.store(group="data", name="digits", package="data", node=DigitsDataConf)
+    store.store(group="data", name="diabetes", package="data", node=DiabetesDataConf)

@@ -1,0 +1,20 @@
+"""What is trained: a model, its loss and its metrics, behind one face for the engine."""
+
+from __future__ import annotations
+
+from hydraloop.tasks.classification import Classification
+from hydraloop.tasks.metrics import Accuracy, MeanAbsoluteError, Metric, R2Score, RootMeanSquaredError, SumMetric
+from hydraloop.tasks.regression import Regression
+from hydraloop.tasks.task import Task
+
+__all__ = [
+    "Accuracy",
+    "Classification",
+    "MeanAbsoluteError",
+    "Metric",
+    "R2Score",
+    "Regression",
+    "RootMeanSquaredError",
+    "SumMetric",
+    "Task",
+]
