@@ -57,10 +57,13 @@ class Allowlist:
             Exception: whatever importing the project's own module raises.
         """
         if not self._name_allowed(target):
+            top_level = target.split(".")[0]
+            if "." in target and top_level not in sys.builtin_module_names and _file_of(top_level) is None:
+                raise _missing(target, f"there is no module {top_level!r}", (), key)
             raise self._refused(target, key)
         found = _find(target, key)
         origin = _origin(found)
-        if origin is None or not self._origin_allowed(origin):
+        if target not in self._trusted and (origin is None or not self._origin_allowed(origin)):
             where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
             raise self._refused(target, key, where)
         if not callable(found) or isinstance(found, ModuleType):
@@ -101,7 +104,9 @@ class Allowlist:
         )
 
     def _refused(self, target: str, key: str, where: str = "") -> UserError:
-        package = target.split(".")[0]
+        top_level = target.split(".")[0]
+        # Of torch and the standard library never all: both have functions that run what they are given.
+        package = target if top_level == "torch" or top_level in sys.stdlib_module_names else top_level
         return UserError(
             f"{target}{where} is not among what a config may instantiate",
             key=f"{key}._target_",
@@ -155,8 +160,6 @@ def _origin(found: Any) -> str | None:
 def _find(target: str, key: str) -> Any:
     """Import what must be imported, then follow attributes."""
     parts = target.split(".")
-    if parts[0] not in sys.modules and _file_of(parts[0]) is None:
-        raise _missing(target, f"there is no module {parts[0]!r}", (), key)
     found: Any = importlib.import_module(parts[0])
     for index, part in enumerate(parts[1:], start=1):
         path = ".".join(parts[: index + 1])
@@ -178,7 +181,7 @@ def _is_module(path: str) -> bool:
 
 
 def _public(found: Any) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_")]
+    return [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))]
 
 
 def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str | None = None) -> UserError:

@@ -146,6 +146,7 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
         UserError: anything wrong with what was typed, or with the config files.
     """
     typed = list(args.overrides)
+    arguments.refuse_null_groups(arguments.parse(typed))
     lines, rewritten = arguments.with_hook_lists(typed)
     multirun = args.multirun or _mode_is_multirun(lines, composer)
     if multirun:
@@ -155,7 +156,6 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
     if not multirun:
         return lines, False, checked.compose(lines, composer)
     parsed = arguments.parse(lines)
-    arguments.refuse_null_groups(parsed)
     base = composer.compose([line for line in lines if line.startswith("hydra")])
     jobs = [checked.compose(job, composer) for job in composing.jobs(composing.swept(base, parsed))]
     if any(job.resume is not None for job in jobs):

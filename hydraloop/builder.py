@@ -100,14 +100,11 @@ def instantiate(node: Any, key: str) -> Any:
     try:
         return hydra_instantiate(node, _convert_="all")
     except InstantiationException as error:
-        mistake = _mistake_in(error)
+        found = re.search(r"full_key: (\S+)", str(error))
+        mistake = _mistake_in(error, node, found.group(1) if found else key, key)
         if mistake is None:
             raise
-        found = re.search(r"full_key: (\S+)", str(error))
-        where = found.group(1) if found else key
-        raise UserError(
-            mistake.problem, key=f"{where}.{mistake.key}" if mistake.key else where, remedy=mistake.remedy
-        ) from error
+        raise mistake from error
 
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
@@ -155,13 +152,24 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
         raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
 
 
-def _mistake_in(error: BaseException) -> UserError | None:
-    """The user's mistake that a constructor raised, if that is what Hydra wrapped."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UserError):
-            return cause
+def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
+    """The user's mistake behind what a constructor raised; None where it may be a bug.
+
+    A value that a class of torch, torchmetrics or hydraloop refuses is one; in a class of the user's own it may be a bug.
+
+    Args:
+        where: the key of the node whose constructor raised.
+        key: the key of `node`, above it.
+    """
+    cause = error.__cause__
+    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
+    if isinstance(cause, UserError):
+        return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
+    inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
+    target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
+    if isinstance(cause, ValueError | TypeError) and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
+        return UserError(f"{target.rpartition('.')[2]} refuses its options: {cause}", key=where)
     return None
 
 
@@ -241,7 +249,12 @@ def _build_optimizer(cfg: DictConfig, task: Task) -> optim.Optimizer:
     factory = instantiate(node, "optimizer")
     if not isinstance(factory, functools.partial):
         raise UserError("must be built with the model's parameters", key="optimizer", remedy="Set _partial_: true.")
-    optimizer = factory(parameters)
+    try:
+        optimizer = factory(parameters)
+    except ValueError as error:
+        if not str(node._target_).startswith("torch."):
+            raise
+        raise UserError(f"{factory.func.__name__} refuses its options: {error}", key="optimizer") from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UserError(f"{type(optimizer).__name__} is no torch optimizer", key="optimizer._target_")
     return optimizer

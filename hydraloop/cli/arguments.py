@@ -32,9 +32,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             parsed.extend(parser.parse_overrides([line]))
         except OverrideParseException as error:
             raise UserError(
-                f"{line!r} is not key=value: {str(error).splitlines()[0]}",
-                remedy="Write key=value, +key=value to add, ~key to delete; quote a value with special characters: "
-                "'key=\"a b\"'.",
+                f"{line!r} is not key=value",
+                remedy="Write key=value, +key=value to add, ~key to delete; a value with special characters is quoted "
+                "twice: 'key=\"a, b\"'.",
             ) from error
     return parsed
 
@@ -74,5 +74,5 @@ def refuse_null_groups(overrides: Sequence[Override]) -> None:
         UserError: with the form that means "no hooks".
     """
     for override in overrides:
-        if override.key_or_group in HOOK_GROUPS and not override.is_delete() and override._value is None:
-            raise UserError("null is no list of hooks", key=override.key_or_group, remedy=f"For none: {override.key_or_group}=[]")
+        if override.key_or_group in HOOK_GROUPS and not override.is_delete() and override._value in (None, ""):
+            raise UserError(f"{'null' if override._value is None else 'nothing'} is no list of hooks", key=override.key_or_group, remedy=f"For none: {override.key_or_group}=[]")

@@ -13,9 +13,10 @@ class ConsoleHandler(logging.Handler):
     the message and prints it above itself. One write a message, so that lines of several processes do not mix.
     """
 
-    def __init__(self, level: int | str = logging.NOTSET) -> None:
-        super().__init__(level)
-        self.setFormatter(_Formatter())
+    def format(self, record: logging.LogRecord) -> str:
+        """The message as the formatter makes it (without one: as it is), with its level where that is not INFO."""
+        text = super().format(record)
+        return text if record.levelno == logging.INFO else f"{record.levelname}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
@@ -26,9 +27,3 @@ class ConsoleHandler(logging.Handler):
             raise
         except Exception:
             self.handleError(record)
-
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return text if record.levelno == logging.INFO else f"{record.levelname}: {text}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -94,7 +94,10 @@ def _without(culprit: Override, overrides: Sequence[Override], composer: Compose
 
 
 def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
-    """Close keys: the siblings of the last part that exists, or groups."""
+    """Keys that end the same (`task.model.width` for `model.width`), else close ones where the path still exists."""
+    same_end = [] if cfg is None else [other for other in _leaves(cfg) if other.endswith(f".{key.rpartition('.')[2]}")]
+    if "." in key and 0 < len(same_end) <= 3:
+        return f"Did you mean {' or '.join(same_end)}?"
     parent, _, name = key.rpartition(".")
     node = cfg if not parent else None if cfg is None else OmegaConf.select(cfg, parent)
     while node is None and parent:  # walk up to what exists
@@ -107,6 +110,15 @@ def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
         known = [other for other in {*known, *composer.groups()} if other not in ("hydra", "hydraloop")]
     prefix = f"{parent}." if parent else ""
     return suggestion(f"{prefix}{name}", [f"{prefix}{other}" for other in known])
+
+
+def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """The full keys of all values."""
+    for name, value in node.items_ex(resolve=False):
+        if name != "hydra" and isinstance(value, DictConfig) and not value._is_none() and not value._is_missing():
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _type_hint(key: str, cfg: DictConfig | None) -> str | None:

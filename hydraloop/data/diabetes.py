@@ -12,7 +12,7 @@ _BINS = 10  # of the sorted targets: each part gets its share of mild and of sev
 
 
 class Diabetes(InMemoryDataset):
-    """One part of the diabetes data: 309 (train), 44 (val) and 89 (test) patients.
+    """One part of the diabetes data: 312 (train), 40 (val) and 90 (test) patients.
 
     Inputs are float32 `[N, 10]`, each column standardised by the train part's mean and standard deviation. Targets are
     float32 `[N, 1]` and stay in their own unit (a score from 25 to 346, mean 152, standard deviation 77), so that

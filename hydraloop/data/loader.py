@@ -85,7 +85,7 @@ def build_loader(
         raise UserError(
             f"{type(dataset).__name__} is an IterableDataset, whose length and order are unknown",
             key=key,
-            remedy="Use a data set with __len__ and __getitem__, so that an epoch can be counted, shuffled and resumed.",
+            remedy="Use a data set with __len__ and __getitem__, so that an epoch can be counted and resumed.",
         )
     samples = len(dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset; a map-style one has it
     if samples == 0:

@@ -33,7 +33,7 @@ def stratified_split(labels: Tensor, split: str, *, val: float = 0.1, test: floa
         raise UserError(f"there is no split {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")
     generator = torch.Generator().manual_seed(seed)
     parts: list[Tensor] = []
-    for label in labels.unique():
+    for label in torch.unique(labels):
         members = (labels == label).nonzero().flatten()
         members = members[torch.randperm(len(members), generator=generator)]
         last_test = round(test * len(members))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hydraloop.errors import UserError
+
 
 class Distributed:
     """A single process: rank 0 of 1."""
@@ -24,9 +26,13 @@ class Distributed:
         return self.rank == 0
 
     def device(self, wanted: str) -> torch.device:
-        """The device of this rank: `auto` is the current accelerator where there is one, else the CPU."""
+        """The device of this rank: `auto` is the current accelerator where there is one, else the CPU.
+
+        Raises:
+            UserError: torch knows no such device, or this machine has none.
+        """
         if wanted != "auto":
-            return torch.device(wanted)
+            return _checked(wanted)
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")
 
@@ -45,3 +51,16 @@ class Distributed:
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; called on every rank."""
         return flag
+
+
+def _checked(wanted: str) -> torch.device:
+    remedy = "Use auto, cpu, or cuda:0 and the like."
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UserError(f"torch knows no device {wanted!r}", key="engine.device", remedy=remedy) from error
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    here = 0 if accelerator is None or accelerator.type != device.type else torch.accelerator.device_count()
+    if device.type != "cpu" and (device.index or 0) >= here:
+        raise UserError(f"this machine has no {wanted}", key="engine.device", remedy=remedy)
+    return device

@@ -439,7 +439,7 @@ class Engine:
                         if self.distributed.is_main:
                             self.result.write(self.run_dir)
         finally:
-            if write_result:
+            if write_result and not isinstance(self.error, UserError):
                 log.info("%s", format_summary(self))
 
     @contextmanager

@@ -149,14 +149,17 @@ class _RecordFile:
 
     def __init__(self, path: Path) -> None:
         _cut_torn_line(path)
-        self._file: IO[str] = path.open("a", encoding="utf-8", newline="\n")
+        self._file: IO[bytes] = path.open("ab")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(_as_json(record) + "\n")
+        self._file.write(_as_json(record).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def _as_json(record: Mapping[str, Any]) -> str:
@@ -165,7 +168,7 @@ def _as_json(record: Mapping[str, Any]) -> str:
     }
     if nonfinite:
         record = {**record, **dict.fromkeys(nonfinite), "nonfinite": nonfinite}
-    return json.dumps(record, allow_nan=False)
+    return _encode(record)
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -135,7 +135,7 @@ class ProfilerHook(Hook):
         before = self._schedule["skip_first"] + self._schedule["wait"] + self._schedule["warmup"]
         if recorded <= before:
             raise UserError(
-                f"profiling ends after {recorded} iterations, and the schedule records nothing before iteration {before + 1}",
+                f"profiling ends after {recorded} iterations, and the schedule begins to record at {before + 1}",
                 key=f"{self.key}.schedule",
                 remedy=f"Record all of them with {self.key}.schedule=null, or raise {self.key}.profile_times.",
             )

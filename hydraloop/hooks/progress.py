@@ -86,7 +86,7 @@ class ProgressHook(Hook):
 
     def before_val(self, engine: Engine) -> None:
         """Say that the iterations pause."""
-        self._update(engine, "validating, epoch")
+        self._update(engine, "val")
 
     def after_val(self, engine: Engine) -> None:
         """The iterations go on; the pause does not count into their rate."""
@@ -148,12 +148,14 @@ class ProgressHook(Hook):
 def _new_bar(*, force: bool) -> Bar:
     """A bar without a thread: it is drawn when the hook says so."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     # soft_wrap: lines printed above the bar are left to the terminal to wrap, so that copying gives them back whole.
     console = Console(soft_wrap=True, force_terminal=True if force else None)
     return Progress(
-        *(TextColumn("{task.fields[epoch]}"), BarColumn(bar_width=20), MofNCompleteColumn()),
+        TextColumn("{task.fields[epoch]}"),
+        BarColumn(bar_width=20),  # The one column that may shrink: the others do not wrap.
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         *(TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in ("rate", "eta", "info")),
         console=console,
         auto_refresh=False,

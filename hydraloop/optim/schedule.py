@@ -19,9 +19,9 @@ class Schedule:
     """One of torch's schedulers (or one like it), stepped between `begin` and `end`.
 
     Counted in optimizer steps, or in epochs with `by_epoch`. With n of them done, the n+1-th uses the scheduler's value
-    at n - begin. Until `begin` the scheduler does nothing, and what it starts from is what the optimizer has by then; the
-    value at `end` stays. So `begin: 100` of one and `end: 100` of another join without a gap; schedules that overlap
-    multiply, as torch's do when they are chained.
+    at n - begin. Until `begin` the scheduler does nothing, and what it starts from is what the optimizer has by then;
+    the value at `end` stays. So `begin: 100` of one and `end: 100` of another join without a gap; schedules that
+    overlap multiply, as torch's do when they are chained.
 
     Several schedules step in the order of the config.
 

@@ -32,7 +32,7 @@ def avoid_dynamo_import() -> None:
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         _keep_lazy(getattr(Optimizer, name, None))
     for optimizer in _subclasses(Optimizer):
-        step = vars(optimizer).get("step")
+        step: Any = vars(optimizer).get("step")
         # An optimizer class of which an object was built has a profiler's wrapper around its step, for good.
         if _is_wrapper(step, "torch.optim.optimizer", "_use_grad") and not hasattr(step, "hooked"):
             optimizer.step = _without_import(step)  # type: ignore[method-assign]

@@ -9,9 +9,18 @@ from hydra.core.config_store import ConfigStore
 
 def register() -> None:
     """Put all options into the ConfigStore; importing hydraloop does it. Doing it again changes nothing."""
-    import importlib, importlib.util
+    from hydraloop.schemas import (
+        data,
+        hooks_observing,
+        hooks_training,
+        model,
+        optimizer,
+        precision,
+        root,
+        scheduler,
+        task,
+    )
 
     store = ConfigStore.instance()
-    for name in ("root", "precision", "task", "model", "data", "optimizer", "scheduler", "hooks_observing", "hooks_training"):
-        if importlib.util.find_spec(f"hydraloop.schemas.{name}"):
-            importlib.import_module(f"hydraloop.schemas.{name}").register(store)
+    for module in (root, precision, task, model, data, optimizer, scheduler, hooks_observing, hooks_training):
+        module.register(store)

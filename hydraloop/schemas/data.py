@@ -11,7 +11,7 @@ class LoaderConf:
     """How batches are made; `hydraloop.data.build_loader` gets all but `eval_batch_size`."""
 
     batch_size: int = 64
-    """Samples a batch. 64, so that the 1,257 digits give 20 iterations an epoch: enough steps, each still cheap."""
+    """Samples a batch. 64, so that the 1,259 digits give 20 iterations an epoch: enough steps, each still cheap."""
     eval_batch_size: Optional[int] = None
     """Samples a batch in validation and test; null: `batch_size`, whose memory is known to suffice."""
     num_workers: int = 0
@@ -37,9 +37,9 @@ class DigitsConf:
 
     _target_: str = "hydraloop.data.Digits"
     split: str = "train"
-    """`train` (1,257 images), `val` (180) or `test` (360)."""
+    """`train` (1,259 images), `val` (179) or `test` (359)."""
     root: Optional[str] = None
-    """A folder that holds digits.csv.gz; null: the copy that scikit-learn brings along, so that nothing is downloaded."""
+    """A folder that holds digits.csv.gz; null: scikit-learn's own copy, so that nothing is downloaded."""
     split_seed: int = 0
     """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same images."""
 
@@ -50,11 +50,25 @@ class DiabetesConf:
 
     _target_: str = "hydraloop.data.Diabetes"
     split: str = "train"
-    """`train` (309 patients), `val` (44) or `test` (89)."""
+    """`train` (312 patients), `val` (40) or `test` (90)."""
     root: Optional[str] = None
     """A folder that holds diabetes_data_raw.csv.gz and diabetes_target.csv.gz; null: scikit-learn's copy."""
     split_seed: int = 0
     """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same patients."""
+
+
+@dataclass
+class DataConf:
+    """To build on: `defaults: [base, _self_]` in a data option of one's own gives it the typed loader."""
+
+    train: Any = None
+    """What is trained on."""
+    val: Any = None
+    """What is validated on; null: no validation."""
+    test: Any = None
+    """What is tested on after training; null: no test."""
+    loader: LoaderConf = field(default_factory=LoaderConf)
+    """The same for all three; only the train loader shuffles."""
 
 
 @dataclass
@@ -87,5 +101,6 @@ class DiabetesDataConf:
 
 def register(store: ConfigStore) -> None:
     """Store the options of `data`."""
+    store.store(group="data", name="base", package="data", node=DataConf)
     store.store(group="data", name="digits", package="data", node=DigitsDataConf)
     store.store(group="data", name="diabetes", package="data", node=DiabetesDataConf)

@@ -59,7 +59,8 @@ class LoggerHookConf:
     interval: Optional[int] = 10
     """Iterations between two records of training; 10 is MMEngine's. Null: none, validation and test only."""
     ignore_last: bool = True
-    """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default) or gets its own."""
+    """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default). False: it gets
+    its own."""
     filename: str = "metrics.jsonl"
     """Of the records, in the run directory; a line of JSON each, and JSON lines are what every tool reads."""
 
@@ -87,14 +88,15 @@ class ProgressHookConf:
     on_error: Optional[str] = "warn"
     """`raise`, `warn` or `disable`; no training should end for its picture."""
     enabled: Union[bool, str] = "auto"
-    """`auto`: where standard output is a terminal, so that files and pipes get lines only; true: always; false: never."""
+    """`auto`: where standard output is a terminal, so that files and pipes get lines only; true: always;
+    false: never."""
     refresh_per_second: float = 10
     """Most updates a second; 10 looks steady and costs about 1 % of one core."""
 
 
 @dataclass
 class ProfilerHookConf:
-    """torch.profiler over a few iterations: a trace to open, and a table in the log. Names and meaning are MMEngine's."""
+    """torch.profiler over a few iterations: a trace to open, a table in the log. Names and meaning are MMEngine's."""
 
     default_priority: ClassVar[int] = 90
     mount_points: ClassVar[Tuple[str, ...]] = (
@@ -123,12 +125,12 @@ class ProfilerHookConf:
     schedule: Optional[Dict[str, int]] = field(
         default_factory=lambda: {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
     )
-    """In iterations: leave out `skip_first`, then `repeat` times (0: until the end) leave out `wait`, throw away `warmup`,
-    record `active`. The first iterations pay for start-up, and three show the pattern in a file that can be opened. Null,
-    MMEngine's default, records everything."""
+    """In iterations: leave out `skip_first`, then `repeat` times (0: until the end) leave out `wait`, throw away
+    `warmup`, record `active`. The first iterations pay for start-up, and three show the pattern in a file that can be
+    opened. Null, MMEngine's default, records everything."""
     on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
-    """`tb_trace`, `chrome_trace`, `log_trace`, a mapping with `_target_`, a list of these, or null (MMEngine's default) for
-    nothing. The default leaves a file for TensorBoard and Chrome, and a table for who has neither."""
+    """`tb_trace`, `chrome_trace`, `log_trace`, a mapping with `_target_`, a list of these, or null (MMEngine's default)
+    for nothing. The default leaves a file for TensorBoard and Chrome, and a table for who has neither."""
     record_shapes: bool = False
     """Record input shapes; false: it costs time in every operator (MMEngine's default)."""
     profile_memory: bool = True

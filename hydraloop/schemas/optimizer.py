@@ -44,7 +44,8 @@ class SGDConf:
     _partial_: bool = True
     """The parameters are added when the model is there."""
     lr: float = 0.05
-    """Learning rate, above 0. 0.05 with momentum 0.9 suits batches of 64 and normalised layers; torch's 0.001 is too low."""
+    """Learning rate, above 0. 0.05 with momentum 0.9 suits batches of 64 and normalised layers; torch's 0.001
+    is too low for them."""
     momentum: float = 0.9
     """Share of the previous step that the next one keeps, 0..1. The usual value; torch's 0 is plain descent."""
     dampening: float = 0.0

@@ -1,7 +1,7 @@
 """The group `scheduler`: torch's own, each under its name, so that several can be selected.
 
-`by_epoch`, `begin`, `end` and `monitor` say when a schedule steps; the rest are the scheduler's own arguments. Steps are
-optimizer steps, one in `engine.accumulate` iterations.
+`by_epoch`, `begin`, `end` and `monitor` say when a schedule steps; the rest are the scheduler's own arguments. Steps
+are optimizer steps, one in `engine.accumulate` iterations.
 """
 
 from dataclasses import dataclass, field

@@ -11,7 +11,7 @@ from hydraloop.tasks.task import LOSS, Task
 
 
 class Classification(Task):
-    """Batches `(inputs [N, ...], classes int64 [N])`; the model gives logits `[N, C]`, the loss is of (logits, classes).
+    """Batches `(inputs [N, ...], classes int64 [N])`; the model gives logits `[N, C]`, the loss takes both.
 
     Args: as of `Task`.
     """
@@ -33,6 +33,11 @@ class Classification(Task):
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             raise _no_logits(self, logits)
         return {LOSS: self.loss(logits, classes)}
+
+    def num_samples(self, batch: Any) -> int:
+        """The samples in a batch: the length of its classes. No host sync."""
+        samples: int = batch[1].size(0)
+        return samples
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
         """Take a batch into the metrics: `{"loss": scalar, "outputs": logits [N, C], "predictions": classes [N]}`.

@@ -30,6 +30,11 @@ class Regression(Task):
             raise _other_shape(self, outputs, targets)
         return {LOSS: self.loss(outputs, targets)}
 
+    def num_samples(self, batch: Any) -> int:
+        """The samples in a batch: the length of its targets. No host sync."""
+        samples: int = batch[1].size(0)
+        return samples
+
     def evaluate(self, batch: Any) -> dict[str, Any]:
         """Take a batch into the metrics: `{"loss": scalar, "outputs": [N, ...], "predictions": the same}`.
 

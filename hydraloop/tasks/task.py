@@ -117,7 +117,7 @@ class Task(nn.Module):
         sums = torch.cat([self._loss_sums, *(metric.sums for metric in own.values())])
         if reduce is not None:
             sums = reduce(sums)
-        loss, *parts = sums.split([2, *(len(metric.sums) for metric in own.values())])
+        loss, *parts = torch.split(sums, [2, *(len(metric.sums) for metric in own.values())])
         values = {name: metric.value(part) for (name, metric), part in zip(own.items(), parts, strict=True)}
         values[LOSS] = loss[0] / loss[1]
         for name, metric in self.metrics.items():

@@ -1,0 +1,183 @@
+"""Averages of a model's weights: how much each update takes of the new ones, and the tensors it is done on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hydraloop.errors import UserError, suggestion
+
+Weighting = Callable[[int], float]
+"""From the number of updates done (at least 1: the first is a copy) to the weight of the new values, in (0, 1]."""
+
+EMA_TYPES: tuple[str, ...] = ("exponential", "stochastic", "momentum_annealing", "exp_momentum", "linear_momentum")
+DEFAULT_GAMMA: dict[str, float] = {"momentum_annealing": 100.0, "exp_momentum": 2000.0}
+"""mmengine's for MomentumAnnealingEMA, MMDetection's for ExpMomentumEMA."""
+
+
+def weighting(
+    ema_type: str,
+    *,
+    momentum: float = 0.0002,
+    warmup: bool = True,
+    gamma: float | None = None,
+    warm_up: int = 100,
+    interval: int = 1,
+) -> Weighting:
+    """The weight of the new values, as a function of the updates done: `average += weight * (new - average)`.
+
+    With u updates done and s = u * interval, the optimizer steps since the first update:
+
+    * `exponential`: `momentum`; with `warmup` max(momentum, 9 / (10 + u)), so that a short run's average does not
+      consist of its initial weights (TensorFlow's ExponentialMovingAverage with num_updates).
+    * `stochastic`: 1 / (1 + u), the plain mean (Izmailov et al., 2018; mmengine's StochasticWeightAverage).
+    * `momentum_annealing`: max(momentum, gamma / (gamma + s)) (mmengine's MomentumAnnealingEMA).
+    * `exp_momentum`: momentum + (1 - momentum) * exp(-(1 + s) / gamma) (MMDetection's ExpMomentumEMA, from YOLOX).
+    * `linear_momentum`: min(momentum, (1 + s) / (warm_up + s)) (MMDetection's LinearMomentumEMAHook). It grows towards
+      `momentum` only where that is above 1 / warm_up; the default momentum is below and stays as it is.
+
+    Raises:
+        UserError: no such type, or a number out of range.
+    """
+    if ema_type not in EMA_TYPES:
+        raise UserError(f"there is no ema_type {ema_type!r}", key="ema_type", remedy=suggestion(ema_type, EMA_TYPES))
+    if not 0.0 < momentum < 1.0:
+        raise UserError(
+            f"{momentum} is not between 0 and 1",
+            key="momentum",
+            remedy="It is the share of the new weights in each update: 0.0002, not 0.9998.",
+        )
+    scale = DEFAULT_GAMMA.get(ema_type, 1.0) if gamma is None else gamma
+    if not scale > 0.0:
+        raise UserError(f"{gamma} is not above 0", key="gamma", remedy="Use null for the default of the type.")
+    if warm_up < 1:
+        raise UserError(f"{warm_up} is below 1", key="warm_up", remedy="Use 1 or more optimizer steps.")
+
+    def exponential(updates: int) -> float:
+        return max(momentum, 9.0 / (10.0 + updates)) if warmup else momentum
+
+    def stochastic(updates: int) -> float:
+        return 1.0 / (1.0 + updates)
+
+    def momentum_annealing(updates: int) -> float:
+        return max(momentum, scale / (scale + updates * interval))
+
+    def exp_momentum(updates: int) -> float:
+        return momentum + (1.0 - momentum) * math.exp(-(1.0 + updates * interval) / scale)
+
+    def linear_momentum(updates: int) -> float:
+        steps = updates * interval
+        return min(momentum, (1.0 + steps) / (warm_up + steps))
+
+    chosen = (exponential, stochastic, momentum_annealing, exp_momentum, linear_momentum)
+    return dict(zip(EMA_TYPES, chosen, strict=True))[ema_type]
+
+
+class Averaged:
+    """Averages of a model's tensors, in float32 or wider; shared tensors are averaged once.
+
+    Bound to the parameters (and buffers) that the model has when it is made. Values may change in place, as optimizers
+    change them; `rebind` finds storages that were replaced.
+
+    Args:
+        model: whose tensors are averaged; it is never changed but by `swapped_in`.
+        buffers: average floating-point buffers too, and copy the others.
+    """
+
+    def __init__(self, model: nn.Module, *, buffers: bool) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        if buffers:
+            own.update(id(buffer) for buffer in model.buffers())
+        # A state dict's keys: what a checkpoint is loaded by, a shared tensor under each of its names.
+        named = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in own}
+        self._tensors = list({id(tensor): tensor for tensor in named.values()}.values())
+        position = {id(tensor): index for index, tensor in enumerate(self._tensors)}
+        self._index_of = {key: position[id(tensor)] for key, tensor in named.items()}
+        self._averages: list[Tensor] = []
+        self._floats: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._narrow: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def start(self) -> None:
+        """Begin with copies of the model's present values."""
+        self._averages = [tensor.detach().to(_wide(tensor), copy=True) for tensor in self._tensors]
+        self.rebind()
+
+    def rebind(self) -> None:
+        """Look the model's storages up again; cheap, and needed only if something replaced a parameter's `.data`."""
+        if not self._averages:
+            return
+        # Detached views, made once: an update on them needs no no_grad() around it, which costs more than its Python.
+        pairs = [(average, tensor.detach()) for average, tensor in zip(self._averages, self._tensors, strict=True)]
+        floats = [pair for pair in pairs if _is_float(pair[1])]
+        self._floats = _unzip([pair for pair in floats if pair[0].dtype == pair[1].dtype])
+        self._narrow = _unzip([pair for pair in floats if pair[0].dtype != pair[1].dtype])
+        self._others = _unzip([pair for pair in pairs if not _is_float(pair[1])])
+
+    def update(self, weight: float) -> None:
+        """Move every average towards the model's value: `average += weight * (value - average)`. No host sync."""
+        averages, values = self._floats
+        if averages:
+            torch._foreach_lerp_(averages, values, weight)
+        averages, values = self._narrow
+        if averages:
+            # lerp takes one dtype only; an addition widens on the way.
+            torch._foreach_mul_(averages, 1.0 - weight)
+            torch._foreach_add_(averages, values, alpha=weight)
+        averages, values = self._others
+        if averages:
+            torch._foreach_copy_(averages, values)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model with the averages as its values, in place; its own bits are back afterwards, whatever happens.
+
+        Costs a second copy of the averaged tensors for as long as it lasts.
+        """
+        values = [tensor.detach() for tensor in self._tensors]
+        own = [value.clone() for value in values]
+        try:
+            torch._foreach_copy_(values, self._averages)
+            yield
+        finally:
+            torch._foreach_copy_(values, own)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages (not copies of them) by state-dict key; empty before `start`."""
+        return {key: self._averages[index] for key, index in self._index_of.items()} if self._averages else {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool, key: str) -> None:
+        """Take averages over; where they have none (only if not strict), begin with the model's present value.
+
+        Raises:
+            UserError: with `strict`, an entry is missing or unknown; names it, and `key`.
+        """
+        missing, unknown = self._index_of.keys() - state.keys(), state.keys() - self._index_of.keys()
+        if strict and (missing or unknown):
+            what = "no average of" if missing else "an average of what is not averaged here:"
+            raise UserError(
+                f"the checkpoint has {what} {min(missing or unknown)}",
+                key=key,
+                remedy="Use the model and the options of the run (update_buffers), or resume_strict=false.",
+            )
+        self.start()
+        for name, index in self._index_of.items():
+            if name in state:
+                self._averages[index].copy_(state[name])
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """At least float32: in 16 bits an update of 0.0002 of the difference would be rounded away."""
+    return torch.promote_types(tensor.dtype, torch.float32) if _is_float(tensor) else tensor.dtype
+
+
+def _unzip(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [first for first, _ in pairs], [second for _, second in pairs]

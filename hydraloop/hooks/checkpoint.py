@@ -1,0 +1,361 @@
+"""CheckpointHook: writes the run to files, at an interval, at the end, and where a validation was the best so far."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.checkpoint import evaluation_weights, load, write
+from hydraloop.engine.checkpoint_files import PUBLISHED, SUFFIX
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.result import Best
+from hydraloop.engine.schedule import Every
+from hydraloop.errors import UserError, suggestion
+from hydraloop.hooks.checkpoint_folder import CheckpointFolder, write_line
+from hydraloop.hooks.monitoring import check_metric, check_rule, higher_is_better, is_better
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+LAST_CHECKPOINT = "last_checkpoint"
+"""The text file beside the checkpoints that names the newest regular one."""
+ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress")
+"""What a checkpoint has, and a published file can keep."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """The best validation of one metric so far."""
+
+    value: float
+    iteration: int
+    path: Path
+
+
+class CheckpointHook(Hook):
+    """Writes checkpoints: every `interval` epochs (or iterations), at the end, and one for the best of each metric.
+
+    Files in `out_dir`: `epoch_5.pth`, `iter_500.pth` (by iteration, or where an epoch was cut off), the best so far as
+    `best_<metric>_epoch_5.pth` (the one before it is deleted), `last_checkpoint` with the name of the newest regular
+    file, `<stem>_published.pth`. One that falls due inside an accumulation window waits for the window's end and bears
+    that iteration's number. The epoch's checkpoint is written before its validation, the best one after it. Nothing is
+    written after an error: the run did not end where `save_last` would say it did.
+
+    A checkpoint holds state dicts and plain values, never the whole model as an object: that would need pickle, which
+    runs code when a file is opened and breaks when the model's source file moves. Rebuild the model from the config
+    (it is in the file) and load `state_dict`.
+
+    Mount points: before_run (checks every option), after_load_checkpoint, before_train, after_train_epoch,
+    after_train_iter, after_val_epoch, after_train. Priority VERY_LOW, MMEngine's: behind the hooks whose state it
+    saves, `param_scheduler` and `ema` above all. Writing copies the model to the host (a sync); iterations without one
+    cost an integer comparison. State: best values and files, and which regular files are kept. Options and defaults
+    are those of mmengine's CheckpointHook, with null for its -1.
+
+    Args:
+        interval: epochs or iterations between two regular checkpoints, at least 1; None: none but the last.
+        by_epoch: count epochs; False: iterations.
+        max_keep_ckpts: how many regular files to keep, the newest; None: all. Best ones are not counted.
+        save_best: `auto` (the first metric of the task), a name, or a list of names; None: none.
+        rule: `greater` or `less` values are better, of every name in `save_best`; None: see `monitoring.py`.
+        greater_keys: names, or parts of them, of metrics whose high values are good; None: mmengine's.
+        less_keys: the same for low values; None: mmengine's.
+        out_dir: the folder, relative to the working directory; None: `checkpoints` in the run's.
+        published_keys: entries to keep in a published file, made after training from the last checkpoint (with
+            `save_last`) and from each best one. Its `state_dict` is the averaged weights where there are any
+            (`weights=raw`: the raw ones). None: no such files.
+        save_last: write one at the end of training too.
+        save_begin: the first epoch or iteration that may be due; 0: from the start.
+        save_optimizer: False leaves the optimizer's state out; such a file resumes only with `resume_strict=false`.
+        save_param_scheduler: False leaves the schedules' state out; the same holds.
+
+    Raises:
+        UserError: an option is out of range.
+    """
+
+    priority = Priority.VERY_LOW
+    runs_after = ("param_scheduler", "ema")
+
+    def __init__(
+        self,
+        *,
+        interval: int | None = 1,
+        by_epoch: bool = True,
+        max_keep_ckpts: int | None = None,
+        save_best: str | Sequence[str] | None = None,
+        rule: str | None = None,
+        greater_keys: Sequence[str] | None = None,
+        less_keys: Sequence[str] | None = None,
+        out_dir: str | os.PathLike[str] | None = None,
+        published_keys: Sequence[str] | None = None,
+        save_last: bool = True,
+        save_begin: int = 0,
+        save_optimizer: bool = True,
+        save_param_scheduler: bool = True,
+    ) -> None:
+        self.interval = interval
+        self.by_epoch = by_epoch
+        self.max_keep_ckpts = max_keep_ckpts
+        self.save_best = save_best
+        self.rule = rule
+        self.greater_keys = greater_keys
+        self.less_keys = less_keys
+        self.published_keys = None if published_keys is None else [str(entry) for entry in published_keys]
+        self.save_last = save_last
+        self.save_begin = save_begin
+        self.save_optimizer = save_optimizer
+        self.save_param_scheduler = save_param_scheduler
+        self.out_dir = None if out_dir is None else Path(out_dir)
+        self._check_options()
+        self._every = _every(interval, save_begin)
+        self._higher: dict[str, bool] = {}  # by monitored metric, in the order of save_best
+        self._best: dict[str, _Record] = {}
+        self._kept: list[Path] = []  # regular files, oldest first; entries past max_keep_ckpts are deleted already
+        self._replaced: list[Path] = []  # best files that a better one stands in for, to be deleted
+        self._last_saved = 0  # the iteration of the newest regular file
+        self._folder = CheckpointFolder(Path())  # settled in before_run
+        self._training = False
+
+    # The run. ------------------------------------------------------------------------------------------------------
+
+    def before_run(self, engine: Engine) -> None:
+        """Settle what is monitored and where files go.
+
+        Raises:
+            UserError: there is no such metric, nothing says what is better, or the folder cannot be written to.
+        """
+        for name in self._monitored(engine):
+            check_metric(name, engine, key=f"{self.key}.save_best")
+            self._higher[name] = higher_is_better(
+                name,
+                engine,
+                rule=self.rule,
+                greater_keys=self.greater_keys,
+                less_keys=self.less_keys,
+                key=self.key,
+            )
+        default, resume = engine.run_dir / "checkpoints", engine.settings.resume
+        self._folder = CheckpointFolder(
+            default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent
+        )
+        if engine.distributed.is_main:
+            self._folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
+
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Let the engine know the best of the part of the run that is over."""
+        self._tell_best(engine)
+
+    def before_train(self, engine: Engine) -> None:
+        """From now on validations count.
+
+        Raises:
+            UserError: the best is to be saved, and nothing is validated.
+        """
+        if self._higher and (engine.loaders.val is None or engine.settings.val_interval is None):
+            raise UserError(
+                "the best checkpoint is found by validation, and this run has none",
+                key=f"{self.key}.save_best",
+                remedy=f"Set {self.key}.save_best=null, or data.val and engine.val_interval.",
+            )
+        self._training = True
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        """Ask for the epoch's checkpoint where it is due."""
+        if self.by_epoch and (
+            self._every.due(engine.progress.epoch) or (self.save_last and self.is_last_train_epoch(engine))
+        ):
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Ask for the iteration's checkpoint where it is due."""
+        if self.by_epoch:
+            return
+        iteration = engine.progress.iteration
+        if self._every.due(iteration) or (self.save_last and iteration >= engine.max_iters):
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """Ask for a checkpoint for each metric that is the best so far."""
+        if not self._training:  # a validation on its own saves nothing
+            return
+        for name, higher in self._higher.items():
+            best = self._best.get(name)
+            if is_better(metrics[name], None if best is None else best.value, higher=higher):
+                engine.request_checkpoint(f"{self.name}: best {name}", _BestWriter(self, name, metrics[name]))
+
+    def after_train(self, engine: Engine) -> None:
+        """Ask for the last checkpoint where training ended early, and for the published files."""
+        self._training = False
+        if engine.error is not None:
+            return
+        if self.save_last and engine.progress.iteration > self._last_saved:
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
+        if self.published_keys is not None:
+            engine.request_checkpoint(f"{self.name}: published", self._publish_all)
+
+    # State. --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Best values and files, and the regular files; paths are relative to `out_dir` where they are inside it."""
+        return {
+            "best": {
+                name: {"value": best.value, "iteration": best.iteration, "checkpoint": self._folder.relative(best.path)}
+                for name, best in self._best.items()
+            },
+            "kept": [self._folder.relative(path) for path in self._kept],
+            "replaced": [self._folder.relative(path) for path in self._replaced],
+            "last_saved": self._last_saved,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the best values and the files of the resumed run; a best whose file is gone is forgotten."""
+        self._kept = [self._folder.locate(name) for name in state["kept"]]
+        self._replaced = [self._folder.locate(name) for name in state["replaced"]]
+        self._last_saved = state["last_saved"]
+        for name, entry in state["best"].items():
+            path = self._folder.locate(entry["checkpoint"])
+            if name not in self._higher:
+                continue
+            if path.is_file():
+                self._best[name] = _Record(entry["value"], entry["iteration"], path)
+            else:
+                log.warning(
+                    "%s: the best checkpoint so far, %s, is gone; the next validation counts as best", name, path
+                )
+
+    # Writing, called by the engine between two windows. --------------------------------------------------------------
+
+    def _write_regular(self, engine: Engine) -> None:
+        path = self._folder.path / f"{self._stem(engine)}{SUFFIX}"
+        # The list is saved with the file that is about to be deleted still in it: a run that is killed in between
+        # deletes it after it was resumed.
+        self._kept = [*(other for other in self._kept if other != path), path]
+        self._last_saved = engine.progress.iteration
+        self._save(engine, path)
+        if engine.distributed.is_main:
+            write_line(self._folder.path / LAST_CHECKPOINT, path.name)
+        surplus = 0 if self.max_keep_ckpts is None else max(0, len(self._kept) - self.max_keep_ckpts)
+        self._delete(engine, self._kept[:surplus])
+        self._kept = self._kept[surplus:]
+
+    def _write_best(self, engine: Engine, name: str, value: float) -> None:
+        path = self._folder.path / f"best_{_in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
+        before = self._best.get(name)
+        if before is not None:
+            self._replaced.append(before.path)
+        self._best[name] = _Record(value, engine.progress.iteration, path)
+        self._save(engine, path)
+        self._tell_best(engine)
+        log.info("best %s so far: %.4g, saved as %s", name, value, path.name)
+        self._delete(engine, self._replaced)
+        self._replaced = []
+
+    def _publish_all(self, engine: Engine) -> None:
+        last = self._kept[-1:] if self.save_last else []
+        for path in dict.fromkeys([*last, *(best.path for best in self._best.values())]):
+            if engine.distributed.is_main:
+                self._publish(path, engine.settings.weights)
+
+    def _publish(self, path: Path, weights: str) -> None:
+        checkpoint = load(path, key=f"{self.key}.published_keys")
+        published = {entry: checkpoint[entry] for entry in self.published_keys or ()}
+        if "state_dict" in published:
+            published["state_dict"] = evaluation_weights(checkpoint, weights)
+        if "meta" in published:
+            # They are the state dict now; who loads the file must not look for them among the hooks.
+            published["meta"] = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
+        target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
+        write(target, published)
+        log.info("published %s", target)
+
+    def _save(self, engine: Engine, path: Path) -> None:
+        engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler)
+
+    def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
+        """Delete files, but never one that is a metric's best: the names of two metrics can make the same file name."""
+        in_use = {best.path for best in self._best.values()}
+        for path in paths:
+            if engine.distributed.is_main and path not in in_use:
+                path.unlink(missing_ok=True)
+
+    def _stem(self, engine: Engine) -> str:
+        """`epoch_5`, or `iter_500` by iteration and where an epoch was cut off: that is no epoch 5."""
+        progress = engine.progress
+        if self.by_epoch and progress.batch_in_epoch == 0:
+            return f"epoch_{progress.epoch}"
+        return f"iter_{progress.iteration}"
+
+    def _tell_best(self, engine: Engine) -> None:
+        for name in self._higher:
+            best = self._best.get(name)
+            if best is not None:
+                engine.best = Best(name, best.value, best.iteration, str(best.path))
+            return
+
+    # Options. ------------------------------------------------------------------------------------------------------
+
+    def _check_options(self) -> None:
+        check_rule(self.rule)
+        if self.max_keep_ckpts is not None and self.max_keep_ckpts < 1:
+            raise UserError(
+                f"{self.max_keep_ckpts} is below 1", key="max_keep_ckpts", remedy="Use null to keep all of them."
+            )
+        left_out = {
+            *(() if self.save_optimizer else ("optimizer",)),
+            *(() if self.save_param_scheduler else ("schedulers",)),
+        }
+        there = [entry for entry in ENTRIES if entry not in left_out]
+        for entry in self.published_keys or ():
+            if entry not in there:
+                raise UserError(
+                    f"a checkpoint of this run has no {entry!r}",
+                    key="published_keys",
+                    remedy=f"{suggestion(entry, there)} For the weights and where they come from: [meta,state_dict].",
+                )
+
+    def _monitored(self, engine: Engine) -> list[str]:
+        """The names in `save_best`, each once."""
+        if self.save_best is None:
+            return []
+        names = [self.save_best] if isinstance(self.save_best, str) else [str(name) for name in self.save_best]
+        if names == ["auto"]:
+            return list(engine.metric_names[:1])
+        if "auto" in names:
+            raise UserError(
+                "'auto' stands for one metric and cannot be combined with others",
+                key=f"{self.key}.save_best",
+                remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
+            )
+        return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True)
+class _BestWriter:
+    """A best checkpoint that was asked for: the value is that of the validation just done."""
+
+    hook: CheckpointHook
+    metric: str
+    value: float
+
+    def __call__(self, engine: Engine) -> None:
+        self.hook._write_best(engine, self.metric, self.value)
+
+
+def _every(interval: int | None, begin: int) -> Every:
+    """The interval rule, with the options' names in its errors."""
+    try:
+        return Every(interval, begin)
+    except UserError as error:
+        key = "interval" if interval is not None and interval < 1 else "save_begin"
+        raise UserError(error.problem, key=key, remedy=error.remedy) from None
+
+
+def _in_file_name(metric: str) -> str:
+    """A metric's name with everything that has a meaning in paths and globs replaced: `val/acc` becomes `val_acc`."""
+    return re.sub(r"[^\w.@=+-]", "_", metric)

@@ -1,0 +1,73 @@
+"""The folder that a run's checkpoints go to, and how their paths survive a move of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, SUFFIX
+from hydraloop.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """A folder of checkpoints.
+
+    Args:
+        path: the folder; made by `open`.
+        resumed_beside: the folder of the checkpoint that the run was resumed from, None for a new run.
+    """
+
+    path: Path
+    resumed_beside: Path | None = None
+
+    def open(self, run_dir: Path, default: Path, *, key: str) -> None:
+        """Make the folder and try to write into it; leave the way back to the run where it is not `default`.
+
+        Raises:
+            UserError: it cannot be written to, or has the checkpoints of another run; names `key`.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".{os.getpid()}.part"
+            probe.touch()
+            probe.unlink()
+            if self.path.resolve() != default.resolve():
+                self._point_to(run_dir.resolve(), key)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written to: {error.strerror or error}",
+                key=key,
+                remedy="Use a folder that you may write to.",
+            ) from error
+
+    def _point_to(self, run_dir: Path, key: str) -> None:
+        pointer = self.path / RUN_DIR_FILE
+        owner = Path(pointer.read_text(encoding="utf-8").strip()) if pointer.is_file() else run_dir
+        # A resumed run may have been moved.
+        if owner != run_dir and self.resumed_beside is None and any(self.path.glob(f"*{SUFFIX}")):
+            raise UserError(
+                f"{self.path} has checkpoints of another run, {owner}, which would be overwritten",
+                key=key,
+                remedy="Use a folder of its own for each run.",
+            )
+        write_line(pointer, str(run_dir))
+
+    def relative(self, path: Path) -> str:
+        """How a checkpoint's state names a file: relative to the folder where it is in it, so that both can move."""
+        return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
+
+    def locate(self, name: str) -> Path:
+        """The file that `relative` named: in the folder, or in that of the resumed file where it has changed."""
+        here = self.path / name
+        if self.resumed_beside is not None and not here.is_file() and (self.resumed_beside / name).is_file():
+            return self.resumed_beside / name
+        return here
+
+
+def write_line(path: Path, text: str) -> None:
+    """Write one line, so that the file is at every moment absent, the old or the new one."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished.write_text(f"{text}\n", encoding="utf-8")
+    unfinished.replace(path)

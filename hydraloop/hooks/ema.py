@@ -1,0 +1,163 @@
+"""EMAHook: an average of the weights, for validation, test and publishing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.schedule import Every
+from hydraloop.errors import UserError
+from hydraloop.hooks.averaging import Averaged, weighting
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class EMAHook(Hook):
+    """Averages the weights over optimizer steps and evaluates on the average; training itself does not notice.
+
+    The first update copies the weights, each further one moves the average towards them by a weight that `ema_type`
+    gives (`averaging.py` has the formulas and their sources). Before the first update, and with `weights=raw`,
+    validation and test run on the raw weights; after it on the average, put into the model in place (parameters keep
+    their identity) and taken out again whatever happens. An fp16 step that was skipped is no step and no update.
+
+    Mount points: before_run, before_train_epoch, after_train_iter, after_train_epoch, before_val_epoch,
+    before_test_epoch, before_save_checkpoint. Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average
+    of the same step. No host sync; an update is one foreach kernel over all parameters, and needs memory for one more
+    model (two during evaluation). State: the averages and the number of updates. Defaults are mmengine's but
+    for `warmup`.
+
+    Args:
+        ema_type: `exponential`, `stochastic`, `momentum_annealing`, `exp_momentum` or `linear_momentum`.
+        momentum: the share of the new weights in an update, in (0, 1).
+        warmup: a larger share at first, max(momentum, 9 / (10 + updates)); of `exponential` only.
+        interval: optimizer steps (epochs with `by_epoch`) between two updates, at least 1.
+        by_epoch: update at the end of epochs.
+        begin_epoch: the first epoch (from 1) that may have an update; 0: from the start.
+        begin_iter: the first optimizer step (from 1) that may have an update; 0: from the start.
+        update_buffers: average the buffers too (the statistics of normalisation layers), and copy integer ones;
+            False: the averaged model uses the raw model's.
+        gamma: how slowly `momentum_annealing` and `exp_momentum` reach `momentum`, in optimizer steps; None: 100 and
+            2000.
+        warm_up: the same of `linear_momentum`.
+
+    Raises:
+        UserError: an option is out of range, or two of them contradict each other.
+    """
+
+    priority = Priority.NORMAL
+
+    def __init__(
+        self,
+        *,
+        ema_type: str = "exponential",
+        momentum: float = 0.0002,
+        warmup: bool = True,
+        interval: int = 1,
+        by_epoch: bool = False,
+        begin_epoch: int = 0,
+        begin_iter: int = 0,
+        update_buffers: bool = False,
+        gamma: float | None = None,
+        warm_up: int = 100,
+    ) -> None:
+        if interval < 1:
+            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 to average every step.")
+        if begin_epoch < 0 or begin_iter < 0:
+            key = "begin_epoch" if begin_epoch < 0 else "begin_iter"
+            raise UserError("a begin cannot be negative", key=key, remedy="Use 0 to begin at the start.")
+        if begin_iter and (begin_epoch or by_epoch):
+            raise UserError(
+                "begin_iter counts optimizer steps, and the begin is given in epochs",
+                key="begin_iter",
+                remedy="Use begin_epoch alone, or begin_iter alone with by_epoch=false.",
+            )
+        self.update_buffers = update_buffers
+        self.updates = 0
+        """Updates done, the first copy included."""
+        self._weight = weighting(
+            ema_type, momentum=momentum, warmup=warmup, gamma=gamma, warm_up=warm_up, interval=interval
+        )
+        self._by_epoch = by_epoch
+        self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
+        self._begin_epoch = begin_epoch
+        self._strict = True
+        self._averaged: Averaged | None = None
+
+    # The run. ------------------------------------------------------------------------------------------------------
+
+    def before_run(self, engine: Engine) -> None:
+        """Find the model's tensors, of which a checkpoint may bring averages."""
+        self._averaged = Averaged(engine.model, buffers=self.update_buffers)
+        self._strict = engine.settings.resume_strict
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """Follow storages that something replaced between epochs."""
+        self._of_model.rebind()
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Update, if the optimizer stepped and an update is due."""
+        if not engine.stepped or self._by_epoch:
+            return
+        progress = engine.progress
+        if self._every.due(progress.optimizer_step) and progress.epoch + 1 >= self._begin_epoch:
+            self._update()
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        """Update, with `by_epoch` and if one is due."""
+        if self._by_epoch and self._every.due(engine.progress.epoch):
+            self._update()
+
+    def before_val_epoch(self, engine: Engine) -> None:
+        """Validate on the average."""
+        engine.during_evaluation(self._swapped(engine))
+
+    def before_test_epoch(self, engine: Engine) -> None:
+        """Test on the average; the weights of a checkpoint file are evaluated as they are."""
+        engine.during_evaluation(self._swapped(engine))
+
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Say that the averaged weights are in this hook's state."""
+        if self.updates:
+            checkpoint["meta"]["averaged_weights"] = self.name
+
+    # State. --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """`averaged`: the averages by state-dict key of the model; `updates`: how many went into them."""
+        return {"averaged": {} if self._averaged is None else self._averaged.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the averages of a checkpoint; the model has its raw weights already.
+
+        Raises:
+            UserError: an average is missing or unknown, unless `resume_strict=false`.
+        """
+        self.updates = state["updates"]
+        if self.updates:
+            self._of_model.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
+
+    # Within. -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _of_model(self) -> Averaged:
+        assert self._averaged is not None, "made in before_run"
+        return self._averaged
+
+    def _update(self) -> None:
+        averaged = self._of_model
+        if self.updates:
+            averaged.update(self._weight(self.updates))
+        else:
+            averaged.start()
+        self.updates += 1
+
+    @contextmanager
+    def _swapped(self, engine: Engine) -> Iterator[None]:
+        if not self.updates or engine.evaluating_checkpoint is not None or engine.settings.weights == "raw":
+            yield
+            return
+        with self._of_model.swapped_in():
+            yield

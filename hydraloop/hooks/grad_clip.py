@@ -1,0 +1,87 @@
+"""GradClipHook: bounds the gradients before each optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.errors import UserError
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class GradClipHook(Hook):
+    """Clips the gradients of all of the optimizer's parameters, by their total norm or by value.
+
+    Called once a window, after the gradients are unscaled (fp16) and weighted (accumulation), so the bound means the
+    same in every run. The norm before clipping goes into the record as `grad_norm`. With neither `max_norm` nor
+    `clip_value` it does nothing.
+
+    Mount points: before_train_epoch (lists the parameters), before_optimizer_step. Priority ABOVE_NORMAL: before hooks
+    of normal priority look at the gradients that the step will use. No host sync, except with `error_if_nonfinite`: one
+    a step. By value, the norm for the record costs a pass over the gradients. No state. From MMCV's and iMIX's
+    OptimizerHook (`grad_clip`), on torch's own functions; off by default, as there.
+
+    Args:
+        max_norm: the largest norm of all gradients together, above 0; larger ones are scaled down. None: off.
+        norm_type: which norm, above 0; 2 is Euclid's, inf the largest entry.
+        clip_value: the largest size of each single entry, above 0; None: off. Not together with `max_norm`.
+        error_if_nonfinite: end the run where the norm is NaN or infinite. Not for fp16, whose scaler meets overflows by
+            design and skips their steps.
+
+    Raises:
+        UserError: a number is out of range, or both ways of clipping are asked for.
+    """
+
+    priority = Priority.ABOVE_NORMAL
+
+    def __init__(
+        self,
+        *,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        clip_value: float | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> None:
+        for key, number in (("max_norm", max_norm), ("norm_type", norm_type), ("clip_value", clip_value)):
+            if number is not None and not number > 0:
+                off = "" if key == "norm_type" else ", or null to switch it off"
+                raise UserError(f"{number} is not above 0", key=key, remedy=f"Use a number above 0{off}.")
+        if max_norm is not None and clip_value is not None:
+            raise UserError(
+                "gradients are clipped by norm or by value, and both are set",
+                key="clip_value",
+                remedy="Set max_norm or clip_value to null.",
+            )
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.clip_value = clip_value
+        self.error_if_nonfinite = error_if_nonfinite
+        self._parameters: list[Tensor] = []
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """List what the optimizer updates; groups may have been added since the last epoch. Nothing where it is off."""
+        if self.max_norm is not None or self.clip_value is not None:
+            self._parameters = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
+
+    def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Clip.
+
+        Raises:
+            RuntimeError: the norm is not finite, with `error_if_nonfinite`.
+        """
+        if self.max_norm is not None:
+            norm = clip_grad_norm_(
+                self._parameters, self.max_norm, self.norm_type, error_if_nonfinite=self.error_if_nonfinite
+            )
+            engine.messages.add("grad_norm", norm)
+        elif self.clip_value is not None:
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            norm = get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
+            clip_grad_value_(self._parameters, self.clip_value)
+            engine.messages.add("grad_norm", norm)

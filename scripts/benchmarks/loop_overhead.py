@@ -1,0 +1,266 @@
+"""What the loop costs: hydraloop against the same work written by hand, interleaved in one process.
+
+    python scripts/benchmarks/loop_overhead.py [--rounds 7] [--iterations 3000]
+
+A 32-64-10 MLP, batches of 16, one thread, AdamW. "Bare": every hook off, against a loop of forward, loss, backward, step,
+zero_grad, both with the same optimizer. "Usual": the default hooks, a record every 50 iterations, a schedule stepped each
+iteration, gradient clipping and EMA, against two loops that do all that: one with torch's parts as people write it (AdamW,
+AveragedModel, clip_grad_norm_, LambdaLR), and one that also uses fused AdamW and torch._foreach_lerp_ on kept lists.
+
+Each round times every variant once, in an order that rotates; a variant's figure is the median over the rounds, with the
+smallest and the largest. Differences and ratios are taken round by round, so that a drift of the machine's speed drops out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks import (
+    CheckpointHook,
+    DistSamplerSeedHook,
+    EMAHook,
+    GradClipHook,
+    IterTimerHook,
+    LoggerHook,
+    ParamSchedulerHook,
+    ProgressHook,
+    RuntimeInfoHook,
+)
+from hydraloop.optim.schedule import Schedule
+from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.tasks import Classification
+
+Batches = list[tuple[Tensor, Tensor]]
+RECORD_EVERY = 50
+MAX_NORM = 1.0
+MOMENTUM = 0.0002
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--iterations", type=int, default=3000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.INFO)  # the terminal's lines; the hand-written loops write their record to a file too
+    avoid_dynamo_import()
+    batches = [(torch.randn(16, 32), torch.randint(0, 10, (16,))) for _ in range(options.iterations)]
+
+    variants: dict[str, Callable[[Batches], float]] = {
+        "bare, by hand": bare_by_hand,
+        "bare, hydraloop": bare_hydraloop,
+        "usual, by hand": usual_by_hand,
+        "usual, by hand, fused": usual_by_hand_fused,
+        "usual, hydraloop": usual_hydraloop,
+    }
+    names = list(variants)
+    for name in names:  # warm-up, not counted
+        variants[name](batches[:300])
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(options.rounds):
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+            times[name].append(variants[name](batches) / options.iterations * 1e6)
+
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread, ", end="")
+    print(f"{options.rounds} rounds of {options.iterations} iterations; µs an iteration")
+    for name in names:
+        print(f"  {name:<24} {_spread(times[name], '{:7.1f}')}")
+    compare("bare: hydraloop - by hand", "µs", 5.0, times["bare, hydraloop"], times["bare, by hand"], difference)
+    compare("usual: hydraloop / by hand", "", 0.65, times["usual, hydraloop"], times["usual, by hand"], ratio)
+    compare("usual: hydraloop - by hand, fused", "µs", 10.0, times["usual, hydraloop"], times["usual, by hand, fused"], difference)
+
+
+def compare(
+    name: str, unit: str, limit: float, ours: list[float], theirs: list[float], how: Callable[[float, float], float]
+) -> None:
+    """Print a comparison taken round by round, beside its goal."""
+    values = [how(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+    met = "met" if statistics.median(values) <= limit else "NOT met"
+    print(f"  {name:<34} {_spread(values, '{:6.2f}')} {unit:<3} goal: at most {limit:g}, {met}")
+
+
+def difference(mine: float, other: float) -> float:
+    """In µs an iteration."""
+    return mine - other
+
+
+def ratio(mine: float, other: float) -> float:
+    """Of the times."""
+    return mine / other
+
+
+def _spread(values: list[float], form: str) -> str:
+    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
+    return f"median {middle}  (min {low}, max {high})"
+
+
+# The work. -------------------------------------------------------------------------------------------------------------
+
+
+def new_model() -> nn.Sequential:
+    """The same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def bare_by_hand(batches: Batches) -> float:
+    """Seconds for the loop."""
+    model, criterion = new_model(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters())
+    start = perf_counter()
+    for inputs, targets in batches:
+        loss = criterion(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return perf_counter() - start
+
+
+def bare_hydraloop(batches: Batches) -> float:
+    """Seconds for the loop, from before_train to after_train."""
+    model = new_model()
+    return _train(model, torch.optim.AdamW(model.parameters()), batches, {}, {})
+
+
+def usual_by_hand(batches: Batches) -> float:
+    """As people write it, with torch's own parts."""
+    model, criterion = new_model(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factor)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(1 - MOMENTUM)
+    )
+    with tempfile.TemporaryFile("w") as file:
+        total = norms = torch.zeros(())
+        start = then = perf_counter()
+        for iteration, (inputs, targets) in enumerate(batches, start=1):
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            average.update_parameters(model)
+            total, norms = total + loss.detach(), norms + norm
+            if iteration % RECORD_EVERY == 0:
+                now = perf_counter()
+                _write(file, iteration, optimizer, total, norms, now - then)
+                total, norms, then = torch.zeros(()), torch.zeros(()), now
+        return perf_counter() - start
+
+
+def usual_by_hand_fused(batches: Batches) -> float:
+    """With fused AdamW, and an average by torch._foreach_lerp_ on lists that are kept."""
+    model, criterion = new_model(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factor)
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    averages = [parameter.clone() for parameter in parameters]
+    with tempfile.TemporaryFile("w") as file:
+        total = norms = torch.zeros(())
+        start = then = perf_counter()
+        for iteration, (inputs, targets) in enumerate(batches, start=1):
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            torch._foreach_lerp_(averages, parameters, MOMENTUM)
+            total, norms = total + loss.detach(), norms + norm
+            if iteration % RECORD_EVERY == 0:
+                now = perf_counter()
+                _write(file, iteration, optimizer, total, norms, now - then)
+                total, norms, then = torch.zeros(()), torch.zeros(()), now
+        return perf_counter() - start
+
+
+def usual_hydraloop(batches: Batches) -> float:
+    """The default hooks and EMA, as `build` would make them with fused: auto."""
+    model = new_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    schedule = Schedule("lambda", torch.optim.lr_scheduler.LambdaLR(optimizer, _factor), by_epoch=False)
+    hooks: dict[str, Hook] = {
+        "runtime_info": RuntimeInfoHook(),
+        "timer": IterTimerHook(),
+        "sampler_seed": DistSamplerSeedHook(),
+        "grad_clip": GradClipHook(max_norm=MAX_NORM),
+        "logger": LoggerHook(interval=RECORD_EVERY),
+        "param_scheduler": ParamSchedulerHook(),
+        "checkpoint": CheckpointHook(),
+        "progress": ProgressHook(),
+        "ema": EMAHook(momentum=MOMENTUM),
+    }
+    return _train(model, optimizer, batches, hooks, {"lambda": schedule})
+
+
+class _Clock(Hook):
+    """The loop alone: from the first iteration's beginning to the last one's end, as in the loops by hand."""
+
+    priority = 0
+
+    def __init__(self) -> None:
+        self.start = self.seconds = 0.0
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        self.start = perf_counter()
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        self.seconds = perf_counter() - self.start
+
+
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    hooks: dict[str, Hook],
+    schedules: dict[str, Schedule],
+) -> float:
+    clock = _Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(
+            task=Classification(model=model, loss=nn.CrossEntropyLoss(), metrics={}),
+            optimizer=optimizer,
+            loaders=Loaders(train=batches),
+            hooks={"clock": clock, **hooks},
+            schedules=schedules,
+            settings=Settings(max_epochs=1, test=False, device="cpu"),
+            run_dir=Path(folder),
+        )
+        engine.train()
+    return clock.seconds
+
+
+def _factor(step: int) -> float:
+    return 0.9999**step
+
+
+def _write(
+    file: object, iteration: int, optimizer: torch.optim.Optimizer, total: Tensor, norms: Tensor, seconds: float
+) -> None:
+    record = {
+        "iteration": iteration,
+        "lr": optimizer.param_groups[0]["lr"],
+        "time": seconds / RECORD_EVERY,
+        "loss": total.item() / RECORD_EVERY,
+        "grad_norm": norms.item() / RECORD_EVERY,
+    }
+    print(json.dumps(record), file=file, flush=True)  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    main()

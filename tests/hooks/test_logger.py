@@ -1,0 +1,252 @@
+"""LoggerHook: the records of real runs, wherever they go."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.logger import LoggerHook
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.hooks.timer import IterTimerHook
+from hydraloop.tasks.task import Task
+
+
+class Listener(Hook):
+    """Keeps the losses of the iterations and the records."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.records: list[dict[str, Any]] = []
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self.losses.append(outputs["loss"])
+
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        self.records.append(dict(record))
+
+
+class Diverging(Task):
+    """A loss of NaN, and a second one that is infinite."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        loss = super().forward(batch)["loss"]
+        return {"loss": loss * math.nan, "aux_loss": torch.tensor(-math.inf)}
+
+
+class SecondRank(Distributed):
+    """Rank 1 of 2, whose collectives are counted and answered with its own values."""
+
+    rank = 1
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.means = 0
+
+    def mean(self, values: Tensor) -> Tensor:
+        self.means += 1
+        return values
+
+
+class HostSyncs(TorchFunctionMode):
+    """Counts what makes the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        self.count += name in {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"}
+        return func(*args, **(kwargs or {}))
+
+
+def _engine(tmp_path: Path, logger: LoggerHook, *, task: type[Task] = Task, **more: Any) -> Engine:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(7)]
+    hooks = {"runtime_info": RuntimeInfoHook(), "timer": IterTimerHook(), "logger": logger, "listener": Listener()}
+    return Engine(
+        task=task(model, nn.MSELoss()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5),
+        loaders=Loaders(batches, batches[:1], batches[1:2]),
+        hooks=hooks,
+        settings=Settings(max_epochs=2, device="cpu"),
+        run_dir=tmp_path,
+        **more,
+    )
+
+
+def _lines(tmp_path: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+
+def test_records_of_a_run(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook(interval=5))
+    engine.train()
+    listener = engine.hooks["listener"]
+    assert isinstance(listener, Listener)
+    records = _lines(tmp_path)
+    assert records == listener.records
+    assert [(record["mode"], record["epoch"], record["iteration"]) for record in records] == [
+        ("train", 1, 5), ("val", 1, 7), ("train", 2, 10), ("val", 2, 14), ("test", 2, 14),
+    ]  # fmt: skip
+    losses = [loss.item() for loss in listener.losses]
+    assert records[0]["loss"] == pytest.approx(sum(losses[:5]) / 5)
+    assert records[2]["loss"] == pytest.approx(sum(losses[5:10]) / 5)
+    assert (records[0]["lr"], records[0]["momentum"]) == (0.01, 0.5)
+    assert records[3]["loss"] == engine.metrics["loss"]
+    assert records[4]["loss"] == engine.test_metrics["loss"]
+
+
+def test_a_train_record_has_everything_in_order(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook())
+    engine.train()
+    train = next(record for record in _lines(tmp_path) if record["mode"] == "train")
+    assert list(train) == [
+        "mode", "epoch", "iteration", "lr", "momentum", "eta", "time", "data_time", "memory", "loss",
+    ]  # fmt: skip
+    assert 1 < train["memory"] < 1e6
+    assert 0 < train["data_time"] < train["time"]
+
+
+def test_the_rest_of_an_epoch_gets_its_record_if_asked(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook(interval=5, ignore_last=False))
+    engine.train()
+    train = [record["iteration"] for record in _lines(tmp_path) if record["mode"] == "train"]
+    assert train == [5, 7, 10, 14]
+
+
+def test_interval_null_leaves_the_evaluations(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook(interval=None, ignore_last=False, filename="log.jsonl"))
+    engine.train()
+    assert [record["mode"] for record in _lines(tmp_path, "log.jsonl")] == ["val", "val", "test"]
+
+
+def test_lines_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
+    _engine(tmp_path, LoggerHook(interval=7)).train()
+    lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
+    assert len(lines) == len(_lines(tmp_path)) == 5
+    span = r"[\d.]+(?:µs|ms|s)"
+    assert re.fullmatch(
+        rf"epoch 1/2  iter 7/14  lr 1\.0e-02  eta 0:00:0\d  time {span}  data {span}  memory \d+MB  loss \d\.\d{{4}}",
+        lines[0],
+    )
+    assert re.fullmatch(r"val  epoch 1/2  iter 7/14  loss \d\.\d{4}", lines[1])
+    assert lines[-1].startswith("test  epoch 2/2  iter 14/14  loss ")
+
+
+def test_any_json_reader_can_read_a_diverged_run(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook(interval=7), task=Diverging)
+    engine.train()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    first = (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
+    record = json.loads(first, parse_constant=refuse)
+    assert record["loss"] is None
+    assert record["aux_loss"] is None
+    assert record["nonfinite"] == {"loss": "nan", "aux_loss": "-inf"}
+    listener = engine.hooks["listener"]
+    assert isinstance(listener, Listener)
+    assert math.isnan(listener.records[0]["loss"])
+    assert "nonfinite" not in listener.records[0]
+
+
+def test_a_second_run_appends_behind_the_last_whole_line(tmp_path: Path) -> None:
+    _engine(tmp_path, LoggerHook(interval=7)).train()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(before + b'{"mode": "trai')
+    _engine(tmp_path, LoggerHook(interval=7)).train()
+    after = (tmp_path / "metrics.jsonl").read_bytes()
+    assert after.startswith(before + b'{"mode": "train", "epoch": 1, "iteration": 7')
+    assert len(_lines(tmp_path)) == 10
+
+
+def test_each_record_is_in_the_file_when_it_is_announced(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Follower(Hook):
+        def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+            seen.append(len(_lines(tmp_path)))
+
+    engine = _engine(tmp_path, LoggerHook(interval=7))
+    follower = Engine(
+        task=engine.task,
+        optimizer=engine.optimizer,
+        loaders=engine.loaders,
+        hooks={"logger": LoggerHook(interval=7), "follower": Follower()},
+        settings=engine.settings,
+        run_dir=tmp_path,
+    )
+    follower.train()
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_one_host_sync_a_record(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook(interval=2))
+    with engine._run(write_result=False):
+        engine._call(engine.stages.before_train)
+        engine._call(engine.stages.before_train_epoch)
+        with HostSyncs() as syncs:
+            engine._train_epoch()
+    listener = engine.hooks["listener"]
+    assert isinstance(listener, Listener)
+    assert [record["iteration"] for record in listener.records] == [2, 4, 6]
+    assert syncs.count == 3
+
+
+def test_other_ranks_reduce_and_write_nothing(tmp_path: Path) -> None:
+    distributed = SecondRank()
+    engine = _engine(tmp_path, LoggerHook(interval=7), distributed=distributed)
+    engine.train()
+    assert distributed.means == 2
+    assert list(tmp_path.iterdir()) == []
+    listener = engine.hooks["listener"]
+    assert isinstance(listener, Listener)
+    assert listener.records == []
+
+
+def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
+    class Failing(Hook):
+        def after_val(self, engine: Engine) -> None:
+            raise RuntimeError("no")
+
+    engine = _engine(tmp_path, logger := LoggerHook(interval=7))
+    failing = Engine(
+        task=engine.task,
+        optimizer=engine.optimizer,
+        loaders=engine.loaders,
+        hooks={"logger": logger, "failing": Failing()},
+        settings=engine.settings,
+        run_dir=tmp_path,
+    )
+    with pytest.raises(RuntimeError, match="no"):
+        failing.train()
+    assert logger._file is None
+    assert len(_lines(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [({"interval": 0}, "interval"), ({"filename": "../up.jsonl"}, "filename")]
+)
+def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as raised:
+        LoggerHook(**options)
+    assert raised.value.key == key
+    assert raised.value.remedy

@@ -1,0 +1,185 @@
+"""ProfilerHook: traces of real runs, and a profiler that never stays on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.profiler import ProfilerHook
+from hydraloop.tasks.task import Task
+
+
+class Watcher(Hook):
+    """Keeps the iterations after which a profiler was recording; may fail after one."""
+
+    priority = 100
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.recording: list[int] = []
+        self._fail_at = fail_at
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        if _recording():
+            self.recording.append(engine.progress.iteration)
+        if engine.progress.iteration == self._fail_at:
+            raise RuntimeError("on purpose")
+
+
+def _recording() -> bool:
+    return torch.autograd._profiler_enabled()  # type: ignore[no-any-return]
+
+
+def _run(tmp_path: Path, hook: ProfilerHook, *, epochs: int = 2, fail_at: int | None = None) -> Watcher:
+    model = nn.Linear(2, 1)
+    watcher = Watcher(fail_at)
+    Engine(
+        task=Task(model, nn.MSELoss()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 8, [(torch.randn(4, 2), torch.randn(4, 1))]),
+        hooks={"profiler": hook, "watcher": watcher},
+        settings=Settings(max_epochs=epochs, device="cpu"),
+        run_dir=tmp_path,
+    ).train()
+    return watcher
+
+
+def _steps(trace: Path) -> list[str]:
+    """The iterations in a trace file, by torch's name for them."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return sorted({event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")})
+
+
+def _tensorboard_traces(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "tf_tracing_logs").glob("*.pt.trace.json"))
+
+
+def test_by_default_three_iterations_in_a_file_and_a_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hydraloop.hooks.profiler")
+    watcher = _run(tmp_path, ProfilerHook())
+    [trace] = _tensorboard_traces(tmp_path)
+    assert _steps(trace) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"aten::addmm", "Optimizer.step#SGD.step", "[memory]"} <= {event.get("name") for event in events}
+    # On from the warm-up on (the second iteration), off for good after the fifth.
+    assert watcher.recording == [2, 3, 4]
+    assert not _recording()
+    messages = [record.getMessage() for record in caplog.records]
+    assert "chrome://tracing" in messages[0]
+    assert "tensorboard --logdir" in messages[0]
+    assert str(trace.name) in messages[0]
+    assert "sorted by self_cpu_time_total" in messages[1]
+    own = [float(row.split()[1].rstrip("%")) for row in messages[1].splitlines() if "aten::" in row]
+    assert own == sorted(own, reverse=True) != []
+
+
+def test_without_a_schedule_whole_epochs(tmp_path: Path) -> None:
+    watcher = _run(tmp_path, ProfilerHook(schedule=None, profile_times=1, on_trace_ready="tb_trace"))
+    [trace] = _tensorboard_traces(tmp_path)
+    assert len(_steps(trace)) >= 8
+    assert watcher.recording == list(range(1, 9))
+
+
+def test_without_a_schedule_a_number_of_iterations(tmp_path: Path) -> None:
+    watcher = _run(tmp_path, ProfilerHook(schedule=None, by_epoch=False, profile_times=10))
+    assert len(_tensorboard_traces(tmp_path)) == 1
+    assert watcher.recording == list(range(1, 10))
+
+
+def test_cycles_each_have_a_trace(tmp_path: Path) -> None:
+    hook = ProfilerHook(
+        schedule={"wait": 1, "warmup": 1, "active": 1, "repeat": 2}, on_trace_ready=["chrome_trace", "tb_trace"]
+    )
+    _run(tmp_path, hook)
+    assert [_steps(trace) for trace in _tensorboard_traces(tmp_path)] == [["ProfilerStep#2"], ["ProfilerStep#5"]]
+    assert _steps(tmp_path / "tf_tracing_logs" / "chrome_trace.json") == ["ProfilerStep#5"]
+
+
+def test_the_chrome_trace_goes_where_it_is_told(tmp_path: Path) -> None:
+    _run(tmp_path, ProfilerHook(json_trace_path="here/trace.json"))
+    [trace] = _tensorboard_traces(tmp_path)
+    assert (tmp_path / "here" / "trace.json").read_bytes() == trace.read_bytes()
+
+
+def test_shapes_stacks_and_flops_are_recorded_when_asked(tmp_path: Path) -> None:
+    _run(tmp_path, ProfilerHook(record_shapes=True, with_stack=True, with_flops=True, profile_memory=False))
+    [trace] = _tensorboard_traces(tmp_path)
+    content = json.loads(trace.read_text())
+    assert (content["record_shapes"], content["with_stack"], content["with_flops"]) == (1, 1, 1)
+    assert "profile_memory" not in content
+    assert any("Input Dims" in event.get("args", {}) for event in content["traceEvents"])
+
+
+def test_a_callable_gets_the_profile(tmp_path: Path) -> None:
+    got: list[Any] = []
+    _run(tmp_path, ProfilerHook(on_trace_ready=[got.append, "log_trace"]))
+    assert [type(trace).__name__ for trace in got] == ["profile"]
+    assert not (tmp_path / "tf_tracing_logs").exists()
+
+
+def test_the_profiler_stops_when_training_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="on purpose"):
+        _run(tmp_path, ProfilerHook(), fail_at=3)
+    assert not _recording()
+    [trace] = _tensorboard_traces(tmp_path)
+    assert "ProfilerStep#2" in _steps(trace)
+
+
+def test_a_cut_off_warm_up_leaves_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RuntimeError, match="on purpose"):
+        _run(tmp_path, ProfilerHook(), fail_at=1)
+    assert not _recording()
+    assert "there is no trace" in caplog.text
+
+
+def test_an_error_in_a_handler_does_not_end_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(trace: Any) -> None:
+        raise OSError("disk full")
+
+    watcher = _run(tmp_path, ProfilerHook(on_trace_ready=broken))
+    assert watcher.recording == [2, 3, 4]
+    assert not _recording()
+    assert "disk full" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"profile_times": 0}, "profile_times"),
+        ({"row_limit": 0}, "row_limit"),
+        ({"activity_with_cpu": False, "activity_with_cuda": False}, "activity_with_cpu"),
+        ({"schedule": {"activ": 3}}, "schedule.activ"),
+        ({"schedule": {"active": 0}}, "schedule.active"),
+        ({"schedule": {"wait": 1.5}}, "schedule.wait"),
+        ({"on_trace_ready": "tb"}, "on_trace_ready"),
+        ({"on_trace_ready": ["log_trace", {"type": "tb_trace"}]}, "on_trace_ready"),
+    ],
+)
+def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as raised:
+        ProfilerHook(**options)
+    assert raised.value.key == key
+    assert raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"profile_times": 3}, "hooks.profiler.profile_times"),
+        ({"by_epoch": False, "profile_times": 17}, "hooks.profiler.profile_times"),
+        ({"by_epoch": False}, "hooks.profiler.schedule"),
+        ({"schedule": {"skip_first": 6}}, "hooks.profiler.schedule"),
+    ],
+)
+def test_a_profile_the_run_is_too_short_for_is_refused(tmp_path: Path, options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as raised:
+        _run(tmp_path, ProfilerHook(**options))
+    assert raised.value.key == key

@@ -1,0 +1,217 @@
+"""ProgressHook and ConsoleHandler in a terminal of their own, and without one."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydraloop.cli.console import ConsoleHandler
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.errors import UserError
+from hydraloop.hooks import progress
+from hydraloop.hooks.progress import ProgressHook
+from hydraloop.tasks.task import Task
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = 60
+LONG = "a line longer than the terminal is wide " * 3 + "[bold]with markup[/bold] and its end"
+
+SCRIPT = f"""
+import logging, sys, torch
+from pathlib import Path
+from hydraloop.cli.console import ConsoleHandler
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks import IterTimerHook, LoggerHook, ProgressHook, RuntimeInfoHook
+from hydraloop.tasks.task import Task
+
+class Talker(Hook):
+    def after_train_iter(self, engine, batch_idx, batch, outputs):
+        if engine.progress.iteration == 3:
+            logging.getLogger("talker").info({LONG!r})
+        if engine.progress.iteration == 5:
+            logging.getLogger("talker").warning("a warning")
+            print("printed")
+        if engine.progress.iteration == 7 and "fail" in sys.argv:
+            raise RuntimeError("on purpose")
+
+logging.basicConfig(level=logging.INFO, handlers=[ConsoleHandler()], format="%(message)s")
+model = torch.nn.Linear(2, 1)
+batches = [(torch.randn(4, 2), torch.randn(4, 1))] * 10
+hooks = dict(
+    runtime_info=RuntimeInfoHook(), timer=IterTimerHook(), logger=LoggerHook(interval=5),
+    progress=ProgressHook(refresh_per_second=1e6), talker=Talker(),
+)
+engine = Engine(
+    task=Task(model, torch.nn.MSELoss()), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    loaders=Loaders(batches, batches[:1]), hooks=hooks, settings=Settings(max_epochs=2, device="cpu"),
+    run_dir=Path(sys.argv[1]),
+)
+try:
+    engine.train()
+except RuntimeError as error:
+    print("stopped by", error)
+print("stdout is", type(sys.stdout).__name__)
+"""
+
+
+def _command(tmp_path: Path, *more: str) -> list[str]:
+    return [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path), *more]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+
+
+def _in_terminal(command: list[str]) -> str:
+    """Everything the command writes to a terminal of 60 columns, its standard output and error."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    environment = {name: value for name, value in _environment().items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # Linux's way to say that the other end is closed.
+            break
+        if not chunk:
+            break
+        written += chunk
+    os.close(ours)
+    assert process.wait() == 0, written.decode()
+    return written.decode()
+
+
+def _plain(text: str) -> str:
+    """The text without colours; what is erased from a line (`\\r`, `ESC[2K`) starts a new one."""
+    text = re.sub(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]", "", text)
+    return re.sub(r"\r\n|\r\x1b\[2K|\r", "\n", text)
+
+
+def test_bar_in_a_terminal(tmp_path: Path) -> None:
+    written = _in_terminal(_command(tmp_path))
+    lines = _plain(written).split("\n")
+    bars = [line for line in lines if "━" in line]
+    assert len(bars) > 20
+    assert re.match(r"epoch 1/2 ━+.* 7/20 [\d.]+ it/s eta 0:00:0\d loss \d", bars[7 + 3])
+    assert any(re.match(r"val 1/2 .* 10/20 ", bar) for bar in bars)
+    assert "epoch 2/2" in bars[-1]
+    assert "20/20" in bars[-1]
+    assert "val loss" in bars[-1]
+    assert all(len(bar) <= COLUMNS for bar in bars)
+    # Whole lines, of the log and of print, in their order, none of them mixed with the bar.
+    assert [line for line in lines if line in (LONG, "WARNING: a warning", "printed")] == [
+        LONG, "WARNING: a warning", "printed",
+    ]  # fmt: skip
+    assert sum(line.startswith("epoch 1/2  iter 5/20  lr 1.0e-01  eta") for line in lines) == 1
+    # The terminal is given back: cursor on, sys.stdout its own.
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    assert "stdout is TextIOWrapper" in lines
+
+
+def test_the_bar_goes_when_training_fails(tmp_path: Path) -> None:
+    written = _in_terminal(_command(tmp_path, "fail"))
+    assert written.rindex("\x1b[?25h") < written.index("stopped by on purpose")
+    assert "7/20" in _plain(written)
+    assert "stdout is TextIOWrapper" in written
+
+
+def test_no_bar_in_a_pipe(tmp_path: Path) -> None:
+    done = subprocess.run(_command(tmp_path), capture_output=True, text=True, env=_environment(), check=True)
+    assert "━" not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert LONG in done.stdout.splitlines()
+
+
+class Shown:
+    """Runs in this process, with a clock that moves a twentieth of a second an iteration."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.completed: list[int] = []
+        monkeypatch.setattr(progress, "perf_counter", self._clock)
+
+    def _clock(self) -> float:
+        self.now += 0.05
+        return self.now
+
+    def run(self, tmp_path: Path, **options: Any) -> ProgressHook:
+        """Train 20 iterations; keep the count at each drawing."""
+        hook = ProgressHook(**options)
+        update = hook._update
+
+        def _update(engine: Engine, doing: str) -> None:
+            if hook._bar is not None:
+                self.completed.append(engine.progress.iteration)
+            update(engine, doing)
+
+        hook._update = _update  # type: ignore[method-assign]
+        model = nn.Linear(2, 1)
+        Engine(
+            task=Task(model, nn.MSELoss()),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 20),
+            hooks={"progress": hook},
+            settings=Settings(max_epochs=1, device="cpu"),
+            run_dir=tmp_path,
+        ).train()
+        return hook
+
+
+def test_updates_are_limited_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Shown(monkeypatch)
+    shown.run(tmp_path, enabled=True, refresh_per_second=4)
+    # A quarter of a second is five iterations; the last drawing is the one at the end.
+    assert shown.completed == [1, 6, 11, 16, 20]
+    assert "20/20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, {}])
+def test_without_a_bar_nothing_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    shown = Shown(monkeypatch)
+    shown.run(tmp_path, **options)
+    assert shown.completed == []
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [({"enabled": "maybe"}, "enabled"), ({"refresh_per_second": 0}, "refresh_per_second")]
+)
+def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as raised:
+        ProgressHook(**options)
+    assert raised.value.key == key
+
+
+def test_console_follows_sys_stdout_and_names_levels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = ConsoleHandler()
+    logger = logging.Logger("test")  # noqa: LOG001 - one that nobody else configures
+    logger.addHandler(handler)
+    logger.info("to %s", "one")
+    assert capsys.readouterr().out == "to one\n"
+    with capsys.disabled(), open(os.devnull, "w") as elsewhere, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", elsewhere)
+        logger.info("to another")
+    logger.error("careful")
+    assert capsys.readouterr().out == "ERROR: careful\n"

@@ -1,0 +1,111 @@
+"""RuntimeInfoHook: what it tells about a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.tasks.task import Task
+
+
+class Reader(Hook):
+    """Keeps the facts of each iteration."""
+
+    def __init__(self) -> None:
+        self.facts: list[dict[str, Any]] = []
+        self.kept: list[Any] = []
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self.facts.append(engine.messages.facts())
+        self.kept.append(outputs)
+
+
+class TwoLosses(Task):
+    """Returns everything that may be mistaken for a loss, and three that are."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        outputs = super().forward(batch)
+        loss = outputs["loss"]
+        per_sample = torch.ones(4)
+        return {**outputs, "aux_loss": (2 * loss).reshape(1), "loss_weight": 0.5, "losses": per_sample, "score": loss}
+
+
+def _engine(tmp_path: Path, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> Engine:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    batches: list[tuple[Tensor, Tensor]] = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
+    return Engine(
+        task=TwoLosses(model, nn.MSELoss()),
+        optimizer=optimizer(model.parameters(), lr=0.25, **options),
+        loaders=Loaders(batches, batches[:1]),
+        hooks={"runtime_info": RuntimeInfoHook(), "reader": Reader()},
+        settings=Settings(max_epochs=2, device="cpu"),
+        run_dir=tmp_path,
+    )
+
+
+def test_facts_follow_the_run(tmp_path: Path) -> None:
+    engine = _engine(tmp_path)
+    engine.train()
+    facts = engine.hooks["reader"].facts  # type: ignore[attr-defined]
+    assert [(fact["epoch"], fact["iter"]) for fact in facts] == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+    assert {(fact["max_epochs"], fact["max_iters"], fact["lr"]) for fact in facts} == {(2, 6, 0.25)}
+    assert facts[0]["metrics"] == {}
+    assert engine.messages.read("metrics") == engine.metrics != {}
+
+
+def test_lr_is_read_when_asked(tmp_path: Path) -> None:
+    engine = _engine(tmp_path)
+    engine.train()
+    engine.optimizer.param_groups[0]["lr"] = 0.125
+    assert engine.messages.read("lr") == 0.125
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "momentum"),
+    [
+        (torch.optim.SGD, {"momentum": 0.75}, 0.75),
+        (torch.optim.AdamW, {"betas": (0.5, 0.99)}, 0.5),
+        (torch.optim.Adagrad, {}, None),
+    ],
+)
+def test_momentum_of_any_optimizer(
+    tmp_path: Path, optimizer: type[torch.optim.Optimizer], options: dict[str, Any], momentum: float | None
+) -> None:
+    engine = _engine(tmp_path, optimizer, **options)
+    engine.train()
+    assert engine.messages.read("momentum") == momentum
+
+
+def test_scalars_named_loss_are_averaged(tmp_path: Path) -> None:
+    engine = _engine(tmp_path)
+    engine.train()
+    losses = [outputs["loss"].item() for outputs in engine.hooks["reader"].kept]  # type: ignore[attr-defined]
+    means = engine.messages.means()
+    assert set(means) == {"loss", "aux_loss", "loss_weight"}
+    assert means["loss"] == pytest.approx(sum(losses) / 6)
+    assert means["aux_loss"] == pytest.approx(2 * sum(losses) / 6)
+    assert means["loss_weight"] == 0.5
+
+
+def test_no_graph_is_kept_alive(tmp_path: Path) -> None:
+    engine = _engine(tmp_path)
+    engine.train()
+    kept = [value for window in engine.messages._windows.values() for value in window.values]
+    assert any(isinstance(value, Tensor) for value in kept)
+    assert not any(value.requires_grad for value in kept if isinstance(value, Tensor))
+
+
+def test_evaluation_needs_no_optimizer(tmp_path: Path) -> None:
+    engine = _engine(tmp_path)
+    engine._optimizer = None
+    engine.validate()
+    assert engine.messages.read("lr") is None
+    assert engine.messages.facts()["iter"] == 0

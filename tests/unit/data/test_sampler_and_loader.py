@@ -1,0 +1,188 @@
+"""The order of an epoch, and loaders that leave the global random state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from hydraloop.data import EpochSampler, InMemoryDataset, build_loader
+from hydraloop.data.sampler import mix_seed
+from hydraloop.errors import UserError
+
+
+def numbers(count: int = 10) -> InMemoryDataset:
+    return InMemoryDataset(torch.arange(count, dtype=torch.float32).view(-1, 1), torch.arange(count))
+
+
+def order(sampler: EpochSampler, epoch: int) -> list[int]:
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+class Noisy(Dataset[Tensor]):
+    """Draws a random number for each sample."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(())
+
+
+def test_a_batch_is_indexed_at_once() -> None:
+    inputs, targets = numbers().__getitems__([7, 0, 7])
+    assert inputs.tolist() == [[7.0], [0.0], [7.0]]
+    assert targets.tolist() == [7, 0, 7]
+    one_input, one_target = numbers()[3]
+    assert (one_input.tolist(), one_target.item()) == ([3.0], 3)
+
+
+def test_a_batch_is_a_copy() -> None:
+    data = numbers()
+    data.__getitems__([0])[0].fill_(99)
+    assert data.inputs[0].item() == 0
+
+
+def test_inputs_and_targets_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="3 inputs, but 2 targets"):
+        InMemoryDataset(torch.zeros(3), torch.zeros(2))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    data = range(100)
+    sampler = EpochSampler(data, shuffle=True, seed=5)
+    first, second = order(sampler, 0), order(sampler, 1)
+    assert sorted(first) == sorted(second) == list(data)
+    assert first != second
+    assert order(EpochSampler(data, shuffle=True, seed=5), 1) == second
+    assert order(sampler, 0) == first
+    assert order(EpochSampler(data, shuffle=True, seed=6), 0) != second, "seed + 1 must not be epoch + 1"
+
+
+def test_without_shuffle_the_order_is_the_data_sets() -> None:
+    assert order(EpochSampler(range(4), shuffle=False), 3) == [0, 1, 2, 3]
+
+
+def test_a_position_holds_for_one_iteration() -> None:
+    sampler = EpochSampler(range(10), shuffle=True, seed=1)
+    whole = list(sampler)
+    sampler.set_position(4)
+    assert list(sampler) == whole[4:]
+    assert list(sampler) == whole
+    assert len(sampler) == 10
+
+
+@pytest.mark.parametrize("position", [-1, 11])
+def test_a_position_outside_the_epoch_is_refused(position: int) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        EpochSampler(range(10), shuffle=True).set_position(position)
+
+
+def test_mixed_seeds_differ_for_close_numbers() -> None:
+    seeds = {mix_seed(seed, epoch) for seed in range(100) for epoch in range(100)}
+    assert len(seeds) > 9990
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert mix_seed(2**40) != mix_seed(0), "the high bits of a seed count"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iterating_leaves_the_global_random_state_alone(workers: int) -> None:
+    loader = build_loader(numbers(), shuffle=True, batch_size=4, num_workers=workers, persistent_workers=False)
+    before = torch.get_rng_state()
+    assert len(list(loader)) == 3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seed_before", [1, 2])
+def test_the_batches_depend_on_seed_and_epoch_alone(seed_before: int) -> None:
+    torch.manual_seed(seed_before)
+    loader = build_loader(numbers(), shuffle=True, seed=3, batch_size=4)
+    loader.set_epoch(2)
+    flat = torch.cat([targets for _, targets in loader]).tolist()
+    assert flat == order(EpochSampler(range(10), shuffle=True, seed=3), 2)
+
+
+def test_a_loader_begins_inside_an_epoch() -> None:
+    loader = build_loader(numbers(), shuffle=True, batch_size=4)
+    loader.set_epoch(1)
+    whole = [targets.tolist() for _, targets in loader]
+    loader.set_position(4)
+    assert [targets.tolist() for _, targets in loader] == whole[1:]
+    assert [targets.tolist() for _, targets in loader] == whole
+    assert len(loader) == 3
+
+
+def test_workers_are_seeded_by_seed_and_epoch() -> None:
+    def drawn(epoch: int) -> list[float]:
+        loader = build_loader(Noisy(), shuffle=False, batch_size=2, num_workers=2, persistent_workers=False)
+        loader.set_epoch(epoch)
+        return torch.cat(list(loader)).tolist()
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+    assert len(set(drawn(0))) == 8, "two workers must not draw the same numbers"
+
+
+def test_samples_are_stacked_and_stacked_batches_pass() -> None:
+    plain = build_loader(Noisy(), shuffle=False, batch_size=3)
+    assert [batch.shape[0] for batch in plain] == [3, 3, 2]
+    part = build_loader(Subset(numbers(), [4, 6, 8]), shuffle=False, batch_size=2)
+    assert [targets.tolist() for _, targets in part] == [[4, 6], [8]]
+    listed = build_loader(Noisy(), shuffle=False, batch_size=3, collate_fn=len)
+    assert list(listed) == [3, 3, 2]
+
+
+def test_drop_last() -> None:
+    assert len(list(build_loader(numbers(), shuffle=True, batch_size=4, drop_last=True))) == 2
+
+
+def test_auto_pins_for_cuda_only() -> None:
+    assert build_loader(numbers(), shuffle=False, device=torch.device("cuda")).pin_memory is True
+    assert build_loader(numbers(), shuffle=False, device=torch.device("cpu")).pin_memory is False
+    assert build_loader(numbers(), shuffle=False).pin_memory is False
+
+
+def test_worker_options_mean_nothing_without_workers() -> None:
+    loader = build_loader(numbers(), shuffle=False, persistent_workers=True, prefetch_factor=4, timeout=5.0)
+    assert (loader.persistent_workers, loader.prefetch_factor, loader.timeout) == (False, None, 0.0)
+
+
+def test_persistent_workers_shuffle_anew() -> None:
+    loader = build_loader(numbers(), shuffle=True, batch_size=5, num_workers=1)
+    iterated = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        iterated.append([number for _, targets in islice(loader, 2) for number in targets.tolist()])
+    assert iterated == [order(EpochSampler(range(10), shuffle=True), epoch) for epoch in (0, 1)]
+
+
+def test_an_empty_data_set_names_its_key() -> None:
+    with pytest.raises(UserError, match="empty") as caught:
+        build_loader(numbers(0), shuffle=True, key="data.train")
+    assert caught.value.key == "data.train"
+
+
+def test_drop_last_may_not_drop_everything() -> None:
+    with pytest.raises(UserError, match="batch_size=10"):
+        build_loader(numbers(), shuffle=True, batch_size=11, drop_last=True)
+
+
+def test_an_iterable_data_set_is_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(UserError, match="IterableDataset"):
+        build_loader(Stream(), shuffle=False)
+
+
+@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("num_workers", -1), ("pin_memory", "yes")])
+def test_options_out_of_range_name_their_key(option: str, value: object) -> None:
+    with pytest.raises(UserError) as caught:
+        build_loader(numbers(), shuffle=False, **{option: value})  # type: ignore[arg-type]
+    assert caught.value.key == f"data.loader.{option}"

@@ -1,0 +1,121 @@
+"""The built-in metrics: by hand, and against torchmetrics."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydraloop.tasks import Accuracy, MeanAbsoluteError, R2Score, RootMeanSquaredError, SumMetric
+
+LOGITS = torch.tensor([[3.0, 2.0, 1.0], [0.0, 1.0, 2.0], [5.0, 4.0, 0.0], [0.0, 9.0, 1.0]])
+CLASSES = torch.tensor([0, 1, 2, 1])
+
+
+@pytest.mark.parametrize(("top_k", "expected"), [(1, 0.5), (2, 0.75), (3, 1.0), (9, 1.0)])
+def test_accuracy_by_hand(top_k: int, expected: float) -> None:
+    metric = Accuracy(top_k)
+    metric.update(LOGITS, CLASSES)
+    assert metric.compute().item() == expected
+
+
+def test_accuracy_weights_batches_by_their_size() -> None:
+    metric = Accuracy()
+    metric.update(LOGITS[:3], CLASSES[:3])
+    metric.update(LOGITS[3:], CLASSES[3:])
+    assert metric.compute().item() == 0.5
+
+
+def test_accuracy_refuses_a_top_k_below_1() -> None:
+    with pytest.raises(ValueError, match="top_k"):
+        Accuracy(0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        (MeanAbsoluteError(), (1 + 0 + 3) / 3),
+        (RootMeanSquaredError(), math.sqrt((1 + 0 + 9) / 3)),
+        (R2Score(), 1 - 10 / 8),  # the targets 0, 2, 4 vary by 4 + 0 + 4 around their mean
+    ],
+)
+def test_regression_metrics_by_hand(metric: SumMetric, expected: float) -> None:
+    preds, target = torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([[0.0], [2.0], [4.0]])
+    metric.update(preds[:1], target[:1])
+    metric.update(preds[1:], target[1:])
+    assert metric.compute().item() == pytest.approx(expected)
+    metric.reset()
+    metric.update(target, target)
+    assert metric.compute().item() == (1 if isinstance(metric, R2Score) else 0)
+
+
+def test_against_torchmetrics() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    generator = torch.Generator().manual_seed(0)
+    logits, classes = torch.randn(50, 7, generator=generator), torch.randint(7, (50,), generator=generator)
+    values = torch.randn(50, generator=generator) * 80 + 150
+    guesses = values + torch.randn(50, generator=generator) * 30
+    pairs: list[tuple[SumMetric, object, Tensor, Tensor]] = [
+        (
+            Accuracy(k),
+            torchmetrics.Accuracy(task="multiclass", num_classes=7, top_k=k, average="micro"),
+            logits,
+            classes,
+        )
+        for k in (1, 3)
+    ]
+    pairs += [
+        (MeanAbsoluteError(), torchmetrics.MeanAbsoluteError(), guesses, values),
+        (RootMeanSquaredError(), torchmetrics.MeanSquaredError(squared=False), guesses, values),
+        (R2Score(), torchmetrics.R2Score(), guesses, values),
+    ]
+    for own, theirs, preds, target in pairs:
+        assert own.higher_is_better == theirs.higher_is_better or isinstance(theirs, torchmetrics.MeanSquaredError)  # type: ignore[attr-defined]
+        for chunk in (slice(0, 20), slice(20, 50)):
+            own.update(preds[chunk], target[chunk])
+            theirs.update(preds[chunk], target[chunk])  # type: ignore[attr-defined]
+        assert own.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-5), own  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
+def test_a_value_is_the_same_of_the_sum_and_of_the_mean_over_ranks(metric: SumMetric) -> None:
+    if isinstance(metric, Accuracy):
+        metric.update(LOGITS, CLASSES)
+    else:
+        metric.update(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([1.0, 3.0, 4.0]))
+    assert metric.value(metric.sums * 4).item() == pytest.approx(metric.value(metric.sums).item())
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
+def test_without_samples_there_is_no_value(metric: SumMetric) -> None:
+    assert math.isnan(metric.compute().item())
+
+
+@pytest.mark.parametrize("metric", [MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
+def test_shapes_that_would_broadcast_are_refused(metric: SumMetric) -> None:
+    with pytest.raises(ValueError, match="differ in shape"):
+        metric.update(torch.zeros(3), torch.zeros(3, 1))
+
+
+def test_r2_is_of_one_output_and_needs_targets_that_vary() -> None:
+    metric = R2Score()
+    with pytest.raises(ValueError, match="one output"):
+        metric.update(torch.zeros(3, 2), torch.zeros(3, 2))
+    metric.update(torch.zeros(3), torch.full((3,), 7.0))
+    assert math.isnan(metric.compute().item())
+
+
+def test_r2_is_exact_for_targets_far_from_zero() -> None:
+    target = torch.tensor([10000.0, 10001.0, 10002.0, 10003.0])
+    metric = R2Score()
+    metric.update(target + 0.5, target)
+    assert metric.compute().item() == pytest.approx(1 - 1.0 / 5.0, rel=1e-6)
+
+
+def test_importing_tasks_imports_no_torchmetrics() -> None:
+    code = "import sys, hydraloop.tasks\nassert 'torchmetrics' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,173 @@
+"""Tasks: the loss, the metrics over a data set, and errors that say what a model returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.errors import UserError
+from hydraloop.tasks import Accuracy, Classification, MeanAbsoluteError, R2Score, Regression, Task
+
+LOGITS = torch.tensor([[3.0, 2.0], [0.0, 1.0], [5.0, 4.0]])
+CLASSES = torch.tensor([0, 0, 0])
+
+
+class Returns(nn.Module):
+    """A model with a fixed answer."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.answer
+
+
+def classification(**metrics: Any) -> Classification:
+    return Classification(nn.Identity(), nn.CrossEntropyLoss(), metrics)
+
+
+def test_forward_is_the_mean_loss_with_a_gradient() -> None:
+    task = Classification(nn.Linear(2, 2), nn.CrossEntropyLoss(), {})
+    outputs = task((LOGITS, CLASSES))
+    assert set(outputs) == {"loss"}
+    assert outputs["loss"].item() == pytest.approx(nn.functional.cross_entropy(task.model(LOGITS), CLASSES).item())
+    outputs["loss"].backward()
+    assert all(parameter.grad is not None for parameter in task.parameters())
+
+
+def test_metrics_come_in_order_and_the_loss_is_weighted_by_samples() -> None:
+    task = classification(top2=Accuracy(2), accuracy=Accuracy())
+    assert task.metric_names == ("top2", "accuracy", "loss")
+    task.reset_metrics()
+    task.evaluate((LOGITS[:2], CLASSES[:2]))
+    outputs = task.evaluate((LOGITS[2:], CLASSES[2:]))
+    assert outputs["predictions"].tolist() == [0]
+    assert torch.equal(outputs["outputs"], LOGITS[2:])
+    metrics = task.compute_metrics()
+    assert list(metrics) == ["top2", "accuracy", "loss"]
+    assert metrics["top2"] == 1.0
+    assert metrics["accuracy"] == pytest.approx(2 / 3)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(LOGITS, CLASSES).item())
+
+
+def test_reset_forgets() -> None:
+    task = classification(accuracy=Accuracy())
+    task.reset_metrics()
+    task.evaluate((LOGITS[1:2], CLASSES[1:2]))
+    task.reset_metrics()
+    task.evaluate((LOGITS[:1], CLASSES[:1]))
+    assert task.compute_metrics()["accuracy"] == 1.0
+
+
+def test_all_sums_are_reduced_at_once_and_unequal_ranks_count_by_their_samples() -> None:
+    parts = [slice(0, 1), slice(1, 3)]
+    ranks = []
+    for part in parts:
+        task = classification(accuracy=Accuracy())
+        task.reset_metrics()
+        task.evaluate((LOGITS[part], CLASSES[part]))
+        sent: list[Tensor] = []
+        task.compute_metrics(lambda sums, sent=sent: sent.append(sums.clone()) or sums)  # type: ignore[misc, func-returns-value]
+        assert len(sent) == 1
+        ranks.append((task, sent[0]))
+    total = ranks[0][1] + ranks[1][1]
+    metrics = ranks[0][0].compute_metrics(lambda sums: total)
+    assert metrics["accuracy"] == pytest.approx(2 / 3)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(LOGITS, CLASSES).item())
+
+
+def test_metrics_of_torchmetrics_work_beside_ours() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    own = torchmetrics.Accuracy(task="multiclass", num_classes=2)
+    task = classification(theirs=own, ours=Accuracy())
+    assert not any(module is own for module in task.modules()), "a metric is not the model's"
+    task.reset_metrics()
+    task.evaluate((LOGITS, CLASSES))
+    metrics = task.compute_metrics()
+    assert metrics["theirs"] == pytest.approx(metrics["ours"]) == pytest.approx(2 / 3)
+    task.reset_metrics()
+    task.evaluate((LOGITS[:1], CLASSES[:1]))
+    assert task.compute_metrics()["theirs"] == 1.0
+
+
+def test_a_metric_with_several_values_is_named() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    task = classification(f1=torchmetrics.F1Score(task="multiclass", num_classes=2, average="none"))
+    task.reset_metrics()
+    task.evaluate((LOGITS, CLASSES))
+    with pytest.raises(UserError, match=r"shape \[2\]") as caught:
+        task.compute_metrics()
+    assert caught.value.key == "task.metrics.f1"
+
+
+def test_metrics_follow_the_model() -> None:
+    task = Classification(nn.Linear(2, 2, device="meta"), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
+    task.reset_metrics()
+    metric = task.metrics["accuracy"]
+    assert isinstance(metric, Accuracy)
+    assert metric.sums.device.type == "meta"
+
+
+def test_the_state_dict_is_the_models_alone() -> None:
+    task = Classification(nn.Linear(2, 2), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
+    assert set(task.state_dict()) == {"model.weight", "model.bias"}
+
+
+def test_which_way_is_better() -> None:
+    task = Regression(nn.Identity(), nn.MSELoss(), {"mae": MeanAbsoluteError(), "r2": R2Score()})
+    assert [task.higher_is_better(name) for name in task.metric_names] == [False, True, False]
+
+
+def test_a_metric_may_be_removed_but_not_be_called_loss() -> None:
+    assert classification(accuracy=None).metric_names == ("loss",)
+    with pytest.raises(UserError, match="another name") as caught:
+        classification(loss=Accuracy())
+    assert caught.value.key == "metrics.loss"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(None, "a NoneType"), (torch.zeros(3), r"a tensor \[3\]"), ({"logits": LOGITS}, "a dict")],
+)
+def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:
+    task = Classification(Returns(answer), nn.CrossEntropyLoss(), {})
+    task.reset_metrics()
+    for method in (task.forward, task.evaluate):
+        with pytest.raises(UserError, match=f"Returns returned {said}") as caught:
+            method((LOGITS, CLASSES))
+        assert caught.value.key == "task.model"
+
+
+@pytest.mark.parametrize("answer", [None, torch.zeros(3)])
+def test_a_regression_of_another_shape_is_named(answer: Any) -> None:
+    task = Regression(Returns(answer), nn.MSELoss(), {})
+    task.reset_metrics()
+    for method in (task.forward, task.evaluate):
+        with pytest.raises(UserError, match=r"targets \[3, 1\]"):
+            method((torch.zeros(3, 1), torch.zeros(3, 1)))
+
+
+def test_regression_is_in_the_targets_unit() -> None:
+    task = Regression(nn.Identity(), nn.MSELoss(), {"mae": MeanAbsoluteError()})
+    task.reset_metrics()
+    outputs = task.evaluate((torch.tensor([[100.0], [200.0]]), torch.tensor([[90.0], [230.0]])))
+    assert outputs["predictions"].tolist() == [[100.0], [200.0]]
+    assert task.compute_metrics() == {"mae": 20.0, "loss": 500.0}
+
+
+def test_number_of_samples() -> None:
+    assert classification().num_samples((LOGITS, CLASSES)) == 3
+    task = Task(nn.Identity(), nn.MSELoss())
+    for batch in (LOGITS, [LOGITS], {"ids": LOGITS}, ({"ids": [LOGITS]}, CLASSES[:1])):
+        assert task.num_samples(batch) == 3
+
+
+def test_the_models_number_of_classes() -> None:
+    assert classification().num_classes is None
+    model = nn.Linear(2, 2)
+    model.num_classes = 2  # type: ignore[assignment]
+    assert Classification(model, nn.CrossEntropyLoss(), {}).num_classes == 2
