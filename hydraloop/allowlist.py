@@ -99,9 +99,7 @@ class Allowlist:
         standard = Path(sysconfig.get_paths()["stdlib"]).resolve()
         if path.is_relative_to(standard):
             return False
-        return any(
-            path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders
-        )
+        return any(path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders)
 
     def _refused(self, target: str, key: str, where: str = "") -> UserError:
         top_level = target.split(".")[0]

@@ -23,7 +23,8 @@ from omegaconf import DictConfig
 
 from hydraloop import run_directory
 from hydraloop.allowlist import ALLOWLIST
-from hydraloop.cli import arguments, checked, composing, help, hydra_run, mistakes, plan
+from hydraloop.cli import arguments, checked, composing, hydra_run, mistakes, plan
+from hydraloop.cli.help import format_help
 from hydraloop.engine.result import Result, command, describe
 from hydraloop.errors import UserError
 
@@ -36,7 +37,9 @@ _FOR_HYDRA = ("hydra_help", "info", "shell_completion")
 def main(
     *, config_path: str = "conf", config_name: str = "config", trusted: Sequence[str] = (), folder: Path | None = None
 ) -> None:
-    """Run what the command line says, and exit: 0 done, 1 a run failed, 2 a mistake in the command line, 130 interrupted.
+    """Run what the command line says, and exit.
+
+    Exit codes: 0 done, 1 a run failed, 2 a mistake in the command line, 130 interrupted.
 
     Args:
         config_path: the folder with config files, relative to the calling file.
@@ -86,7 +89,9 @@ class _App:
         argv, dry_run = arguments.take_dry_run(argv)
         args = get_args_parser().parse_args(argv)
         if args.experimental_rerun is not None:
-            raise UserError("it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir.")
+            raise UserError(
+                "it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir."
+            )
         folder, name = self._where(args)
         if any(getattr(args, flag) for flag in _FOR_HYDRA):
             composing.register_resolvers()
@@ -95,7 +100,7 @@ class _App:
         extra = None if args.config_dir is None else Path(args.config_dir)
         with composing.opened(folder, name, extra) as composer:
             if args.help:
-                print(help.format_help(composer, command()))
+                print(format_help(composer, command()))
                 return
             overrides, multirun, cfg = _checked(args, composer)
             if dry_run:
@@ -110,7 +115,7 @@ class _App:
         return folder, args.config_name or self.name
 
     def _job(self, cfg: DictConfig) -> float | None:
-        """One run, in the directory Hydra made. Returns the value a sweep optimises: the best, else the last, validation."""
+        """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         engine: Any = None
         try:
@@ -121,8 +126,8 @@ class _App:
         except BaseException as error:
             self._report(error)
             if engine is None or engine.result is None:
-                status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                Result(status=status, error=describe(error)).write(run_dir)
+                interrupted = isinstance(error, KeyboardInterrupt)
+                Result(status="interrupted" if interrupted else "failed", error=describe(error)).write(run_dir)
             raise
         if result.best is not None:
             return result.best.value

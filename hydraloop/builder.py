@@ -1,7 +1,7 @@
 """From a composed config to an `Engine`: the only place where anything is instantiated, behind one allowlist.
 
-`build` makes the parts in the order in which they need each other: seeds, data, task, optimizer, schedules, hooks. Errors
-name the key in the config.
+`build` makes the parts in the order in which they need each other: seeds, data, task, optimizer, schedules, hooks.
+Errors name the key in the config.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from hydraloop.allowlist import ALLOWLIST
 from hydraloop.data.loader import build_loader
 from hydraloop.engine.checkpoint import initialise
 from hydraloop.engine.distributed import Distributed
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
+from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.seeding import seed_everything
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError, suggestion
@@ -80,7 +81,7 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
 
 
 def instantiate(node: Any, key: str) -> Any:
-    """The object a config node describes; all its `_target_`s, nested ones too, pass the allowlist before any is called.
+    """The object a config node describes; all its `_target_`s, nested ones too, pass the allowlist first.
 
     Args:
         node: a mapping with `_target_`.
@@ -114,9 +115,9 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
             yield key, node
         for name in node:
             if not OmegaConf.is_missing(node, name):
-                yield from _targets(node[name], f"{key}.{name}")
+                yield from _targets(node[name], f"{key}.{name!s}")
             elif not node.get("_partial_", False):
-                raise UserError("has no value", key=f"{key}.{name}", remedy=f"Give it one: {key}.{name}=…")
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
     elif isinstance(node, ListConfig) and not node._is_none():
         for index, item in enumerate(node):
             yield from _targets(item, f"{key}[{index}]")
@@ -155,7 +156,8 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
 def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
     """The user's mistake behind what a constructor raised; None where it may be a bug.
 
-    A value that a class of torch, torchmetrics or hydraloop refuses is one; in a class of the user's own it may be a bug.
+    A value that a class of torch, torchmetrics or hydraloop refuses is one; in a class of the user's own it may be
+    a bug.
 
     Args:
         where: the key of the node whose constructor raised.
@@ -189,7 +191,9 @@ def _check_available(cfg: DictConfig) -> None:
         ("precision.name", "fp32", cfg.precision.name),
     ):
         if value != available:
-            raise UserError(f"{value!r} is not available yet", key=key, remedy=f"Use {key}={available}.".replace("False", "false"))
+            raise UserError(
+                f"{value!r} is not available yet", key=key, remedy=f"Use {key}={available}.".replace("False", "false")
+            )
     if cfg.weights not in ("averaged", "raw"):
         raise UserError(f"{cfg.weights!r} is unknown", key="weights", remedy="Use averaged or raw.")
     for key in ("max_epochs", "max_iters", "accumulate", "val_interval"):
@@ -319,7 +323,9 @@ def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnE
     priority, on_error = plain.pop("priority", None), plain.pop("on_error", None)
     hook = instantiate(plain, key)
     if not isinstance(hook, Hook):
-        raise UserError(f"{type(hook).__name__} is no Hook", key=f"{key}._target_", remedy="Inherit from hydraloop.Hook.")
+        raise UserError(
+            f"{type(hook).__name__} is no Hook", key=f"{key}._target_", remedy="Inherit from hydraloop.Hook."
+        )
     hook.key = key
     on_error = hook.on_error if on_error is None else on_error
     if on_error not in ON_ERROR:
@@ -331,4 +337,3 @@ def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnE
             remedy="Use raise.",
         )
     return hook, priority, on_error
-

@@ -75,4 +75,8 @@ def refuse_null_groups(overrides: Sequence[Override]) -> None:
     """
     for override in overrides:
         if override.key_or_group in HOOK_GROUPS and not override.is_delete() and override._value in (None, ""):
-            raise UserError(f"{'null' if override._value is None else 'nothing'} is no list of hooks", key=override.key_or_group, remedy=f"For none: {override.key_or_group}=[]")
+            raise UserError(
+                f"{'null' if override._value is None else 'nothing'} is no list of hooks",
+                key=override.key_or_group,
+                remedy=f"For none: {override.key_or_group}=[]",
+            )

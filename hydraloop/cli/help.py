@@ -77,9 +77,11 @@ def _describe(group: str, option: str) -> str:
 def _options(title: str, schema: type, skip: Sequence[str] = ()) -> str:
     docs = field_docs(schema)
     lines = [title]
-    for entry in dataclasses.fields(schema):
-        if entry.name in docs and entry.name not in skip:
-            lines.append(_row(f"{entry.name}={_default(entry)}", docs[entry.name], indent=2, column=30))
+    lines.extend(
+        _row(f"{entry.name}={_default(entry)}", docs[entry.name], indent=2, column=30)
+        for entry in dataclasses.fields(schema)
+        if entry.name in docs and entry.name not in skip
+    )
     return "\n".join(lines) + "\n"
 
 

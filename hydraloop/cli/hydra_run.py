@@ -52,7 +52,7 @@ def _errors_raised() -> Iterator[None]:
     """
     before, stderr = os.environ.get(FULL_ERROR), sys.stderr
     os.environ[FULL_ERROR] = "1"
-    sys.stderr = _WithoutLine(stderr, "Error executing job with overrides:")  # type: ignore[assignment]
+    sys.stderr = _WithoutLine(stderr, "Error executing job with overrides:")
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         return UserError(
             f"{value} is several values, and this is a single run",
             key=key,
-            remedy=f"For a sweep add -m; for a list write '{key}=[{value}]'; for a string quote it: \"{key}='{value}'\"",
+            remedy=f"For a sweep add -m; for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\"",
         )
     if "requires --multirun" in text and culprit is not None:
         return UserError(f"{culprit.input_line} is a sweep", key=culprit.key_or_group, remedy="Add -m to run it.")
@@ -47,9 +47,7 @@ def _missing_option(error: MissingConfigException, composer: Composer) -> UserEr
         return UserError(
             f"there is no config {missing!r}", key="--config-name", remedy=str(error).replace("\n", " ").strip()
         )
-    return UserError(
-        f"{group} has no option {option!r}", key=group, remedy=suggestion(option, composer.options(group))
-    )
+    return UserError(f"{group} has no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
 
 
 def _culprit(text: str, overrides: Sequence[Override]) -> Override | None:
@@ -67,7 +65,9 @@ def _bad_override(
     key = culprit.key_or_group
     cfg = _without(culprit, overrides, composer)
     if cfg is not None:
-        unselected = not_selected(culprit, cfg, {group: composer.options(group) for group in ("default_hooks", "hooks")})
+        unselected = not_selected(
+            culprit, cfg, {group: composer.options(group) for group in ("default_hooks", "hooks")}
+        )
         if unselected is not None:
             return unselected
     if text.startswith("Could not delete"):
@@ -79,7 +79,9 @@ def _bad_override(
     cause = error.__cause__
     reason = _first_line(str(cause)) if cause is not None else _first_line(text)
     found = re.search(r"full_key: (\S+)", str(cause))
-    return UserError(reason, key=found.group(1) if found else key, remedy=_type_hint(found.group(1) if found else key, cfg))
+    return UserError(
+        reason, key=found.group(1) if found else key, remedy=_type_hint(found.group(1) if found else key, cfg)
+    )
 
 
 def _without(culprit: Override, overrides: Sequence[Override], composer: Composer) -> DictConfig | None:
@@ -116,9 +118,9 @@ def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
     """The full keys of all values."""
     for name, value in node.items_ex(resolve=False):
         if name != "hydra" and isinstance(value, DictConfig) and not value._is_none() and not value._is_missing():
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name!s}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name!s}"
 
 
 def _type_hint(key: str, cfg: DictConfig | None) -> str | None:

@@ -48,7 +48,9 @@ def check_plan(cfg: DictConfig) -> None:
 
 def format_plan(cfg: DictConfig) -> str:
     """What `--dry-run` prints."""
-    shown = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True)
+    shown = OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True
+    )
     return "\n".join(
         [
             "# The composed config",

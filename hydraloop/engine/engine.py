@@ -6,90 +6,31 @@ are its inner loop, `_validate` and `_test` its evaluation.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine import loading
+from hydraloop.engine import lifecycle, loading
 from hydraloop.engine.checkpoint import write
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.messages import Messages
+from hydraloop.engine.parts import Loader, Loaders, Settings, Stateful
 from hydraloop.engine.precision import Precision
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.result import Best, Result, Status, describe, git_state, versions
+from hydraloop.engine.result import Best, Result
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.stages import Call, Slot, Stages
-from hydraloop.engine.summary import format_start, format_summary
+from hydraloop.engine.window import Window
 from hydraloop.errors import UserError
 
-log = logging.getLogger(__name__)
-
 Outputs = dict[str, Any]
-
-
-class TrainableTask(Protocol):
-    """What the engine needs of a task; `hydraloop.tasks.Task` is the class to inherit from."""
-
-    model: nn.Module
-    metric_names: tuple[str, ...]
-
-    def num_samples(self, batch: Any) -> int: ...
-    def evaluate(self, batch: Any) -> Outputs: ...
-    def reset_metrics(self) -> None: ...
-    def compute_metrics(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
-
-
-class Loader(Sized, Iterable[Any], Protocol):
-    """Anything with a length that yields batches, a DataLoader or a list."""
-
-
-class Stepped(Protocol):
-    """What the engine needs of a schedule: its state."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Loaders:
-    """The loaders of a run; without `val` nothing is validated, without `test` nothing tested."""
-
-    train: Loader | None = None
-    val: Loader | None = None
-    test: Loader | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of the engine; `hydraloop.schemas.engine.EngineConf` gives the reasons of the defaults."""
-
-    max_epochs: int = 20
-    max_iters: int | None = None
-    accumulate: int = 1
-    val_interval: int | None = 1
-    val_begin: int = 0
-    val_by_epoch: bool = True
-    test: bool = True
-    device: str = "auto"
-    resume: Path | None = None
-    """A checkpoint file to go on from."""
-    resume_strict: bool = True
-    load_from: Path | None = None
-    """A checkpoint file or state dict to take weights from."""
-    weights: str = "averaged"
-    """`averaged` or `raw`: what `load_from`, validation and test use where both are there."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values that go into every checkpoint's `meta` (the config, the experiment's name)."""
 
 
 class Engine:
@@ -117,7 +58,7 @@ class Engine:
         hooks: Mapping[str, Hook] | None = None,
         slots: Sequence[Slot] | None = None,
         on_error: Mapping[str, OnError] | None = None,
-        schedules: Mapping[str, Stepped] | None = None,
+        schedules: Mapping[str, Stateful] | None = None,
         settings: Settings | None = None,
         run_dir: Path = Path("."),
         seed: int = 0,
@@ -128,7 +69,7 @@ class Engine:
         self.distributed = distributed or Distributed()
         self.precision = precision or Precision()
         self.device = self.distributed.device(self.settings.device)
-        self.task: Any = task.to(self.device)
+        self.task: Any = cast(Any, task.to(self.device))
         self.loaders = loaders
         self.schedulers = dict(schedules or {})
         self.hooks = dict(hooks or {})
@@ -147,7 +88,7 @@ class Engine:
 
         self.accumulate = self.settings.accumulate
         self.epoch_length = 0 if loaders.train is None else len(loaders.train)
-        self.max_iters, self.max_epochs = _horizon(self.settings, self.epoch_length)
+        self.max_iters, self.max_epochs = self.settings.horizon(self.epoch_length)
         self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
         self.metrics: dict[str, float] = {}
         """Of the last validation."""
@@ -168,9 +109,7 @@ class Engine:
         """Whether no gradients are waiting for an optimizer step."""
         self.checkpoint_rng: dict[str, Any] | None = None
         """States of the generators to put back before training goes on."""
-        self._window_size = 0
-        self._window_samples = 0
-        self._window_nominal = 0
+        self._window = Window(self.accumulate)
 
     # The run. --------------------------------------------------------------------------------------------------------
 
@@ -182,19 +121,21 @@ class Engine:
             BaseException: whatever a hook, the task or the data raised, after on_exception, after_train and after_run.
         """
         at, progress = self.stages, self.progress
-        with self._run():
+        with lifecycle.run(self, write_result=True):
             loading.load(self)  # after_load_checkpoint
-            with self._always(at.after_train):
+            with lifecycle.always(self, at.after_train):
                 self._call(at.before_train)
                 loading.restore_rng(self)
                 self._validate_if_due(making_up=True)
                 while progress.iteration < self.max_iters and not self.stopping:
+                    self.resumed_in_epoch = progress.batch_in_epoch > 0
                     self._call(at.before_train_epoch)
                     self._train_epoch()
                     if progress.batch_in_epoch == 0:
                         self._call(at.after_train_epoch)
                         self._requests.act()
                     self._validate_if_due()
+            self._requests.act()  # the last checkpoint, asked for in after_train
             if self.settings.test and self.loaders.test is not None:
                 self._test(Path(self.best.checkpoint) if self.best is not None else None)
         assert self.result is not None
@@ -204,7 +145,6 @@ class Engine:
         """The rest of an epoch, or what is left of it until training ends or stops."""
         at, progress, move = self.stages, self.progress, self._move
         first = progress.batch_in_epoch
-        self.resumed_in_epoch = first > 0
         self.task.train()
         for batch_idx, batch in enumerate(self._train_batches(first), start=first):
             batch = move(batch)
@@ -219,7 +159,7 @@ class Engine:
                 break
             if not self.settings.val_by_epoch and self.window_closed and batch_idx + 1 < self.epoch_length:
                 self._validate_if_due()
-        self._close_epoch(first)
+        self._close_epoch()
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
         """One iteration: forward, backward, and at the window's end the optimizer step. No host sync.
@@ -235,8 +175,8 @@ class Engine:
         except (KeyError, TypeError, IndexError):
             raise loading.no_loss(self.task, outputs) from None
         last = progress.iteration + 1 == self.max_iters or batch_idx + 1 == self.epoch_length
-        closes = last or self._window_size + 1 == self.accumulate
-        self.precision.backward(loss if self.accumulate == 1 else loss * self._share(samples))
+        closes = self._window.closes(last=last)
+        self.precision.backward(self._window.weigh(loss, samples))
         outputs["loss"] = loss.detach()
         for call in at.after_backward:
             call(self, batch_idx, batch, outputs)
@@ -251,8 +191,7 @@ class Engine:
         """Close the accumulation window: weight, clip (a hook does), step. Returns whether the step was taken."""
         optimizer = self.optimizer
         self.precision.unscale(optimizer)
-        if self.accumulate > 1:
-            self._weight_window()
+        self._window.correct(optimizer)
         for call in self.stages.before_optimizer_step:
             call(self, batch_idx, batch, outputs)
         taken = self.precision.step(optimizer)
@@ -261,26 +200,6 @@ class Engine:
                 parameter.grad = None
         self.progress.optimizer_step += taken
         return taken
-
-    def _share(self, samples: int) -> float:
-        """The weight of a batch's mean loss in its window, as if all were as large as the first."""
-        if self._window_size == 0:
-            self._window_nominal = samples * self.accumulate
-        self._window_size += 1
-        self._window_samples += samples
-        return samples / self._window_nominal
-
-    def _weight_window(self) -> None:
-        """Correct the gradients of a window that has fewer (or more) samples than its first batch promised."""
-        if self._window_samples != self._window_nominal:
-            gradients = [
-                parameter.grad
-                for group in self.optimizer.param_groups
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ]
-            torch._foreach_mul_(gradients, self._window_nominal / self._window_samples)
-        self._window_size = self._window_samples = 0
 
     # Evaluation. -----------------------------------------------------------------------------------------------------
 
@@ -328,13 +247,13 @@ class Engine:
 
     def validate(self) -> dict[str, float]:
         """Validate once, on its own, from before_run to after_run. Returns the metrics."""
-        with self._run(write_result=False):
+        with lifecycle.run(self, write_result=False):
             loading.load(self)
             return self._validate()
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
         """Test once, on its own, on the weights of a checkpoint file or those at hand. Returns the metrics."""
-        with self._run(write_result=False):
+        with lifecycle.run(self, write_result=False):
             loading.load(self)
             return self._test(checkpoint)
 
@@ -384,6 +303,11 @@ class Engine:
         """Whether all ranks have agreed to stop."""
         return self._requests.stop_reason is not None
 
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training stops before its end; None where it does not."""
+        return self._requests.stop_reason
+
     def save_checkpoint(self, path: Path, *, optimizer: bool = True, schedulers: bool = True) -> None:
         """Write the run as it stands to `path`, atomically, on rank 0; before_save_checkpoint is called first."""
         checkpoint = loading.collect(self, optimizer=optimizer, schedulers=schedulers)
@@ -419,79 +343,6 @@ class Engine:
         for call in calls:
             call(self, *args)
 
-    @contextmanager
-    def _run(self, *, write_result: bool = True) -> Iterator[None]:
-        """before_run … after_run; `result.json` between after_train and after_run."""
-        start = perf_counter()
-        git = git_state(Path.cwd()) if write_result else {}
-        log.info("%s", format_start(self))
-        try:
-            with self._always(self.stages.after_run):
-                try:
-                    self._call(self.stages.before_run)
-                    yield
-                except BaseException as error:
-                    self._raised(error)
-                    raise
-                finally:
-                    if write_result:
-                        self.result = self._make_result(perf_counter() - start, git)
-                        if self.distributed.is_main:
-                            self.result.write(self.run_dir)
-        finally:
-            if write_result and not isinstance(self.error, UserError):
-                log.info("%s", format_summary(self))
-
-    @contextmanager
-    def _always(self, closing: Sequence[Call]) -> Iterator[None]:
-        """Call all the closing hooks at the end, also after an error and when one of them raises."""
-        try:
-            yield
-        except BaseException as error:
-            self._raised(error)
-            raise
-        finally:
-            failed: list[BaseException] = []
-            for call in closing:
-                try:
-                    call(self)
-                except BaseException as error:
-                    failed.append(error)
-            if self.error is None and failed:
-                self._raised(failed[0])
-                raise failed.pop(0)
-            for error in failed:
-                log.error("while closing after the error above: %s", describe(error), exc_info=error)
-            self._requests.act_after_training()
-
-    def _raised(self, error: BaseException) -> None:
-        """Tell every hook of an error, once, before anything is closed."""
-        if self.error is not None:
-            return
-        self.error = error
-        for call in self.stages.on_exception:
-            try:
-                call(self, error)
-            except Exception as another:
-                log.error("in on_exception: %s", describe(another), exc_info=another)
-
-    def _make_result(self, seconds: float, git: dict[str, str]) -> Result:
-        status: Status = "stopped" if self.stopping else "finished"
-        if self.error is not None:
-            status = "interrupted" if isinstance(self.error, KeyboardInterrupt) else "failed"
-        return Result(
-            status=status,
-            error=None if self.error is None else describe(self.error),
-            reason=self._requests.stop_reason,
-            val_metrics=self.metrics,
-            test_metrics=self.test_metrics,
-            best=self.best,
-            progress=self.progress.state_dict(),
-            seconds=seconds,
-            versions=versions(),
-            git=git,
-        )
-
     def _train_batches(self, first: int) -> Iterable[Any]:
         """The batches of this epoch from the `first` on: a loader that can start there does, another is spooled."""
         if self.loaders.train is None:
@@ -504,8 +355,12 @@ class Engine:
             )
         return loading.from_position(self.loaders.train, first)
 
-    def _close_epoch(self, first: int) -> None:
-        """Count a completed epoch; a loader that yields fewer batches than its length would train in the wrong order."""
+    def _close_epoch(self) -> None:
+        """Count a completed epoch.
+
+        Raises:
+            UserError: the loader yielded fewer batches than its length, so that no window could close rightly.
+        """
         progress = self.progress
         if progress.batch_in_epoch == self.epoch_length:
             progress.epoch += 1
@@ -516,10 +371,3 @@ class Engine:
                 key="data.train",
                 remedy="Let __len__ of the data set (or loader) be what it yields.",
             )
-
-
-def _horizon(settings: Settings, epoch_length: int) -> tuple[int, int]:
-    """(iterations, epochs) of the whole run; an epoch begun counts."""
-    if settings.max_iters is not None:
-        return settings.max_iters, -(-settings.max_iters // max(epoch_length, 1))
-    return settings.max_epochs * epoch_length, settings.max_epochs

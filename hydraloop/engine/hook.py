@@ -64,8 +64,8 @@ class Priority(IntEnum):
     VERY_LOW = 90
     LOWEST = 100
     # iMIX's names for two of them.
-    HIGHER = VERY_HIGH  # noqa: PIE796
-    LOWER = VERY_LOW  # noqa: PIE796
+    HIGHER = VERY_HIGH
+    LOWER = VERY_LOW
 
     @classmethod
     def of(cls, value: int | str, key: str | None = None) -> int:
@@ -324,4 +324,8 @@ def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
 
 def _almost_equal(name: str, other: str) -> bool:
     """Whether the names differ by a transposition or two: `fater_train_iter`, `befor_run`."""
-    return len(name) > 6 and (sorted(name) == sorted(other) or abs(len(name) - len(other)) == 1) and name[-4:] == other[-4:]
+    return (
+        len(name) > 6
+        and (sorted(name) == sorted(other) or abs(len(name) - len(other)) == 1)
+        and name[-4:] == other[-4:]
+    )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydraloop.engine import seeding
-from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights, load as load_file
+from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights
+from hydraloop.engine.checkpoint import load as load_file
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.result import versions
 from hydraloop.errors import UserError, suggestion
@@ -127,7 +128,12 @@ def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], str
         _differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
     for name in states.keys() - targets.keys():
         hint = suggestion(name, targets)
-        _differs(strict, f"{entry}.{name}", f"the checkpoint has its state, this run does not use it. {hint}", "Add it, or set")
+        _differs(
+            strict,
+            f"{entry}.{name}",
+            f"the checkpoint has its state, this run does not use it. {hint}",
+            "Add it, or set",
+        )
     for name, target in targets.items():
         if name in states:
             target.load_state_dict(states[name])
@@ -175,11 +181,11 @@ def from_position(loader: Any, first: int) -> Iterable[Any]:
     A sampler with `set_position` starts there without reading what comes before; any other loader is run through.
     """
     if first == 0:
-        return iter(loader)
+        return loader  # type: ignore[no-any-return]  # whatever the user built
     set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
     if set_position is not None:
         set_position(first * loader.batch_size)
-        return iter(loader)
+        return loader  # type: ignore[no-any-return]
     return islice(iter(loader), first, None)
 
 

@@ -66,9 +66,13 @@ class Messages:
             totals.append(window.total)
             counts.append(window.count)
         device = next((total.device for total in totals if isinstance(total, Tensor)), torch.device("cpu"))
-        stacked = torch.stack(
-            [total if isinstance(total, Tensor) else torch.tensor(total, dtype=torch.float64) for total in totals]
-        ) if device.type == "cpu" else _stack_on(device, totals)
+        stacked = (
+            torch.stack(
+                [total if isinstance(total, Tensor) else torch.tensor(total, dtype=torch.float64) for total in totals]
+            )
+            if device.type == "cpu"
+            else _stack_on(device, totals)
+        )
         means = reduce(stacked / torch.tensor(counts, dtype=stacked.dtype, device=device))
         return dict(zip(names, means.tolist(), strict=True))
 

@@ -46,11 +46,6 @@ class Requests:
             log.info("stopping: %s", self.stop_reason)
         self.pending = False
 
-    def act_after_training(self) -> None:
-        """Write what the closing hooks asked for; nothing after an error."""
-        if self._engine.error is None:
-            self._write_all()
-
     def _write_all(self) -> None:
         engine = self._engine
         while self._checkpoints:

@@ -1,6 +1,7 @@
 """The order of hooks, the linter of that order, and the table of calls the engine's loop goes through.
 
-The order and the linter work on `Slot`s, which need no hook object and no torch: the dry run uses them as the engine does.
+The order and the linter work on `Slot`s, which need no hook object and no torch: the dry run uses them as the engine
+does.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.checkpoint import evaluation_weights, load, write
-from hydraloop.engine.checkpoint_files import PUBLISHED, SUFFIX
+from hydraloop.engine.checkpoint_files import SUFFIX
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.result import Best
 from hydraloop.engine.schedule import Every
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint_folder import CheckpointFolder, write_line
 from hydraloop.hooks.monitoring import check_metric, check_rule, higher_is_better, is_better
+from hydraloop.hooks.publishing import check_keys, publish
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 LAST_CHECKPOINT = "last_checkpoint"
 """The text file beside the checkpoints that names the newest regular one."""
-ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress")
-"""What a checkpoint has, and a published file can keep."""
 
 
 @dataclass(slots=True)
@@ -176,8 +174,7 @@ class CheckpointHook(Hook):
         """Ask for the iteration's checkpoint where it is due."""
         if self.by_epoch:
             return
-        iteration = engine.progress.iteration
-        if self._every.due(iteration) or (self.save_last and iteration >= engine.max_iters):
+        if self._every.due(engine.progress.iteration) or (self.save_last and self.is_last_train_iter(engine)):
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -197,7 +194,7 @@ class CheckpointHook(Hook):
         if self.save_last and engine.progress.iteration > self._last_saved:
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
         if self.published_keys is not None:
-            engine.request_checkpoint(f"{self.name}: published", self._publish_all)
+            engine.request_checkpoint(f"{self.name}: published", self._publish)
 
     # State. --------------------------------------------------------------------------------------------------------
 
@@ -256,23 +253,11 @@ class CheckpointHook(Hook):
         self._delete(engine, self._replaced)
         self._replaced = []
 
-    def _publish_all(self, engine: Engine) -> None:
+    def _publish(self, engine: Engine) -> None:
         last = self._kept[-1:] if self.save_last else []
         for path in dict.fromkeys([*last, *(best.path for best in self._best.values())]):
-            if engine.distributed.is_main:
-                self._publish(path, engine.settings.weights)
-
-    def _publish(self, path: Path, weights: str) -> None:
-        checkpoint = load(path, key=f"{self.key}.published_keys")
-        published = {entry: checkpoint[entry] for entry in self.published_keys or ()}
-        if "state_dict" in published:
-            published["state_dict"] = evaluation_weights(checkpoint, weights)
-        if "meta" in published:
-            # They are the state dict now; who loads the file must not look for them among the hooks.
-            published["meta"] = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
-        target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
-        write(target, published)
-        log.info("published %s", target)
+            if engine.distributed.is_main and path.is_file():  # a resumed run may have been copied without it
+                log.info("published %s", publish(path, self.published_keys or (), engine.settings.weights))
 
     def _save(self, engine: Engine, path: Path) -> None:
         engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler)
@@ -292,11 +277,10 @@ class CheckpointHook(Hook):
         return f"iter_{progress.iteration}"
 
     def _tell_best(self, engine: Engine) -> None:
-        for name in self._higher:
-            best = self._best.get(name)
-            if best is not None:
-                engine.best = Best(name, best.value, best.iteration, str(best.path))
-            return
+        first = next(iter(self._higher), "")
+        if first in self._best:
+            best = self._best[first]
+            engine.best = Best(first, best.value, best.iteration, str(best.path))
 
     # Options. ------------------------------------------------------------------------------------------------------
 
@@ -306,18 +290,9 @@ class CheckpointHook(Hook):
             raise UserError(
                 f"{self.max_keep_ckpts} is below 1", key="max_keep_ckpts", remedy="Use null to keep all of them."
             )
-        left_out = {
-            *(() if self.save_optimizer else ("optimizer",)),
-            *(() if self.save_param_scheduler else ("schedulers",)),
-        }
-        there = [entry for entry in ENTRIES if entry not in left_out]
-        for entry in self.published_keys or ():
-            if entry not in there:
-                raise UserError(
-                    f"a checkpoint of this run has no {entry!r}",
-                    key="published_keys",
-                    remedy=f"{suggestion(entry, there)} For the weights and where they come from: [meta,state_dict].",
-                )
+        if self.published_keys is not None:
+            left_out = {"optimizer": self.save_optimizer, "schedulers": self.save_param_scheduler}
+            check_keys(self.published_keys, [entry for entry, saved in left_out.items() if not saved])
 
     def _monitored(self, engine: Engine) -> list[str]:
         """The names in `save_best`, each once."""

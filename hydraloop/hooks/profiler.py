@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class ProfilerHook(Hook):
 
     The profiler starts with the training of this process and steps with each iteration. It stops after
     `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends, however it ends.
-    Validation is not profiled where epochs are validated. At the end of each cycle the trace is handed to
+    A validation in between is in the trace. At the end of each cycle the trace is handed to
     `on_trace_ready`:
 
     * `tb_trace`: a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name TensorBoard
@@ -46,7 +47,7 @@ class ProfilerHook(Hook):
       only, so one that calls `export_chrome_trace` goes without `tb_trace` and `chrome_trace`;
     * a list of these, called in its order.
 
-    Mount points: before_run, before_train, after_train_iter, after_train_epoch, on_exception, after_train. Priority
+    Mount points: before_run, before_train, after_train_iter, on_exception, after_train. Priority
     VERY_LOW, MMEngine's: a step of the profiler ends after the other hooks' work. On rank 0 only, as in MMEngine. While
     it warms up and records, an iteration may take several times as long. Starting takes about two seconds (torch
     imports its compiler). One device sync at the end of a cycle, none otherwise. No state: a resumed run is profiled
@@ -112,10 +113,10 @@ class ProfilerHook(Hook):
         self._row_limit = row_limit
         self._shapes, self._memory, self._stack, self._flops = record_shapes, profile_memory, with_stack, with_flops
         self._profile: profile | None = None
-        self._steps = 0
-        self._last_step = float("inf")
-        self._epochs = 0
+        self._left = 0
+        """Iterations until the profiler stops."""
         self._traces = 0
+        self._failed: Exception | None = None
         self._written: Path | None = None
 
     def before_run(self, engine: Engine) -> None:
@@ -142,20 +143,21 @@ class ProfilerHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Start the profiler."""
-        from torch.profiler import ProfilerActivity, profile, schedule
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
-        on_accelerator = engine.device.type != "cpu"
         activities = [ProfilerActivity.CPU] if self._with_cpu else []
-        if self._with_device or (self._with_device is None and on_accelerator):
+        if self._with_device or (self._with_device is None and engine.device.type != "cpu"):
             activities.append(_activity_of(engine.device.type))
+        self._left = self._times
+        if self._by_epoch:
+            self._left = self._times * engine.epoch_length - engine.progress.batch_in_epoch
         if self._schedule is not None and self._schedule["repeat"]:
             cycle = self._schedule["wait"] + self._schedule["warmup"] + self._schedule["active"]
-            self._last_step = self._schedule["skip_first"] + cycle * self._schedule["repeat"]
-        if not self._by_epoch:
-            self._last_step = min(self._last_step, self._times)
+            self._left = min(self._left, self._schedule["skip_first"] + cycle * self._schedule["repeat"])
         profiler = profile(
             activities=activities,
-            schedule=None if self._schedule is None else schedule(**self._schedule),
+            # A schedule that always records makes torch mark the iterations in the trace; none at all does not.
+            schedule=(lambda _: ProfilerAction.RECORD) if self._schedule is None else schedule(**self._schedule),
             on_trace_ready=lambda trace: self._ready(engine, trace),
             record_shapes=self._shapes,
             profile_memory=self._memory,
@@ -166,18 +168,13 @@ class ProfilerHook(Hook):
         self._profile = profiler
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """One step of the profiler, and its end where that was the last."""
+        """One step of the profiler, or its end."""
         if self._profile is not None:
-            self._steps += 1
-            self._profile.step()
-            if self._steps >= self._last_step:
+            self._left -= 1
+            if self._left > 0:
+                self._step()
+            else:
                 self._stop()
-
-    def after_train_epoch(self, engine: Engine) -> None:
-        """The end after `profile_times` epochs."""
-        self._epochs += 1
-        if self._by_epoch and self._epochs >= self._times:
-            self._stop()
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:
         """Stop; what was recorded until then is written."""
@@ -187,29 +184,51 @@ class ProfilerHook(Hook):
         """Stop, if training ended first."""
         self._stop()
 
-    def _stop(self) -> None:
-        # Forgotten first: torch crashes when a profiler is stopped twice.
+    def _step(self) -> None:
+        # Forgotten while it works, here and below: torch crashes when a profiler is used again after an exception
+        # (a Ctrl-C while the trace is written) left it between two states, or when one is stopped twice.
         profiler, self._profile = self._profile, None
-        if profiler is None:
-            return
-        profiler.stop()
-        if not self._traces:
-            log.warning("%s: training ended before the schedule recorded an iteration; there is no trace", self.key)
+        if profiler is not None:
+            with warnings.catch_warnings():
+                # Torch says that each cycle's events are its own. They should be.
+                warnings.filterwarnings("ignore", message="Warning: Profiler clears events", category=UserWarning)
+                profiler.step()
+            self._profile = profiler
+            self._raise_what_handlers_raised()
+
+    def _stop(self) -> None:
+        profiler, self._profile = self._profile, None
+        if profiler is not None:
+            profiler.stop()
+            if not self._traces:
+                log.warning("%s: profiling ended before an iteration was recorded; there is no trace", self.key)
+            self._raise_what_handlers_raised()
 
     def _ready(self, engine: Engine, trace: profile) -> None:
-        """A cycle is recorded: hand it on."""
+        """A cycle is recorded: hand it on. Torch calls this, and must not see an error halfway through a step."""
         self._traces += 1
         self._written = None
-        for handler in self._handlers:
-            if handler == "tb_trace":
-                name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
-                self._write(engine, trace, engine.run_dir / FOLDER / name)
-            elif handler == "chrome_trace":
-                self._write(engine, trace, engine.run_dir / self._json_path)
-            elif handler == "log_trace":
-                self._log_table(engine, trace)
-            elif callable(handler):
-                handler(trace)
+        try:
+            for handler in self._handlers:
+                self._handle(engine, trace, handler)
+        except Exception as error:
+            self._failed = error
+
+    def _raise_what_handlers_raised(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _handle(self, engine: Engine, trace: profile, handler: str | TraceHandler) -> None:
+        if callable(handler):
+            handler(trace)
+        elif handler == "tb_trace":
+            name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+            self._write(engine, trace, engine.run_dir / FOLDER / name)
+        elif handler == "chrome_trace":
+            self._write(engine, trace, engine.run_dir / self._json_path)
+        else:
+            self._log_table(engine, trace)
 
     def _write(self, engine: Engine, trace: profile, path: Path) -> None:
         """Write the trace; a second file is a copy, since torch gives a trace away once."""

@@ -1,7 +1,7 @@
 """Every option as a dataclass, put into Hydra's ConfigStore. Nothing here imports torch or another part of hydraloop.
 
-A hook option is stored as `store(group="hooks", name="ema", package="hooks.ema", node=EMAHookConf)`; a user's own works the
-same way, from any module that is imported before `hydraloop.main()`.
+A hook option is stored as `store(group="hooks", name="ema", package="hooks.ema", node=EMAHookConf)`; a user's own works
+the same way, from any module that is imported before `hydraloop.main()`.
 """
 
 from hydra.core.config_store import ConfigStore

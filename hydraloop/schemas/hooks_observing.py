@@ -59,8 +59,8 @@ class LoggerHookConf:
     interval: Optional[int] = 10
     """Iterations between two records of training; 10 is MMEngine's. Null: none, validation and test only."""
     ignore_last: bool = True
-    """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default). False: it gets
-    its own."""
+    """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default).
+    False: it gets its own."""
     filename: str = "metrics.jsonl"
     """Of the records, in the run directory; a line of JSON each, and JSON lines are what every tool reads."""
 
@@ -103,7 +103,6 @@ class ProfilerHookConf:
         "before_run",
         "before_train",
         "after_train_iter",
-        "after_train_epoch",
         "on_exception",
         "after_train",
     )

@@ -34,7 +34,7 @@ class CheckpointHookConf:
     max_keep_ckpts: Optional[int] = None
     """How many of them to keep, the newest; the best ones are not counted. Null: all, nothing is deleted unasked."""
     save_best: Any = None
-    """`auto` (the task's first metric), a name or a list: one file for the best of each. Null, MMEngine's default: none."""
+    """`auto` (the task's first metric), a name, a list: a file for the best of each. Null, MMEngine's default: none."""
     rule: Optional[str] = None
     """`greater` or `less` values are better. Null: derived from the lists below and from what the metric declares."""
     greater_keys: Optional[List[str]] = None
@@ -77,7 +77,7 @@ class EMAHookConf:
     on_error: Optional[str] = "raise"
     """`raise`, `warn` or `disable`; an average with a gap in it is not the one that was asked for."""
     ema_type: str = "exponential"
-    """`exponential` (MMEngine's default), `stochastic` (plain mean), `momentum_annealing`, `exp_momentum`, `linear_momentum`."""
+    """`exponential` (MMEngine's), `stochastic` (a mean), `momentum_annealing`, `exp_momentum`, `linear_momentum`."""
     momentum: float = 0.0002
     """Share of the new weights in each update, in (0, 1); MMEngine's. It averages over some 1 / 0.0002 = 5000 steps."""
     warmup: bool = True
@@ -93,7 +93,7 @@ class EMAHookConf:
     update_buffers: bool = False
     """Whether buffers (of normalisation layers) are averaged too; false, as in MMEngine: the raw model's are used."""
     gamma: Optional[float] = None
-    """Optimizer steps in which `momentum_annealing` and `exp_momentum` come near `momentum`; null: OpenMMLab's 100, 2000."""
+    """Optimizer steps until `momentum_annealing`, `exp_momentum` come near `momentum`; null: OpenMMLab's 100, 2000."""
     warm_up: int = 100
     """Optimizer steps of `linear_momentum`'s beginning; MMDetection's."""
 

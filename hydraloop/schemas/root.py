@@ -16,7 +16,8 @@ class InitConf:
     checkpoint: Optional[str] = None
     """A checkpoint file; null: the model's own initialisation."""
     prefix: Optional[str] = None
-    """Take only the entries that begin with this (`backbone.`), the prefix removed if the model has none such; null: all."""
+    """Take only the entries that begin with this (`backbone.`), the prefix removed if the model has none such; null:
+    all."""
 
 
 @dataclass
@@ -34,13 +35,15 @@ class Config:
     """Every key of a run's config; the README explains them with examples."""
 
     seed: int = 0
-    """Of every random number generator; the same seed gives the same run. 0, so that a run is repeatable without asking."""
+    """Of every random number generator; the same seed gives the same run. 0: repeatable without
+    asking."""
     experiment_name: str = "digits"
     """Names the trackers' experiment, and tells `resume=auto` which runs are the same."""
     resume: Optional[str] = None
     """`auto`, a run directory, or a checkpoint file to go on from; null: a new run."""
     resume_strict: bool = True
-    """Whether a missing or unknown entry of a resumed checkpoint is an error; it is, since training on would be another run."""
+    """Whether a missing or unknown entry of a resumed checkpoint is an error; it is: training on would be
+    another run."""
     load_from: Optional[str] = None
     """A checkpoint file to take weights from, nothing else; null: none."""
     weights: str = "averaged"

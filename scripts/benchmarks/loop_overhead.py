@@ -2,13 +2,15 @@
 
     python scripts/benchmarks/loop_overhead.py [--rounds 7] [--iterations 3000]
 
-A 32-64-10 MLP, batches of 16, one thread, AdamW. "Bare": every hook off, against a loop of forward, loss, backward, step,
-zero_grad, both with the same optimizer. "Usual": the default hooks, a record every 50 iterations, a schedule stepped each
-iteration, gradient clipping and EMA, against two loops that do all that: one with torch's parts as people write it (AdamW,
-AveragedModel, clip_grad_norm_, LambdaLR), and one that also uses fused AdamW and torch._foreach_lerp_ on kept lists.
+A 32-64-10 MLP, batches of 16, one thread, AdamW. "Bare": every hook off, against a loop of forward, loss, backward,
+step, zero_grad, both with the same optimizer. "Usual": the default hooks, a record every 50 iterations, a schedule
+stepped each iteration, gradient clipping and EMA, against two loops that do all that: one with torch's parts as people
+write it (AdamW, AveragedModel, clip_grad_norm_, LambdaLR), and one that also uses fused AdamW and torch._foreach_lerp_
+on kept lists.
 
-Each round times every variant once, in an order that rotates; a variant's figure is the median over the rounds, with the
-smallest and the largest. Differences and ratios are taken round by round, so that a drift of the machine's speed drops out.
+Each round times every variant once, in an order that rotates; a variant's figure is the median over the rounds, with
+the smallest and the largest. Differences and ratios are taken round by round, so that a drift of the machine's speed
+drops out.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,
@@ -81,7 +85,14 @@ def main() -> None:
         print(f"  {name:<24} {_spread(times[name], '{:7.1f}')}")
     compare("bare: hydraloop - by hand", "µs", 5.0, times["bare, hydraloop"], times["bare, by hand"], difference)
     compare("usual: hydraloop / by hand", "", 0.65, times["usual, hydraloop"], times["usual, by hand"], ratio)
-    compare("usual: hydraloop - by hand, fused", "µs", 10.0, times["usual, hydraloop"], times["usual, by hand, fused"], difference)
+    compare(
+        "usual: hydraloop - by hand, fused",
+        "µs",
+        10.0,
+        times["usual, hydraloop"],
+        times["usual, by hand, fused"],
+        difference,
+    )
 
 
 def compare(
@@ -108,7 +119,7 @@ def _spread(values: list[float], form: str) -> str:
     return f"median {middle}  (min {low}, max {high})"
 
 
-# The work. -------------------------------------------------------------------------------------------------------------
+# The work. -----------------------------------------------------------------------------------------------------------
 
 
 def new_model() -> nn.Sequential:
@@ -193,7 +204,7 @@ def usual_hydraloop(batches: Batches) -> float:
     """The default hooks and EMA, as `build` would make them with fused: auto."""
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    schedule = Schedule("lambda", torch.optim.lr_scheduler.LambdaLR(optimizer, _factor), by_epoch=False)
+    schedule = Schedule("lambda", partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=_factor), optimizer)
     hooks: dict[str, Hook] = {
         "runtime_info": RuntimeInfoHook(),
         "timer": IterTimerHook(),

@@ -200,15 +200,13 @@ def test_each_record_is_in_the_file_when_it_is_announced(tmp_path: Path) -> None
 
 def test_one_host_sync_a_record(tmp_path: Path) -> None:
     engine = _engine(tmp_path, LoggerHook(interval=2))
-    with engine._run(write_result=False):
-        engine._call(engine.stages.before_train)
-        engine._call(engine.stages.before_train_epoch)
-        with HostSyncs() as syncs:
-            engine._train_epoch()
+    engine.loaders = Loaders(engine.loaders.train)
+    with HostSyncs() as syncs:
+        engine.train()
     listener = engine.hooks["listener"]
     assert isinstance(listener, Listener)
-    assert [record["iteration"] for record in listener.records] == [2, 4, 6]
-    assert syncs.count == 3
+    assert [record["iteration"] for record in listener.records] == [2, 4, 6, 8, 10, 12, 14]
+    assert syncs.count == 7
 
 
 def test_other_ranks_reduce_and_write_nothing(tmp_path: Path) -> None:
@@ -242,9 +240,7 @@ def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
     assert len(_lines(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "key"), [({"interval": 0}, "interval"), ({"filename": "../up.jsonl"}, "filename")]
-)
+@pytest.mark.parametrize(("options", "key"), [({"interval": 0}, "interval"), ({"filename": "../up.jsonl"}, "filename")])
 def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError) as raised:
         LoggerHook(**options)

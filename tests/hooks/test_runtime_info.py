@@ -37,13 +37,13 @@ class TwoLosses(Task):
         return {**outputs, "aux_loss": (2 * loss).reshape(1), "loss_weight": 0.5, "losses": per_sample, "score": loss}
 
 
-def _engine(tmp_path: Path, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> Engine:
+def _engine(tmp_path: Path, optimizer: type[torch.optim.Optimizer] | None = torch.optim.SGD, **options: Any) -> Engine:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     batches: list[tuple[Tensor, Tensor]] = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
     return Engine(
         task=TwoLosses(model, nn.MSELoss()),
-        optimizer=optimizer(model.parameters(), lr=0.25, **options),
+        optimizer=None if optimizer is None else optimizer(model.parameters(), lr=0.25, **options),
         loaders=Loaders(batches, batches[:1]),
         hooks={"runtime_info": RuntimeInfoHook(), "reader": Reader()},
         settings=Settings(max_epochs=2, device="cpu"),
@@ -104,8 +104,7 @@ def test_no_graph_is_kept_alive(tmp_path: Path) -> None:
 
 
 def test_evaluation_needs_no_optimizer(tmp_path: Path) -> None:
-    engine = _engine(tmp_path)
-    engine._optimizer = None
+    engine = _engine(tmp_path, optimizer=None)
     engine.validate()
     assert engine.messages.read("lr") is None
     assert engine.messages.facts()["iter"] == 0

@@ -1,0 +1,107 @@
+"""How a run begins and ends: every closing hook is called whatever happens, and `result.json` says what did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from hydraloop.engine.result import Result, Status, describe, git_state, versions
+from hydraloop.engine.stages import Call
+from hydraloop.engine.summary import format_start, format_summary
+from hydraloop.errors import UserError
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
+    """before_run … after_run around the body; between the body and after_run, `result.json`.
+
+    Args:
+        write_result: False for a validation or test on its own, which is not the run's result.
+    """
+    start, main = perf_counter(), engine.distributed.is_main
+    git = git_state(Path.cwd()) if write_result and main else {}
+    if main:
+        log.info("%s", format_start(engine))
+    try:
+        with always(engine, engine.stages.after_run):
+            try:
+                for call in engine.stages.before_run:
+                    call(engine)
+                yield
+            except BaseException as error:
+                raised(engine, error)
+                raise
+            finally:
+                if write_result:
+                    engine.result = _result(engine, perf_counter() - start, git)
+                    if main:
+                        engine.result.write(engine.run_dir)
+    finally:
+        if write_result and main and not isinstance(engine.error, UserError):
+            log.info("%s", format_summary(engine))
+
+
+@contextmanager
+def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
+    """Call all the closing hooks after the body, also when it raised and when one of them raises.
+
+    The first error is the one that is raised; those of closing hooks behind it are logged with their tracebacks.
+    """
+    try:
+        yield
+    except BaseException as error:
+        raised(engine, error)
+        raise
+    finally:
+        failed: list[BaseException] = []
+        for call in closing:
+            try:
+                call(engine)
+            except BaseException as error:
+                failed.append(error)
+        first = failed.pop(0) if engine.error is None and failed else None
+        if first is not None:
+            raised(engine, first)
+        for late in failed:
+            log.error("while closing after the first error: %s", describe(late), exc_info=late)
+        if first is not None:
+            raise first
+
+
+def raised(engine: Engine, error: BaseException) -> None:
+    """Tell every hook of an error, once, before anything is closed."""
+    if engine.error is not None:
+        return
+    engine.error = error
+    for call in engine.stages.on_exception:
+        try:
+            call(engine, error)
+        except Exception as another:
+            log.error("in on_exception: %s", describe(another), exc_info=another)
+
+
+def _result(engine: Engine, seconds: float, git: dict[str, str]) -> Result:
+    status: Status = "stopped" if engine.stopping else "finished"
+    if engine.error is not None:
+        status = "interrupted" if isinstance(engine.error, KeyboardInterrupt) else "failed"
+    return Result(
+        status=status,
+        error=None if engine.error is None else describe(engine.error),
+        reason=engine.stop_reason,
+        val_metrics=engine.metrics,
+        test_metrics=engine.test_metrics,
+        best=engine.best,
+        progress=engine.progress.state_dict(),
+        seconds=seconds,
+        versions=versions(),
+        git=git,
+    )

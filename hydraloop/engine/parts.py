@@ -1,0 +1,71 @@
+"""What an engine is given: loaders, settings, and what it needs of a task and of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class Loader(Sized, Iterable[Any], Protocol):
+    """Anything with a length that yields batches, a DataLoader or a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaders:
+    """The loaders of a run; without `val` nothing is validated, without `test` nothing tested."""
+
+    train: Loader | None = None
+    val: Loader | None = None
+    test: Loader | None = None
+
+
+class TrainableTask(Protocol):
+    """An `nn.Module` with these; `hydraloop.tasks.Task` is the class to inherit from."""
+
+    model: nn.Module
+    metric_names: tuple[str, ...]
+
+    def num_samples(self, batch: Any) -> int: ...
+    def evaluate(self, batch: Any) -> dict[str, Any]: ...
+    def reset_metrics(self) -> None: ...
+    def compute_metrics(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
+
+
+class Stateful(Protocol):
+    """What the engine needs of a schedule: its state."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of the engine; `hydraloop.schemas.engine.EngineConf` gives the reasons of the defaults."""
+
+    max_epochs: int = 20
+    max_iters: int | None = None
+    accumulate: int = 1
+    val_interval: int | None = 1
+    val_begin: int = 0
+    val_by_epoch: bool = True
+    test: bool = True
+    device: str = "auto"
+    resume: Path | None = None
+    """A checkpoint file to go on from."""
+    resume_strict: bool = True
+    load_from: Path | None = None
+    """A checkpoint file or state dict to take weights from."""
+    weights: str = "averaged"
+    """`averaged` or `raw`: what `load_from`, validation and test use where both are there."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values that go into every checkpoint's `meta` (the config, the experiment's name)."""
+
+    def horizon(self, epoch_length: int) -> tuple[int, int]:
+        """(iterations, epochs) of the whole run, for epochs of `epoch_length` iterations; an epoch begun counts."""
+        if self.max_iters is not None:
+            return self.max_iters, -(-self.max_iters // max(epoch_length, 1))
+        return self.max_epochs * epoch_length, self.max_epochs

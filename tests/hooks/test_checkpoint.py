@@ -1,0 +1,397 @@
+"""CheckpointHook on real runs: which files there are, when, with what in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import Scripted, Stopper, bits, engine_of, load, same
+
+from hydraloop.engine.engine import Engine
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
+
+
+def files(folder: Path) -> set[str]:
+    """The checkpoints in a run's folder (or any other)."""
+    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    return {path.stem for path in folder.glob("*.pth")}
+
+
+def run(run_dir: Path, hook: CheckpointHook, **settings: Any) -> Any:
+    engine = engine_of(run_dir, {"checkpoint": hook}, **settings)
+    engine.train()
+    return engine
+
+
+# When. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "expected"),
+    [
+        ({}, 3, {"epoch_1", "epoch_2", "epoch_3"}),
+        ({"interval": 5}, 20, {"epoch_5", "epoch_10", "epoch_15", "epoch_20"}),
+        # MMEngine's documents: max_keep_ckpts, and save_begin with and without an interval.
+        ({"interval": 5, "max_keep_ckpts": 2}, 20, {"epoch_15", "epoch_20"}),
+        ({"save_begin": 5}, 10, {f"epoch_{epoch}" for epoch in range(5, 11)}),
+        ({"interval": 2, "save_begin": 5, "save_last": False}, 10, {"epoch_5", "epoch_7", "epoch_9"}),
+        ({"interval": 2, "save_begin": 5}, 10, {"epoch_5", "epoch_7", "epoch_9", "epoch_10"}),
+        ({"interval": 2, "save_last": False}, 3, {"epoch_2"}),
+        ({"interval": None}, 3, {"epoch_3"}),
+        ({"interval": None, "save_last": False}, 3, set()),
+        ({"by_epoch": False, "interval": 5}, 3, {"iter_5", "iter_10", "iter_12"}),
+        ({"by_epoch": False, "interval": 5, "save_begin": 3, "save_last": False}, 3, {"iter_3", "iter_8"}),
+        ({"by_epoch": False, "interval": 3, "max_keep_ckpts": 1}, 3, {"iter_12"}),
+    ],
+)
+def test_files_are_written_when_they_are_due(
+    tmp_path: Path, options: dict[str, Any], epochs: int, expected: set[str]
+) -> None:
+    run(tmp_path, CheckpointHook(**options), max_epochs=epochs)
+    assert files(tmp_path) == expected
+
+
+def test_one_due_inside_a_window_waits_for_its_end_and_bears_that_number(tmp_path: Path) -> None:
+    # Windows of an epoch of 7 end at 3, 6, 7; due at 2, 4, 6, ...
+    train = engine_of(tmp_path / "unused", {}).loaders.train
+    hook = CheckpointHook(by_epoch=False, interval=2, save_last=False)
+    run(tmp_path, hook, train=[*train, *train][:7], accumulate=3, max_epochs=1)
+    assert files(tmp_path) == {"iter_3", "iter_6"}
+    assert load(tmp_path / "checkpoints" / "iter_3.pth")["progress"]["iteration"] == 3
+    assert load(tmp_path / "checkpoints" / "iter_6.pth")["progress"]["optimizer_step"] == 2
+
+
+def test_the_checkpoint_of_an_epoch_is_written_before_its_validation(tmp_path: Path) -> None:
+    run(tmp_path, CheckpointHook(), max_epochs=2)
+    progress = load(tmp_path / "checkpoints" / "epoch_2.pth")["progress"]
+    assert (progress["epoch"], progress["iteration"], progress["last_validation"]) == (2, 8, 4)
+
+
+def test_last_checkpoint_names_the_newest_regular_file(tmp_path: Path) -> None:
+    run(tmp_path, CheckpointHook(interval=2, save_best="loss"), max_epochs=3)
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
+
+
+def test_a_run_that_stops_early_saves_its_last_weights_once(tmp_path: Path) -> None:
+    hooks = {"stopper": Stopper(stop_at=6), "checkpoint": CheckpointHook()}
+    engine = engine_of(tmp_path, hooks, max_epochs=5)
+    engine.train()
+    # Six iterations are no two epochs: the name says so.
+    assert files(tmp_path) == {"epoch_1", "iter_6"}
+    assert same(load(tmp_path / "checkpoints" / "iter_6.pth")["state_dict"], bits(engine.model))
+
+
+def test_a_run_that_stops_at_the_end_of_an_epoch_does_not_save_it_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(tmp_path, {"stopper": Stopper(stop_at=8), "checkpoint": CheckpointHook()}, max_epochs=5)
+    saved: list[str] = []
+    save = engine.save_checkpoint
+    monkeypatch.setattr(engine, "save_checkpoint", lambda path, **kinds: (saved.append(path.stem), save(path, **kinds)))
+    engine.train()
+    assert saved == ["epoch_1", "epoch_2"]
+
+
+def test_max_iters_inside_an_epoch_is_saved_as_that_iteration(tmp_path: Path) -> None:
+    run(tmp_path, CheckpointHook(), max_iters=6)
+    assert files(tmp_path) == {"epoch_1", "iter_6"}
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+def test_a_stop_without_save_last_saves_nothing_more(tmp_path: Path, by_epoch: bool) -> None:
+    hook = CheckpointHook(interval=4 if by_epoch else 100, by_epoch=by_epoch, save_last=False)
+    engine = engine_of(tmp_path, {"stopper": Stopper(stop_at=6), "checkpoint": hook})
+    engine.train()
+    assert files(tmp_path) == set()
+
+
+def test_after_an_error_nothing_is_written_as_last_best_or_published(tmp_path: Path) -> None:
+    hook = CheckpointHook(save_best="score", rule="greater", published_keys=["state_dict"])
+    hooks = {"stopper": Stopper(fail_at=7), "checkpoint": hook}
+    engine = engine_of(tmp_path, hooks, metrics={"score": Scripted([0.5, 0.9, 0.9])})
+    with pytest.raises(FloatingPointError):
+        engine.train()
+    assert files(tmp_path) == {"epoch_1", "best_score_epoch_1"}
+    assert engine.best is not None
+    assert engine.best.value == 0.5
+
+
+# What. ---------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_can_be_left_out(tmp_path: Path) -> None:
+    run(tmp_path / "all", CheckpointHook(), max_epochs=1)
+    run(tmp_path / "less", CheckpointHook(save_optimizer=False, save_param_scheduler=False), max_epochs=1)
+    whole = load(tmp_path / "all" / "checkpoints" / "epoch_1.pth")
+    less = load(tmp_path / "less" / "checkpoints" / "epoch_1.pth")
+    assert whole.keys() - less.keys() == {"optimizer", "schedulers"}
+    assert same(whole["state_dict"], less["state_dict"])
+
+
+def test_published_files_keep_the_named_entries_with_the_averaged_weights(tmp_path: Path) -> None:
+    hook = CheckpointHook(save_best="loss", published_keys=["meta", "state_dict"])
+    engine = engine_of(tmp_path, {"ema": EMAHook(momentum=0.1, warmup=False), "checkpoint": hook})
+    engine.train()
+    folder = tmp_path / "checkpoints"
+    assert engine.best is not None
+    best = Path(engine.best.checkpoint).stem
+    assert {name for name in files(tmp_path) if name.endswith("_published")} == {
+        "epoch_3_published",
+        f"{best}_published",
+    }
+    for stem in ("epoch_3", best):
+        published, source = load(folder / f"{stem}_published.pth"), load(folder / f"{stem}.pth")
+        averaged = source["hooks"]["ema"]["averaged"]
+        assert published.keys() == {"meta", "state_dict"}
+        assert published["state_dict"].keys() == source["state_dict"].keys()
+        assert same({name: published["state_dict"][name] for name in averaged}, averaged)
+        assert not same(published["state_dict"], source["state_dict"])
+    # Its weights can be started from: nothing in it points to a hook that is not in it.
+    fresh = engine_of(tmp_path / "fresh", {}, load_from=folder / "epoch_3_published.pth", max_iters=0)
+    fresh.train()
+    assert same(bits(fresh.model), load(folder / "epoch_3_published.pth")["state_dict"])
+
+
+def test_published_files_have_the_raw_weights_with_weights_raw_and_only_the_best_without_save_last(
+    tmp_path: Path,
+) -> None:
+    hook = CheckpointHook(save_best="loss", save_last=False, published_keys=["state_dict"])
+    engine = engine_of(tmp_path, {"ema": EMAHook(), "checkpoint": hook}, weights="raw")
+    engine.train()
+    assert engine.best is not None
+    best = Path(engine.best.checkpoint)
+    assert {name for name in files(tmp_path) if "published" in name} == {f"{best.stem}_published"}
+    published = load(best.with_name(f"{best.stem}_published.pth"))
+    assert same(published["state_dict"], load(best)["state_dict"])
+
+
+# The best. -----------------------------------------------------------------------------------------------------------
+
+
+def best_run(tmp_path: Path, metrics: dict[str, Scripted], **options: Any) -> Any:
+    length = 4
+    return run(tmp_path, CheckpointHook(interval=None, save_last=False, **options), metrics=metrics, max_epochs=length)
+
+
+def test_the_best_file_replaces_the_one_before_it(tmp_path: Path) -> None:
+    engine = best_run(tmp_path, {"accuracy": Scripted([0.1, 0.5, 0.3, 0.5])}, save_best="auto")
+    assert files(tmp_path) == {"best_accuracy_epoch_2"}
+    assert engine.best.metric == "accuracy"
+    assert engine.best.value == 0.5
+    assert engine.best.iteration == 8
+    assert Path(engine.best.checkpoint) == tmp_path / "checkpoints" / "best_accuracy_epoch_2.pth"
+    assert load(Path(engine.best.checkpoint))["progress"]["last_validation"] == 8
+
+
+def test_the_best_by_iteration_is_named_so(tmp_path: Path) -> None:
+    hook = CheckpointHook(by_epoch=False, interval=None, save_last=False, save_best="acc")
+    metric = Scripted([0.1, 0.5, 0.3])
+    run(tmp_path, hook, metrics={"acc": metric}, max_iters=6, val_by_epoch=False, val_interval=2)
+    assert files(tmp_path) == {"best_acc_iter_4"}
+
+
+def test_several_metrics_have_a_best_file_each_and_the_first_is_the_runs(tmp_path: Path) -> None:
+    metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.2]), "val/loss": Scripted([4.0, 3.0, 1.0, 2.0])}
+    engine = best_run(tmp_path, metrics, save_best=["val/loss", "acc"])
+    assert files(tmp_path) == {"best_acc_epoch_2", "best_val_loss_epoch_3"}
+    assert (engine.best.metric, engine.best.value) == ("val/loss", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "options", "epoch"),
+    [
+        ("top-1", None, {}, 2),  # a key of mmengine's list is a part of the name
+        ("MIoU", None, {}, 2),  # upper and lower case count as the same
+        ("my_loss", None, {}, 1),
+        ("wer", False, {}, 1),  # only the metric says it
+        ("r2", True, {}, 2),
+        ("stop_time", False, {}, 1),  # what a metric declares counts more than "top" in its name
+        ("accuracy", None, {"rule": "less"}, 1),
+        ("accuracy", True, {"less_keys": ["accuracy"]}, 1),  # what the user says counts more than both
+        ("wer", None, {"greater_keys": ["wer"]}, 2),
+        ("wer", None, {"greater_keys": [], "less_keys": ["we"]}, 1),
+        ("accuracy_loss", None, {"less_keys": ["accuracy_loss"]}, 1),
+    ],
+)
+def test_what_is_better(tmp_path: Path, name: str, declared: bool | None, options: dict[str, Any], epoch: int) -> None:
+    metric = Scripted([1.0, 2.0, 1.5, 1.5], declared)
+    best_run(tmp_path, {name: metric}, save_best=name, **options)
+    assert files(tmp_path) == {f"best_{name}_epoch_{epoch}"}
+
+
+@pytest.mark.parametrize(("rule", "epoch"), [("greater", 4), ("less", 3)])
+def test_nan_and_infinity_are_never_best(tmp_path: Path, rule: str, epoch: int) -> None:
+    values = Scripted([float("nan"), float("-inf") if rule == "less" else float("inf"), 1.0, 2.0])
+    best_run(tmp_path, {"score": values}, save_best="score", rule=rule)
+    assert files(tmp_path) == {f"best_score_epoch_{epoch}"}
+
+
+def test_the_test_runs_on_the_best_file(tmp_path: Path) -> None:
+    metric = Scripted([0.9, 0.5, 0.1, 0.0])
+    engine = run(tmp_path, CheckpointHook(save_best="acc"), metrics={"acc": metric}, test=True)
+    best = load(tmp_path / "checkpoints" / "best_acc_epoch_1.pth")
+    other = engine_of(tmp_path / "other", {}, test=True)
+    other.model.load_state_dict(best["state_dict"])
+    assert engine.test_metrics["loss"] == other.test()["loss"]
+    assert not same(best["state_dict"], bits(engine.model))
+
+
+def test_a_validation_on_its_own_saves_nothing(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, {"checkpoint": CheckpointHook(save_best="loss")})
+    engine.validate()
+    assert files(tmp_path) == set()
+    assert engine.best is None
+
+
+# Going on. -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_keeps_the_best_and_the_files_it_deletes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_keep_ckpts": 2, "save_best": "acc"}
+    run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.1, 0.8])}, max_epochs=2)
+    assert files(tmp_path) == {"epoch_1", "epoch_2", "best_acc_epoch_2"}
+    newest = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
+    second = {"max_epochs": 4, "resume": newest}
+    engine = run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.7, 0.6])}, **second)
+    assert files(tmp_path) == {"epoch_3", "epoch_4", "best_acc_epoch_2"}
+    assert (engine.best.value, Path(engine.best.checkpoint)) == (0.8, newest)
+    third = {"max_epochs": 6, "resume": tmp_path / "checkpoints" / "epoch_4.pth"}
+    engine = run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.7, 0.6, 0.9])}, **third)
+    assert files(tmp_path) == {"epoch_5", "epoch_6", "best_acc_epoch_6"}
+    assert engine.best.iteration == 24
+
+
+def test_a_moved_run_finds_its_files(tmp_path: Path) -> None:
+    run(tmp_path / "old", CheckpointHook(save_best="acc"), metrics={"acc": Scripted([0.8])}, max_epochs=1)
+    (tmp_path / "old").rename(tmp_path / "new")
+    best = tmp_path / "new" / "checkpoints" / "best_acc_epoch_1.pth"
+    hook = CheckpointHook(save_best="acc", max_keep_ckpts=1)
+    engine = run(tmp_path / "new", hook, metrics={"acc": Scripted([0.1])}, max_epochs=2, resume=best)
+    assert Path(engine.best.checkpoint) == best
+    assert files(tmp_path / "new") == {"epoch_2", "best_acc_epoch_1"}
+
+
+def test_another_out_dir_on_resuming_leaves_the_best_where_it_is(tmp_path: Path) -> None:
+    run(tmp_path, CheckpointHook(save_best="acc"), metrics={"acc": Scripted([0.8])}, max_epochs=1)
+    best = tmp_path / "checkpoints" / "best_acc_epoch_1.pth"
+    hook = CheckpointHook(save_best="acc", out_dir=tmp_path / "elsewhere")
+    engine = run(tmp_path, hook, metrics={"acc": Scripted([0.1])}, max_epochs=2, resume=best)
+    assert Path(engine.best.checkpoint) == best
+    state = load(tmp_path / "elsewhere" / "epoch_2.pth")["hooks"]["checkpoint"]
+    assert state["best"]["acc"]["checkpoint"] == str(best.resolve())
+
+
+def test_a_best_file_that_is_gone_is_forgotten_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, CheckpointHook(save_best="acc"), metrics={"acc": Scripted([0.8, 0.7])}, max_epochs=2)
+    (tmp_path / "checkpoints" / "best_acc_epoch_1.pth").unlink()
+    hook = CheckpointHook(save_best="acc")
+    resume = tmp_path / "checkpoints" / "epoch_2.pth"
+    with caplog.at_level(logging.WARNING):
+        engine = run(tmp_path, hook, metrics={"acc": Scripted([0.7, 0.2])}, max_epochs=3, resume=resume)
+    assert "best_acc_epoch_1.pth, is gone" in caplog.text
+    assert engine.best.value == 0.7
+    assert Path(engine.best.checkpoint).is_file()
+
+
+def test_a_resumed_run_that_is_over_writes_nothing_new(tmp_path: Path) -> None:
+    run(tmp_path, CheckpointHook(), max_epochs=1)
+    path = tmp_path / "checkpoints" / "epoch_1.pth"
+    written = path.stat().st_mtime_ns
+    run(tmp_path, CheckpointHook(), max_epochs=1, resume=path)
+    assert files(tmp_path) == {"epoch_1"}
+    assert path.stat().st_mtime_ns == written
+
+
+class Killed(CheckpointHook):
+    """Dies between the new file and the deletion of the old one."""
+
+    def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
+        if paths:
+            raise KeyboardInterrupt
+
+
+def test_what_a_killed_run_could_not_delete_is_deleted_later(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"interval": None, "save_last": False, "save_best": "acc"}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Killed(**options), metrics={"acc": Scripted([0.1, 0.2])})
+    assert files(tmp_path) == {"best_acc_epoch_1", "best_acc_epoch_2"}
+    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
+    run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.3])}, resume=resume)
+    assert files(tmp_path) == {"best_acc_epoch_3"}
+
+
+# Where. --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_out_dir_elsewhere_leads_back_to_the_run(tmp_path: Path) -> None:
+    run(tmp_path / "run", CheckpointHook(out_dir=str(tmp_path / "big" / "disk")), max_epochs=1)
+    assert files(tmp_path / "big" / "disk") == {"epoch_1"}
+    assert (tmp_path / "big" / "disk" / "run_dir").read_text().strip() == str((tmp_path / "run").resolve())
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_files_of_another_run_are_not_overwritten(tmp_path: Path) -> None:
+    run(tmp_path / "one", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=1)
+    before = load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"]
+    with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: .*another run"):
+        run(tmp_path / "two", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=1)
+    assert load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"] == before
+
+
+def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    engine = engine_of(tmp_path / "run", {"checkpoint": CheckpointHook(out_dir=tmp_path / "file" / "dir")})
+    with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: .*cannot be written"):
+        engine.train()
+    assert engine.progress.iteration == 0
+
+
+# Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"interval": 0}, "interval"),
+        ({"save_begin": -1}, "save_begin"),
+        ({"max_keep_ckpts": 0}, "max_keep_ckpts"),
+        ({"rule": "bigger"}, "rule"),
+        ({"published_keys": ["weights"]}, "published_keys"),
+        ({"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys"),
+    ],
+)
+def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as error:
+        CheckpointHook(**options)
+    assert error.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_best": "acuracy"}, r"save_best: there is no metric 'acuracy'\n  Did you mean accuracy"),
+        ({"save_best": ["auto", "loss"]}, r"save_best: 'auto' stands for one metric"),
+        ({"save_best": "speed"}, r"checkpoint\.rule: nothing says"),
+        ({"save_best": "accuracy", "val": False}, r"save_best: the best checkpoint is found by validation"),
+        ({"save_best": "accuracy", "val_interval": None}, r"save_best: the best checkpoint is found by validation"),
+    ],
+)
+def test_options_that_do_not_fit_the_run_are_refused_before_the_first_iteration(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    hook = CheckpointHook(save_best=options.pop("save_best"))
+    metrics = {"accuracy": Scripted([]), "speed": Scripted([])}
+    engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, **options)
+    with pytest.raises(UserError, match=message):
+        engine.train()
+    assert engine.progress.iteration == 0
+
+
+def test_without_the_hook_nothing_is_written(tmp_path: Path) -> None:
+    engine_of(tmp_path, {}).train()
+    assert files(tmp_path) == set()

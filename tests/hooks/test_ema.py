@@ -1,0 +1,367 @@
+"""EMAHook on real runs, against averages written out in plain torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Scripted, Stopper, bits, engine_of, load, same
+from torch import Tensor, nn, optim
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
+
+Weights = dict[str, Tensor]
+
+
+class Recorder(Hook):
+    """The raw weights after each optimizer step, each epoch, and what the model has in each evaluation."""
+
+    priority = 45
+
+    def __init__(self) -> None:
+        self.steps: list[Weights] = []
+        self.epochs: list[Weights] = []
+        self.evaluated: list[Weights] = []
+        self.before_val_weights: list[Weights] = []
+        self.after_val_weights: list[Weights] = []
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        if engine.stepped:
+            self.steps.append(bits(engine.model))
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        self.epochs.append(bits(engine.model))
+
+    def before_val(self, engine: Engine) -> None:
+        self.before_val_weights.append(bits(engine.model))
+
+    def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if batch_idx == 0:
+            self.evaluated.append(bits(engine.model))
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        self.after_val_weights.append(bits(engine.model))
+
+    def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if batch_idx == 0:
+            self.evaluated.append(bits(engine.model))
+
+
+def run(run_dir: Path, ema: EMAHook, **settings: Any) -> tuple[Engine, Recorder]:
+    recorder = Recorder()
+    engine = engine_of(run_dir, {"recorder": recorder, "ema": ema}, **settings)
+    engine.train()
+    return engine, recorder
+
+
+def average(weights: list[Weights], share: Callable[[int], float]) -> Weights:
+    """The average of what was recorded, in float64: the first is copied, the u-th (from 1) further one counts share(u)."""
+    mean = {name: value.double() for name, value in weights[0].items()}
+    for updates, new in enumerate(weights[1:], start=1):
+        for name, value in new.items():
+            mean[name] = mean[name] + share(updates) * (value.double() - mean[name])
+    return mean
+
+
+def check(averaged: Mapping[str, Tensor], expected: Weights) -> None:
+    assert averaged
+    for name, value in averaged.items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-7)
+
+
+# The average. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({"momentum": 0.3, "warmup": False}, lambda u: 0.3),
+        ({"momentum": 0.0002}, lambda u: max(0.0002, 9 / (10 + u))),
+        ({"momentum": 0.5}, lambda u: max(0.5, 9 / (10 + u))),
+        ({"ema_type": "stochastic"}, lambda u: 1 / (1 + u)),
+        ({"ema_type": "momentum_annealing"}, lambda u: 100 / (100 + u)),
+        ({"ema_type": "momentum_annealing", "momentum": 0.3, "gamma": 1}, lambda u: max(0.3, 1 / (1 + u))),
+        ({"ema_type": "exp_momentum"}, lambda u: 0.9998 * math.exp(-(1 + u) / 2000) + 0.0002),
+        ({"ema_type": "exp_momentum", "momentum": 0.1, "gamma": 5}, lambda u: 0.9 * math.exp(-(1 + u) / 5) + 0.1),
+        ({"ema_type": "linear_momentum", "momentum": 0.05}, lambda u: min(0.05, (1 + u) / (100 + u))),
+        ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 4}, lambda u: min(0.5, (1 + u) / (4 + u))),
+    ],
+)
+def test_each_type_gives_its_average(tmp_path: Path, options: dict[str, Any], share: Callable[[int], float]) -> None:
+    ema = EMAHook(**options)
+    engine, recorder = run(tmp_path, ema)
+    assert ema.updates == len(recorder.steps) == 12
+    averaged = ema.state_dict()["averaged"]
+    assert averaged.keys() == {name for name, _ in engine.model.named_parameters()}
+    check(averaged, average(recorder.steps, share))
+    assert not torch.equal(averaged["0.weight"], engine.model.state_dict()["0.weight"])
+
+
+def test_training_does_not_notice(tmp_path: Path) -> None:
+    plain = engine_of(tmp_path / "plain", {})
+    plain.train()
+    engine, _ = run(tmp_path / "ema", EMAHook())
+    assert same(bits(engine.model), bits(plain.model))
+
+
+def test_updates_follow_optimizer_steps_and_not_iterations(tmp_path: Path) -> None:
+    # Windows of 3 in epochs of 4: two steps an epoch.
+    ema = EMAHook(momentum=0.3, warmup=False)
+    _, recorder = run(tmp_path, ema, accumulate=3)
+    assert ema.updates == len(recorder.steps) == 6
+    check(ema.state_dict()["averaged"], average(recorder.steps, lambda u: 0.3))
+
+
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [
+        ({"interval": 5}, [5, 10]),
+        ({"begin_iter": 4}, range(4, 13)),
+        ({"interval": 3, "begin_iter": 4}, [4, 7, 10]),
+        ({"begin_epoch": 2}, range(5, 13)),
+        ({"begin_epoch": 3, "interval": 2}, [10, 12]),
+    ],
+)
+def test_interval_and_begin_count_optimizer_steps(tmp_path: Path, options: dict[str, Any], counted: list[int]) -> None:
+    ema = EMAHook(momentum=0.3, warmup=False, **options)
+    _, recorder = run(tmp_path, ema)
+    assert ema.updates == len(counted)
+    check(ema.state_dict()["averaged"], average([recorder.steps[n - 1] for n in counted], lambda u: 0.3))
+
+
+def test_the_interval_counts_in_the_decay_of_momentum(tmp_path: Path) -> None:
+    # mmengine's steps are those since the first update, not the updates.
+    ema = EMAHook(ema_type="momentum_annealing", gamma=10, interval=4)
+    _, recorder = run(tmp_path, ema)
+    check(ema.state_dict()["averaged"], average(recorder.steps[3::4], lambda u: 10 / (10 + 4 * u)))
+
+
+@pytest.mark.parametrize(
+    ("options", "counted"), [({}, [1, 2, 3]), ({"interval": 2}, [2]), ({"begin_epoch": 2}, [2, 3])]
+)
+def test_by_epoch_averages_the_ends_of_epochs(tmp_path: Path, options: dict[str, Any], counted: list[int]) -> None:
+    ema = EMAHook(ema_type="stochastic", by_epoch=True, **options)
+    _, recorder = run(tmp_path, ema)
+    assert ema.updates == len(counted)
+    expected = average([recorder.epochs[n - 1] for n in counted], lambda u: 1 / (1 + u))
+    check(ema.state_dict()["averaged"], expected)
+
+
+def test_a_skipped_step_is_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ema, recorder = EMAHook(), Recorder()
+    engine = engine_of(tmp_path, {"recorder": recorder, "ema": ema}, max_epochs=1)
+    taken = iter([True, False, True, True])
+    step = engine.precision.step
+    monkeypatch.setattr(engine.precision, "step", lambda optimizer: next(taken) and step(optimizer))
+    engine.train()
+    assert ema.updates == engine.progress.optimizer_step == 3
+
+
+def test_buffers_are_averaged_or_copied_with_update_buffers(tmp_path: Path) -> None:
+    ema = EMAHook(momentum=0.3, warmup=False, update_buffers=True)
+    engine, recorder = run(tmp_path, ema)
+    averaged = ema.state_dict()["averaged"]
+    assert averaged.keys() == engine.model.state_dict().keys()
+    counter = averaged.pop("1.num_batches_tracked")
+    assert counter.dtype == torch.int64
+    assert counter == 12
+    check(averaged, average(recorder.steps, lambda u: 0.3))
+    last = recorder.evaluated[-1]
+    assert torch.equal(last["1.running_mean"], averaged["1.running_mean"])
+    assert torch.equal(recorder.after_val_weights[-1]["1.running_mean"], recorder.steps[-1]["1.running_mean"])
+
+
+def test_without_update_buffers_the_raw_models_are_used(tmp_path: Path) -> None:
+    _, recorder = run(tmp_path, EMAHook())
+    last = recorder.evaluated[-1]
+    assert torch.equal(last["1.running_mean"], recorder.steps[-1]["1.running_mean"])
+    assert not torch.equal(last["0.weight"], recorder.steps[-1]["0.weight"])
+
+
+class Tied(nn.Module):
+    """One weight under two names, a frozen layer, and half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.first, self.second, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.second.weight = self.first.weight
+        self.last.bfloat16().requires_grad_(False)
+        self.last.bias.requires_grad_(True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.second(self.first(inputs))
+        return nn.functional.linear(hidden, self.last.weight.float(), self.last.bias.float())
+
+
+def test_tied_frozen_and_16_bit_weights(tmp_path: Path) -> None:
+    net = Tied()
+    ema = EMAHook(momentum=0.3, warmup=False)
+    optimizer = optim.SGD([parameter for parameter in net.parameters() if parameter.requires_grad], lr=0.1)
+    engine, recorder = run(tmp_path, ema, net=net, optimizer=optimizer)
+    averaged = ema.state_dict()["averaged"]
+    assert averaged.keys() == net.state_dict().keys()
+    assert averaged["first.weight"] is averaged["second.weight"]
+    assert net.first.weight is net.second.weight
+    check(averaged, average(recorder.steps, lambda u: 0.3))
+    assert torch.equal(recorder.evaluated[-1]["last.bias"], averaged["last.bias"].bfloat16())
+    assert same(bits(engine.model), recorder.steps[-1])
+
+
+def test_a_parameter_whose_storage_was_replaced_is_still_followed(tmp_path: Path) -> None:
+    class Replacer(Hook):
+        def before_train_epoch(self, engine: Engine) -> None:
+            for parameter in engine.model.parameters():
+                parameter.data = parameter.data.clone()
+
+    ema, recorder = EMAHook(momentum=0.3, warmup=False), Recorder()
+    engine_of(tmp_path, {"replacer": Replacer(), "recorder": recorder, "ema": ema}).train()
+    check(ema.state_dict()["averaged"], average(recorder.steps, lambda u: 0.3))
+
+
+# Evaluation. ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_runs_on_the_average_and_the_raw_bits_come_back(tmp_path: Path) -> None:
+    ema = EMAHook()
+    engine, recorder = run(tmp_path, ema, test=True)
+    assert len(recorder.evaluated) == 4  # three validations and the test
+    averaged = ema.state_dict()["averaged"]
+    for evaluated in recorder.evaluated[-2:]:
+        assert same({name: evaluated[name] for name in averaged}, averaged)
+    for before, evaluated, after in zip(
+        recorder.before_val_weights, recorder.evaluated[:3], recorder.after_val_weights, strict=True
+    ):
+        assert same(before, after)
+        assert not same(before, evaluated)
+    assert same(bits(engine.model), recorder.steps[-1])
+    assert engine.optimizer.param_groups[0]["params"][0] is next(engine.model.parameters())
+
+
+@pytest.mark.parametrize("options", [{"begin_epoch": 4}, {"weights": "raw"}])
+def test_before_the_first_update_and_with_raw_weights_evaluation_is_raw(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    ema = EMAHook(begin_epoch=options.pop("begin_epoch", 0))
+    _, recorder = run(tmp_path, ema, test=True, **options)
+    assert same(recorder.evaluated[2], recorder.steps[-1])
+    assert same(recorder.evaluated[3], recorder.steps[-1])
+
+
+class Failing(Hook):
+    """Raises in the middle of the second validation, and looks at the weights when everything is over."""
+
+    def __init__(self) -> None:
+        self.at_the_end: Weights = {}
+
+    def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        if engine.progress.epoch == 2:
+            raise FloatingPointError
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        self.at_the_end = bits(engine.model)
+
+
+def test_the_raw_bits_come_back_when_a_validation_raises(tmp_path: Path) -> None:
+    failing, recorder = Failing(), Recorder()
+    hooks = {"recorder": recorder, "ema": EMAHook(), "failing": failing}
+    engine = engine_of(tmp_path, hooks)
+    with pytest.raises(FloatingPointError):
+        engine.train()
+    assert not same(recorder.evaluated[-1], recorder.steps[-1])
+    assert same(failing.at_the_end, recorder.steps[-1])
+    assert same(bits(engine.model), recorder.steps[-1])
+
+
+def test_the_weights_of_a_checkpoint_file_are_tested_as_they_are(tmp_path: Path) -> None:
+    # The first epoch is the best; the average of the third must not be put over its weights.
+    recorder = Recorder()
+    hooks = {"recorder": recorder, "ema": EMAHook(), "checkpoint": CheckpointHook(save_best="acc")}
+    engine = engine_of(tmp_path, hooks, metrics={"acc": Scripted([0.9, 0.2, 0.1, 0.0])}, test=True)
+    engine.train()
+    averaged = load(tmp_path / "checkpoints" / "best_acc_epoch_1.pth")["hooks"]["ema"]["averaged"]
+    assert same({name: recorder.evaluated[-1][name] for name in averaged}, averaged)
+    assert same(bits(engine.model), recorder.steps[-1])
+
+
+# Saving. -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_raw_and_averaged_weights_and_says_where(tmp_path: Path) -> None:
+    ema = EMAHook(begin_epoch=2)
+    recorder = Recorder()
+    engine_of(tmp_path, {"recorder": recorder, "ema": ema, "checkpoint": CheckpointHook()}).train()
+    early, last = (load(tmp_path / "checkpoints" / f"epoch_{epoch}.pth") for epoch in (1, 3))
+    assert "averaged_weights" not in early["meta"]
+    assert early["hooks"]["ema"] == {"averaged": {}, "updates": 0}
+    assert last["meta"]["averaged_weights"] == "ema"
+    assert same(last["state_dict"], recorder.steps[-1])
+    assert same(last["hooks"]["ema"]["averaged"], ema.state_dict()["averaged"])
+
+
+@pytest.mark.parametrize("options", [{}, {"update_buffers": True, "ema_type": "stochastic"}, {"begin_iter": 7}])
+@pytest.mark.parametrize("at", [5, 8])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, options: dict[str, Any], at: int) -> None:
+    whole = EMAHook(**options)
+    run(tmp_path / "whole", whole)
+    hooks = {
+        "ema": EMAHook(**options),
+        "stopper": Stopper(stop_at=at),
+        "checkpoint": CheckpointHook(interval=None),
+    }
+    engine_of(tmp_path / "cut", hooks).train()
+    (cut,) = (tmp_path / "cut" / "checkpoints").glob("*.pth")
+    resumed = EMAHook(**options)
+    hooks = {"ema": resumed, "stopper": Stopper(), "checkpoint": CheckpointHook(interval=None)}
+    engine_of(tmp_path / "cut", hooks, resume=cut).train()
+    assert resumed.updates == whole.updates
+    assert same(resumed.state_dict()["averaged"], whole.state_dict()["averaged"])
+
+
+def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
+    hooks = {"ema": EMAHook(), "checkpoint": CheckpointHook()}
+    engine_of(tmp_path, hooks, max_epochs=1).train()
+    resume = tmp_path / "checkpoints" / "epoch_1.pth"
+    second = {"ema": EMAHook(update_buffers=True), "checkpoint": CheckpointHook()}
+    with pytest.raises(UserError, match=r"hooks\.ema: .*1\.num_batches_tracked"):
+        engine_of(tmp_path, second, max_epochs=2, resume=resume).train()
+    third = {"ema": EMAHook(update_buffers=True), "checkpoint": CheckpointHook()}
+    engine = engine_of(tmp_path, third, max_epochs=1, resume=resume, resume_strict=False)
+    engine.train()
+    averaged, saved = third["ema"].state_dict()["averaged"], load(resume)
+    assert torch.equal(averaged["1.running_mean"], saved["state_dict"]["1.running_mean"])
+    assert torch.equal(averaged["0.weight"], saved["hooks"]["ema"]["averaged"]["0.weight"])
+
+
+# Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"ema_type": "exponental"}, "ema_type"),
+        ({"momentum": 0.0}, "momentum"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"interval": 0}, "interval"),
+        ({"begin_iter": -1}, "begin_iter"),
+        ({"begin_epoch": -1}, "begin_epoch"),
+        ({"begin_iter": 5, "begin_epoch": 2}, "begin_iter"),
+        ({"begin_iter": 5, "by_epoch": True}, "begin_iter"),
+        ({"ema_type": "exp_momentum", "gamma": 0}, "gamma"),
+        ({"ema_type": "linear_momentum", "warm_up": 0}, "warm_up"),
+    ],
+)
+def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as error:
+        EMAHook(**options)
+    assert error.value.key == key
