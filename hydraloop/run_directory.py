@@ -1,4 +1,4 @@
-"""Run directories: where a new run goes, which one a resumed run goes on in. Without torch: it comes before all else."""
+"""Run directories: where a new run goes, which one a resumed run goes on in. Without torch: it comes before all."""
 
 from __future__ import annotations
 

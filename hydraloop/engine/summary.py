@@ -86,7 +86,7 @@ def _data(engine: Engine) -> str:
 
 def _size(loader: Sized) -> str:
     dataset = getattr(loader, "dataset", None)  # A list of batches is a loader too, and has none.
-    return _count(len(dataset), "sample") if isinstance(dataset, Sized) else f"{len(loader):,} batches"
+    return _count(len(dataset), "sample") if isinstance(dataset, Sized) else _count(len(loader), "batch", "es")
 
 
 def _hook_times(engine: Engine) -> dict[str, str]:
@@ -129,8 +129,8 @@ def _aligned(rows: Mapping[str, str]) -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+def _count(n: int, noun: str, ending: str = "s") -> str:
+    return f"{n:,} {noun}" + ("" if n == 1 else ending)
 
 
 def shown(path: Path) -> str:

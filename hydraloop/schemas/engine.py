@@ -21,7 +21,7 @@ class EngineConf:
     val_by_epoch: bool = True
     """Whether the two above count epochs; false: iterations, for epochs that take hours."""
     test: bool = True
-    """Whether to run the test set once after training, on the best checkpoint if one was saved, else as trained last."""
+    """Whether to run the test set once after training, on the best checkpoint if one was saved, else the last."""
     deterministic: bool = False
     """Whether to refuse kernels that give other bits on each run (`torch.use_deterministic_algorithms`);
     they are often faster."""

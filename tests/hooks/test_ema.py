@@ -63,7 +63,7 @@ def run(run_dir: Path, ema: EMAHook, **settings: Any) -> tuple[Engine, Recorder]
 
 
 def average(weights: list[Weights], share: Callable[[int], float]) -> Weights:
-    """The average of what was recorded, in float64: the first is copied, the u-th (from 1) further one counts share(u)."""
+    """The average of what was recorded, in float64: the first is copied, the u-th further one counts share(u)."""
     mean = {name: value.double() for name, value in weights[0].items()}
     for updates, new in enumerate(weights[1:], start=1):
         for name, value in new.items():

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import ProfilerHook
 from hydraloop.tasks.task import Task
@@ -35,7 +36,7 @@ class Watcher(Hook):
 
 
 def _recording() -> bool:
-    return torch.autograd._profiler_enabled()  # type: ignore[no-any-return]
+    return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def _run(tmp_path: Path, hook: ProfilerHook, *, epochs: int = 2, fail_at: int | None = None) -> Watcher:

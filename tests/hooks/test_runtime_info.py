@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
 
@@ -37,7 +39,9 @@ class TwoLosses(Task):
         return {**outputs, "aux_loss": (2 * loss).reshape(1), "loss_weight": 0.5, "losses": per_sample, "score": loss}
 
 
-def _engine(tmp_path: Path, optimizer: type[torch.optim.Optimizer] | None = torch.optim.SGD, **options: Any) -> Engine:
+def _engine(
+    tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.SGD, **options: Any
+) -> Engine:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     batches: list[tuple[Tensor, Tensor]] = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
@@ -77,7 +81,7 @@ def test_lr_is_read_when_asked(tmp_path: Path) -> None:
     ],
 )
 def test_momentum_of_any_optimizer(
-    tmp_path: Path, optimizer: type[torch.optim.Optimizer], options: dict[str, Any], momentum: float | None
+    tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any], momentum: float | None
 ) -> None:
     engine = _engine(tmp_path, optimizer, **options)
     engine.train()

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.timing import Durations
 from hydraloop.hooks import timer
 from hydraloop.hooks.timer import IterTimerHook

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.result import Best
 from hydraloop.engine.summary import clock, duration, format_start, format_summary, number, shown
 from hydraloop.engine.timing import Timing
@@ -69,7 +70,7 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = format_start(_engine(tmp_path / "runs" / "one", slow=Slow(), failing=Failing()))
     rows = _rows(text)
     assert rows["model"] == "Sequential, 300,601 parameters (301 trainable), 1.1 MB"
-    assert rows["data"] == "train 12 samples, val 2 batches, test 1 batches"
+    assert rows["data"] == "train 12 samples, val 2 batches, test 1 batch"
     assert rows["device"] == "cpu, fp32"
     assert rows["horizon"] == "2 epochs of 3 iterations, 6 iterations in all"
     assert rows["run"] == os.path.join("runs", "one")
@@ -86,7 +87,7 @@ def test_start_of_an_evaluation(tmp_path: Path) -> None:
     engine.loaders = Loaders(test=engine.loaders.test)
     rows = _rows(format_start(engine))
     assert "horizon" not in rows
-    assert rows["data"] == "test 1 batches"
+    assert rows["data"] == "test 1 batch"
     assert "hooks" not in rows
 
 

@@ -1,0 +1,167 @@
+"""ParamSchedulerHook on real runs with torch's own schedulers."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Scripted, Stopper, engine_of, load, model
+from torch import optim
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, StepLR
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.param_scheduler import ParamSchedulerHook
+from hydraloop.optim.schedule import Schedule
+
+
+class LRs(Hook):
+    """The lr that each iteration used, and that each epoch began with; the logger's place, before the schedules."""
+
+    priority = 60
+
+    def __init__(self, *, record: bool = False) -> None:
+        self.used: list[float] = []
+        self.epochs: list[float] = []
+        self._record = record
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        self.epochs.append(engine.optimizer.param_groups[0]["lr"])
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        self.used.append(engine.optimizer.param_groups[0]["lr"])
+        if self._record:
+            engine.log_record({})
+
+
+def run(
+    run_dir: Path, factory: Any, *, optimizer: optim.Optimizer | None = None, schedule: Any = None, **settings: Any
+) -> LRs:
+    """Train with one schedule, `half` each step unless told otherwise; lr 1 at first."""
+    net = model()
+    optimizer = optim.SGD(net.parameters(), lr=1.0)
+    lrs = LRs()
+    schedules = {"only": Schedule("only", factory, optimizer, **(schedule or {}))}
+    hooks = {"lrs": lrs, "param_scheduler": ParamSchedulerHook()}
+    engine_of(run_dir, hooks, net=net, optimizer=optimizer, schedules=schedules, **settings).train()
+    return lrs
+
+
+HALF = functools.partial(StepLR, step_size=1, gamma=0.5)
+
+
+def test_a_schedule_steps_after_each_optimizer_step(tmp_path: Path) -> None:
+    assert run(tmp_path, HALF, max_iters=4).used == [1, 0.5, 0.25, 0.125]
+
+
+def test_an_iteration_inside_a_window_is_no_step(tmp_path: Path) -> None:
+    # Windows of 3 in epochs of 4: steps in the iterations 3 and 4 of each.
+    assert run(tmp_path, HALF, max_epochs=2, accumulate=3).used == [1, 1, 1, 0.5, *[0.25] * 3, 0.125]
+
+
+def test_a_schedule_by_epoch_steps_once_an_epoch(tmp_path: Path) -> None:
+    lrs = run(tmp_path, HALF, schedule={"by_epoch": True})
+    assert lrs.epochs == [1, 0.5, 0.25]
+    assert lrs.used == [1] * 4 + [0.5] * 4 + [0.25] * 4
+
+
+def test_a_skipped_step_moves_no_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    optimizer, lrs = optim.SGD(net.parameters(), lr=1.0), LRs()
+    schedules = {"only": Schedule("only", HALF, optimizer)}
+    hooks = {"lrs": lrs, "param_scheduler": ParamSchedulerHook()}
+    engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_epochs=1)
+    taken, step = iter([True, False, True, True]), engine.precision.step
+    monkeypatch.setattr(engine.precision, "step", lambda optimizer: next(taken) and step(optimizer))
+    engine.train()
+    assert lrs.used == [1, 0.5, 0.5, 0.25]
+
+
+def test_any_key_of_any_number_of_schedules_is_stepped(tmp_path: Path) -> None:
+    net = model()
+    optimizer = optim.SGD(net.parameters(), lr=1.0, momentum=0.8)
+
+    class Momentum(LambdaLR):
+        """A schedule of something else than the lr."""
+
+        def step(self, epoch: Any = None) -> None:
+            for group in self.optimizer.param_groups:
+                group["momentum"] /= 2
+
+    schedules = {
+        "lr": Schedule("lr", HALF, optimizer, by_epoch=True),
+        "momentum": Schedule("momentum", functools.partial(Momentum, lr_lambda=lambda n: 1.0), optimizer),
+    }
+    hooks = {"param_scheduler": ParamSchedulerHook()}
+    engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_epochs=1).train()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.param_groups[0]["momentum"] <= 0.8 / 2**4
+
+
+def test_plateau_follows_the_validation(tmp_path: Path) -> None:
+    plateau = functools.partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5)
+    metrics = {"acc": Scripted([0.5, 0.4, 0.6, 0.6])}
+    lrs = run(tmp_path, plateau, schedule={"monitor": "acc", "by_epoch": True}, metrics=metrics, max_epochs=4)
+    assert lrs.epochs == [1, 1, 0.5, 0.5]
+
+
+def test_a_validation_on_its_own_steps_nothing(tmp_path: Path) -> None:
+    net = model()
+    optimizer = optim.SGD(net.parameters(), lr=1.0)
+    plateau = functools.partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5)
+    schedules = {"plateau": Schedule("plateau", plateau, optimizer, monitor="acc")}
+    hooks = {"param_scheduler": ParamSchedulerHook()}
+    metrics = {"acc": Scripted([0.5, 0.4, 0.3])}
+    engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, metrics=metrics)
+    for _ in range(3):
+        engine.validate()
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_an_unknown_monitor_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
+    plateau = functools.partial(ReduceLROnPlateau, mode="max")
+    with pytest.raises(UserError, match=r"scheduler\.only\.monitor: there is no metric 'los'\n  Did you mean loss"):
+        run(tmp_path, plateau, schedule={"monitor": "los"})
+
+
+def test_a_resumed_run_goes_on_with_its_lr(tmp_path: Path) -> None:
+    def hooks(lrs: LRs, stop_at: int) -> dict[str, Hook]:
+        stopper, checkpoint = Stopper(stop_at=stop_at), CheckpointHook()
+        return {"lrs": lrs, "param_scheduler": ParamSchedulerHook(), "stopper": stopper, "checkpoint": checkpoint}
+
+    def train(lrs: LRs, stop_at: int, **settings: Any) -> None:
+        net = model()
+        optimizer = optim.SGD(net.parameters(), lr=1.0)
+        factory = functools.partial(LinearLR, start_factor=0.1, total_iters=10)
+        schedules = {"warm_up": Schedule("warm_up", factory, optimizer)}
+        engine_of(tmp_path, hooks(lrs, stop_at), net=net, optimizer=optimizer, schedules=schedules, **settings).train()
+
+    whole, first, second = LRs(), LRs(), LRs()
+    train(whole, 0)
+    train(first, 6)
+    saved = tmp_path / "checkpoints" / "iter_6.pth"
+    assert load(saved)["schedulers"].keys() == {"warm_up"}
+    train(second, 0, resume=saved)
+    assert first.used + second.used == whole.used
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_the_lr_is_summarised_after_training(tmp_path: Path, caplog: pytest.LogCaptureFixture, tensor: bool) -> None:
+    # Up to 0.5 at the sixth of twelve, where only a record sees it, and down again.
+    net = model()
+    lr = torch.tensor(1.0) if tensor else 1.0
+    optimizer = optim.SGD(net.parameters(), lr=lr)
+    factory = functools.partial(LambdaLR, lr_lambda=lambda n: 0.1 * min(n, 12 - n) + 0.1)
+    schedules = {"triangle": Schedule("triangle", factory, optimizer)}
+    hooks = {"lrs": LRs(record=True), "param_scheduler": ParamSchedulerHook()}
+    engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules)
+    with caplog.at_level(logging.INFO, logger="hydraloop.hooks.param_scheduler"):
+        engine.train()
+    assert "lr: first 0.1, highest 0.7, last 0.1" in caplog.text
