@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -56,24 +57,36 @@ class Allowlist:
             UserError: it is refused, or there is no such thing.
             Exception: whatever importing the project's own module raises.
         """
+        if not _is_path(target):
+            raise UserError(
+                f"{target!r} is not the path of a class", key=f"{key}._target_", remedy="Write package.module.Class."
+            )
         if not self._name_allowed(target):
             top_level = target.split(".")[0]
-            if "." in target and top_level not in sys.builtin_module_names and _file_of(top_level) is None:
+            if top_level not in sys.builtin_module_names and _file_of(top_level) is None:
                 raise _missing(target, f"there is no module {top_level!r}", (), key)
             raise self._refused(target, key)
         found = _find(target, key)
+        if isinstance(found, ModuleType) and self._origin_allowed(found.__name__):
+            raise UserError(
+                f"{target} is a module, not a class or function",
+                key=f"{key}._target_",
+                remedy=f"Name what is in it: {target}.Class. {suggestion('', _public(found))}",
+            )
         origin = _origin(found)
         if target not in self._trusted and (origin is None or not self._origin_allowed(origin)):
             where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
             raise self._refused(target, key, where)
-        if not callable(found) or isinstance(found, ModuleType):
-            raise UserError(f"{target} is a {type(found).__name__}, not a class or function", key=f"{key}._target_")
+        if not callable(found):
+            raise UserError(
+                f"{target} is a {type(found).__name__}, not a class or function",
+                key=f"{key}._target_",
+                remedy="Name a class, or a function that returns the object.",
+            )
         return found
 
     def _name_allowed(self, target: str) -> bool:
         parts = target.split(".")
-        if not all(part.isidentifier() for part in parts) or len(parts) < 2:
-            return False
         if _within(target, self._trusted):
             return True
         if _within(target, COMPONENTS) or _within(target, LIBRARIES):
@@ -119,6 +132,11 @@ ALLOWLIST = Allowlist()
 
 def _within(name: str, packages: Iterable[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _is_path(target: str) -> bool:
+    parts = target.split(".")
+    return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
 def _in_environment(path: Path, folder: Path) -> bool:
@@ -179,7 +197,10 @@ def _is_module(path: str) -> bool:
 
 
 def _public(found: Any) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))]
+    """The names in a module or class that a target may go on with: what can be called, and a package's modules."""
+    names = {name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))}
+    modules = (module.name for module in pkgutil.iter_modules(getattr(found, "__path__", [])))
+    return sorted(names.union(name for name in modules if not name.startswith("_")))
 
 
 def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str | None = None) -> UserError:

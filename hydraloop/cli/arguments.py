@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
 from hydra.errors import OverrideParseException
@@ -25,7 +26,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         UserError: one that is no override.
     """
-    parser = OverridesParser.create()
+    # glob(*) lists the options of a group, which takes a config loader; only an open composer has one.
+    loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
+    parser = OverridesParser.create(config_loader=loader)
     parsed: list[Override] = []
     for line in overrides:
         try:
@@ -74,9 +77,12 @@ def refuse_null_groups(overrides: Sequence[Override]) -> None:
         UserError: with the form that means "no hooks".
     """
     for override in overrides:
-        if override.key_or_group in HOOK_GROUPS and not override.is_delete() and override._value in (None, ""):
+        if override.key_or_group not in HOOK_GROUPS or override.is_delete() or is_sweep(override):
+            continue
+        value = override.value()
+        if value in (None, ""):
             raise UserError(
-                f"{'null' if override._value is None else 'nothing'} is no list of hooks",
+                f"{'null' if value is None else 'nothing'} is no list of hooks",
                 key=override.key_or_group,
                 remedy=f"For none: {override.key_or_group}=[]",
             )

@@ -36,7 +36,7 @@ This file needs no torch: the dry run reads the priorities and mount points from
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -156,6 +156,9 @@ class Hook:
     collective: ClassVar[bool] = False
     """True: it calls collectives, so all ranks must call it and its errors may only be raised."""
 
+    idle_points: Collection[str] = ()
+    """Mount points at which this instance, as it is configured, has nothing to do: set in the constructor by a hook that
+    would otherwise return at once in every iteration."""
     name: str = ""
     """Its key in the config, set by the engine: override path, state-dict key, name in logs and errors."""
     key: str = ""

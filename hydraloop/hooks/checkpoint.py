@@ -99,6 +99,7 @@ class CheckpointHook(Hook):
     ) -> None:
         self.interval = interval
         self.by_epoch = by_epoch
+        self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
         self.max_keep_ckpts = max_keep_ckpts
         self.save_best = save_best
         self.rule = rule
@@ -172,8 +173,6 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Ask for the iteration's checkpoint where it is due."""
-        if self.by_epoch:
-            return
         if self._every.due(engine.progress.iteration) or (self.save_last and self.is_last_train_iter(engine)):
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
 

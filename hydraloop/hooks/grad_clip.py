@@ -63,11 +63,12 @@ class GradClipHook(Hook):
         self.clip_value = clip_value
         self.error_if_nonfinite = error_if_nonfinite
         self._parameters: list[Tensor] = []
+        if max_norm is None and clip_value is None:
+            self.idle_points = ("before_train_epoch", "before_optimizer_step")
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """List what the optimizer updates; groups may have been added since the last epoch. Nothing where it is off."""
-        if self.max_norm is not None or self.clip_value is not None:
-            self._parameters = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
+        """List what the optimizer updates; groups may have been added since the last epoch."""
+        self._parameters = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Clip.

@@ -47,7 +47,7 @@ class ProfilerHook(Hook):
       only, so one that calls `export_chrome_trace` goes without `tb_trace` and `chrome_trace`;
     * a list of these, called in its order.
 
-    Mount points: before_run, before_train, after_train_iter, on_exception, after_train. Priority
+    Mount points: before_run, before_train, after_train_iter, after_train. Priority
     VERY_LOW, MMEngine's: a step of the profiler ends after the other hooks' work. On rank 0 only, as in MMEngine. While
     it warms up and records, an iteration may take several times as long. Starting takes about two seconds (torch
     imports its compiler). One device sync at the end of a cycle, none otherwise. No state: a resumed run is profiled
@@ -176,12 +176,8 @@ class ProfilerHook(Hook):
             else:
                 self._stop()
 
-    def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Stop; what was recorded until then is written."""
-        self._stop()
-
     def after_train(self, engine: Engine) -> None:
-        """Stop, if training ended first."""
+        """Stop, if training ended or failed first; what was recorded until then is written."""
         self._stop()
 
     def _step(self) -> None:

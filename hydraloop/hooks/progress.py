@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.summary import clock, number
 from hydraloop.errors import UserError
 
@@ -27,7 +27,7 @@ class ProgressHook(Hook):
     Loss and metric are the last record's, so the bar needs no host sync. What is printed meanwhile, through
     `sys.stdout` (as hydraloop's `ConsoleHandler` does), comes out above the bar, in whole lines.
 
-    Mount points: before_train, after_train_iter, before_val, after_val, on_log, on_exception, after_train, after_run.
+    Mount points: before_train, after_train_iter, before_val, after_val, on_log, on_exception, after_train.
     Priority LOWEST: it shows what everybody else has done. On rank 0 only. An update takes about a millisecond, all
     other calls compare two clock readings. No state. Errors warn: nothing here is worth ending a run.
 
@@ -53,6 +53,8 @@ class ProgressHook(Hook):
                 remedy="Use a number above 0, or enabled=false for no bar.",
             )
         self._enabled = enabled
+        if enabled is False or (enabled == "auto" and not sys.stdout.isatty()):
+            self.idle_points = MOUNT_POINTS
         self._period = 1 / refresh_per_second
         self._bar: Bar | None = None
         self._task: TaskID | None = None
@@ -63,8 +65,6 @@ class ProgressHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Put the bar up."""
-        if self._enabled is False or (self._enabled == "auto" and not sys.stdout.isatty()):
-            return
         bar = _new_bar(force=self._enabled is True)
         if self._enabled == "auto" and bar.console.is_dumb_terminal:
             return
@@ -105,11 +105,7 @@ class ProgressHook(Hook):
         self._stop(engine)
 
     def after_train(self, engine: Engine) -> None:
-        """Leave the bar as it stood last."""
-        self._stop(engine)
-
-    def after_run(self, engine: Engine) -> None:
-        """Whatever happened, give the terminal back."""
+        """Give the terminal back, whatever happened; the bar stays as it stood last."""
         self._stop(engine)
 
     def _measure(self, now: float, iteration: int) -> None:

@@ -78,7 +78,6 @@ class ProgressHookConf:
         "after_val",
         "on_exception",
         "after_train",
-        "after_run",
     )
     runs_after: ClassVar[Tuple[str, ...]] = ()
 
@@ -103,7 +102,6 @@ class ProfilerHookConf:
         "before_run",
         "before_train",
         "after_train_iter",
-        "on_exception",
         "after_train",
     )
     runs_after: ClassVar[Tuple[str, ...]] = ()

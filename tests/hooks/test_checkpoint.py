@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
+from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 
 
 def files(folder: Path) -> set[str]:

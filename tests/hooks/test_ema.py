@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.engine import Engine
@@ -17,6 +16,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
+from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 
 Weights = dict[str, Tensor]
 

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import bits, engine_of, model, same
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.grad_clip import GradClipHook
+from tests.hooks.tiny_runs import bits, engine_of, model, same
 
 
 class Gradients(Hook):
-    """The gradients at before_optimizer_step (copied), and the record of each iteration."""
+    """The gradients at before_optimizer_step (copied), and with `records` what is recorded of each iteration."""
 
-    def __init__(self, priority: int) -> None:
+    def __init__(self, priority: int, *, records: bool = False) -> None:
         self.priority = priority  # type: ignore[misc]
+        self._records = records
         self.seen: list[Tensor] = []
         self.records: list[dict[str, float]] = []
 
@@ -30,11 +31,12 @@ class Gradients(Hook):
         self.seen.append(torch.cat([gradient.flatten() for gradient in gradients]).clone())
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        self.records.append(engine.messages.means())
+        if self._records:
+            self.records.append(engine.messages.means())
 
 
 def run(run_dir: Path, hook: GradClipHook, **settings: Any) -> tuple[Gradients, Gradients]:
-    before, after = Gradients(30), Gradients(45)
+    before, after = Gradients(30), Gradients(45, records=True)
     engine_of(run_dir, {"before": before, "grad_clip": hook, "after": after}, **{"max_epochs": 1, **settings}).train()
     return before, after
 

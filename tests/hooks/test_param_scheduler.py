@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Scripted, Stopper, engine_of, load, model
 from torch import optim
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, StepLR
 
@@ -20,6 +19,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim.schedule import Schedule
+from tests.hooks.tiny_runs import Scripted, Stopper, engine_of, load, model
 
 
 class LRs(Hook):

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.file_proxy import FileProxy
 from torch import nn
 
 from hydraloop.cli.console import ConsoleHandler
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import progress
@@ -112,6 +114,7 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
     assert len(bars) > 15
     assert any(re.match(r"epoch 1/2 ━+.* 7/20 [\d.]+ it/s eta 0:00:0\d loss \d", bar) for bar in bars)
     assert any(re.match(r"val 1/2 .* 10/20 ", bar) for bar in bars)
+    assert any(re.match(r"epoch 1/2 .* 10/20 .* val loss", bar) for bar in bars)
     assert "epoch 2/2" in bars[-1]
     assert "20/20" in bars[-1]
     assert "val loss" in bars[-1]
@@ -183,6 +186,53 @@ def test_updates_are_limited_by_time(
     # A quarter of a second is five iterations; the last drawing is the one at the end.
     assert shown.completed == [1, 6, 11, 16, 20]
     assert "20/20" in capsys.readouterr().out
+
+
+class Stdout(Hook):
+    """Keeps whether the bar has sys.stdout; called after the bar's hook; may fail."""
+
+    priority = 100
+
+    def __init__(self, *, fail: bool) -> None:
+        self.taken: dict[str, bool] = {}
+        self._fail = fail
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self._look("after_train_iter")
+        if self._fail:
+            raise RuntimeError("on purpose")
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        self._look("on_exception")
+
+    def after_train(self, engine: Engine) -> None:
+        self._look("after_train")
+
+    def _look(self, point: str) -> None:
+        self.taken[point] = isinstance(sys.stdout, FileProxy)
+
+
+@pytest.mark.usefixtures("capsys")
+@pytest.mark.parametrize("fail", [False, True])
+def test_stdout_is_given_back_before_anything_else_is_printed(tmp_path: Path, fail: bool) -> None:
+    stdout = Stdout(fail=fail)
+    model = nn.Linear(2, 1)
+    engine = Engine(
+        task=Task(model, nn.MSELoss()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))]),
+        hooks={"progress": ProgressHook(enabled=True), "stdout": stdout},
+        settings=Settings(max_epochs=1, device="cpu"),
+        run_dir=tmp_path,
+    )
+    if fail:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            engine.train()
+    else:
+        engine.train()
+    assert stdout.taken.pop("after_train_iter")
+    assert set(stdout.taken) == ({"on_exception", "after_train"} if fail else {"after_train"})
+    assert not any(stdout.taken.values())
 
 
 @pytest.mark.parametrize("options", [{"enabled": False}, {}])

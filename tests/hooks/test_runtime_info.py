@@ -16,6 +16,8 @@ from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
 
+NewOptimizer = Callable[..., torch.optim.Optimizer]
+
 
 class Reader(Hook):
     """Keeps the facts of each iteration."""
@@ -39,9 +41,7 @@ class TwoLosses(Task):
         return {**outputs, "aux_loss": (2 * loss).reshape(1), "loss_weight": 0.5, "losses": per_sample, "score": loss}
 
 
-def _engine(
-    tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.SGD, **options: Any
-) -> Engine:
+def _engine(tmp_path: Path, optimizer: NewOptimizer | None = torch.optim.SGD, **options: Any) -> Engine:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     batches: list[tuple[Tensor, Tensor]] = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
@@ -81,7 +81,7 @@ def test_lr_is_read_when_asked(tmp_path: Path) -> None:
     ],
 )
 def test_momentum_of_any_optimizer(
-    tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any], momentum: float | None
+    tmp_path: Path, optimizer: NewOptimizer, options: dict[str, Any], momentum: float | None
 ) -> None:
     engine = _engine(tmp_path, optimizer, **options)
     engine.train()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_runs import Stopper, engine_of
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from hydraloop.data.loader import build_loader
@@ -15,6 +14,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
+from tests.hooks.tiny_runs import Stopper, engine_of
 
 
 def data(samples: int = 8) -> TensorDataset:

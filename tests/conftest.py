@@ -1,0 +1,105 @@
+"""Guards around every test: what it changes in the process, it puts back, or it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Set by pytest, and by torch when it imports its compiler."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Small tensors are fastest on one thread, and sums have the same bits on any machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _environment_unchanged() -> Iterator[None]:
+    before = _environment()
+    yield
+    after = _environment()
+    for name in before.keys() | after.keys():
+        if name not in before:
+            del os.environ[name]
+        else:
+            os.environ[name] = before[name]
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    assert not changed, f"the test changed the environment: {changed}"
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+
+
+@pytest.fixture(autouse=True)
+def _no_threads_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    assert not left, f"the test left threads behind: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers_unchanged() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in _SIGNALS]
+    yield
+    after = [signal.getsignal(number) for number in _SIGNALS]
+    for number, handler in zip(_SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before, "the test left a signal handler behind"
+
+
+@pytest.fixture(autouse=True)
+def _working_directory_unchanged() -> Iterator[None]:
+    before = Path.cwd()
+    yield
+    after = Path.cwd()
+    os.chdir(before)
+    assert after == before, "the test left the process in another directory"
+
+
+@pytest.fixture(autouse=True)
+def _hydra_cleared() -> Iterator[None]:
+    yield
+    module = sys.modules.get("hydra.core.global_hydra")
+    if module is not None:
+        left = module.GlobalHydra.instance().is_initialized()
+        module.GlobalHydra.instance().clear()
+        assert not left, "the test left Hydra initialised"
+
+
+@pytest.fixture(autouse=True)
+def _torch_unchanged() -> Iterator[None]:
+    before = _torch_settings()
+    yield
+    after = _torch_settings()
+    if after == before:
+        return
+    torch.set_default_dtype(before["default dtype"])
+    torch.set_num_threads(before["threads"])
+    torch.use_deterministic_algorithms(before["deterministic"])
+    torch.set_grad_enabled(before["grad mode"])
+    torch.autograd.set_detect_anomaly(before["anomaly mode"])
+    pytest.fail(f"the test changed torch's settings: {before} became {after}")
+
+
+def _torch_settings() -> dict[str, Any]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad mode": torch.is_grad_enabled(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "profiler": torch.autograd._profiler_enabled(),
+    }

@@ -1,0 +1,156 @@
+"""What most tests of the engine need: a tiny task, batches, an engine over them, and a hook that writes down its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.tasks.task import Task
+
+Batch = tuple[Tensor, Tensor]
+
+
+def batches(count: int, size: int = 4, *, last: int | None = None, seed: int = 0) -> list[Batch]:
+    """`count` batches of inputs `[size, 3]` and targets `[size, 1]`, the last one of `last` samples."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [size] * (count - 1) + [size if last is None else last]
+    return [(torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes]
+
+
+def tiny_task(seed: int = 0) -> Task:
+    """A linear model `[N, 3] -> [N, 1]` with the mean squared error, the same for the same seed."""
+    model = nn.Linear(3, 1)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return Task(model, nn.MSELoss())
+
+
+def make_engine(
+    run_dir: Path,
+    hooks: Mapping[str, Hook] | None = None,
+    *,
+    train: Sequence[Any] | None = None,
+    val: Sequence[Any] | None = None,
+    test: Sequence[Any] | None = None,
+    task: nn.Module | None = None,
+    lr: float = 0.01,
+    engine: type[Engine] = Engine,
+    **settings: Any,
+) -> Engine:
+    """An engine on the CPU over a tiny task and SGD; two train batches unless `train` says otherwise."""
+    task = tiny_task() if task is None else task
+    return engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=lr),
+        loaders=Loaders(batches(2) if train is None else train, val, test),
+        hooks=hooks,
+        settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
+        run_dir=run_dir,
+    )
+
+
+class Recorder(Hook):
+    """Writes down every mount point it is called at; iterations with their `batch_idx`: `before_train_iter 0`.
+
+    Args:
+        trace: where to write; a list of its own by default. Several recorders may share one.
+        label: in front of each entry, to tell recorders apart.
+    """
+
+    def __init__(self, trace: list[str] | None = None, label: str = "") -> None:
+        self.trace: list[str] = [] if trace is None else trace
+        self.label = label
+        self.arguments: list[tuple[str, tuple[Any, ...]]] = []
+
+
+def _recording(point: str) -> Callable[..., None]:
+    def method(self: Recorder, engine: Engine, *arguments: Any) -> None:
+        batch_idx = f" {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
+        self.trace.append(f"{self.label}{point}{batch_idx}")
+        self.arguments.append((point, arguments))
+
+    return method
+
+
+for _point in MOUNT_POINTS:
+    setattr(Recorder, _point, _recording(_point))
+
+
+class At(Hook):
+    """Calls `act(engine)` the `nth` time (from 1) that one of its mount points is reached; of `at(...)`.
+
+    A mount point is given to the class that `at` makes, since the call table looks at classes.
+    """
+
+    act: Callable[[Engine], object]
+    nth = 1
+    calls = 0
+
+
+def at(point: str, act: Callable[[Engine], object], *, nth: int = 1, **attributes: Any) -> Hook:
+    """A hook that calls `act(engine)` the `nth` time that `point` is reached (0: every time).
+
+    Args:
+        attributes: of the class: `priority`, `on_error`, `rank_zero_only`.
+    """
+
+    def method(self: At, engine: Engine, *arguments: Any) -> None:
+        self.calls += 1
+        if nth in (0, self.calls):
+            act(engine)
+
+    made = type("At", (At,), {point: method, **attributes})
+    hook: Hook = made()
+    return hook
+
+
+def failing(point: str, error: BaseException | None = None, *, nth: int = 1, **attributes: Any) -> Hook:
+    """A hook that raises the `nth` time that `point` is reached: `RuntimeError("on purpose")` by default."""
+
+    def act(engine: Engine) -> None:
+        raise RuntimeError("on purpose") if error is None else error
+
+    return at(point, act, nth=nth, **attributes)
+
+
+class HostSyncs(TorchFunctionMode):
+    """Counts the calls that make the host wait for a device, were the tensors on one."""
+
+    NAMES = frozenset({"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    """Where two nested values (dicts, lists, tensors to the last bit) differ."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.dtype != other.dtype or not torch.equal(one, other):
+            yield where
+    elif isinstance(one, Mapping) and isinstance(other, Mapping):
+        for name in one.keys() | other.keys():
+            if name not in one or name not in other:
+                yield f"{where}[{name!r}] is only in one"
+            else:
+                yield from differences(one[name], other[name], f"{where}[{name!r}]")
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            yield f"{where}: {len(one)} and {len(other)} entries"
+        for index, (first, second) in enumerate(zip(one, other, strict=False)):
+            yield from differences(first, second, f"{where}[{index}]")
+    elif type(one) is not type(other) or one != other:
+        yield f"{where}: {one!r} and {other!r}"

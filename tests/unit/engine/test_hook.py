@@ -1,0 +1,217 @@
+"""Hook and Priority: names, numbers, misspellings, the general points, the helpers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydraloop.engine.hook as hook_module
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Mode, Priority
+from hydraloop.errors import UserError
+from tests.helpers import batches, make_engine
+
+# Priority. -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_scale_is_mmengines() -> None:
+    assert {name: int(value) for name, value in Priority.__members__.items()} == {
+        "HIGHEST": 0,
+        "VERY_HIGH": 10,
+        "HIGH": 30,
+        "ABOVE_NORMAL": 40,
+        "NORMAL": 50,
+        "BELOW_NORMAL": 60,
+        "LOW": 70,
+        "VERY_LOW": 90,
+        "LOWEST": 100,
+        "HIGHER": 10,  # iMIX's names
+        "LOWER": 90,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        (0, 0),
+        (45, 45),
+        (100, 100),
+        ("45", 45),
+        (" 7 ", 7),
+        ("HIGH", 30),
+        ("high", 30),
+        ("Very_Low", 90),
+        (" lowest ", 100),
+        ("HIGHER", 10),
+        ("lower", 90),
+        (Priority.LOW, 70),
+    ],
+)
+def test_numbers_and_names_in_any_case(given: int | str, number: int) -> None:
+    assert Priority.of(given) == number
+    assert type(Priority.of(given)) is int
+
+
+@pytest.mark.parametrize("given", [-1, 101, "-1", "101", True, 45.5, None])
+def test_a_number_out_of_range_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match="out of range") as caught:
+        Priority.of(given, key="hooks.ema.priority")
+    assert caught.value.key == "hooks.ema.priority"
+    assert "0 (first) to 100 (last)" in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "close"), [("HIHG", "HIGH"), ("very low", "VERY_LOW"), ("normall", "NORMAL")])
+def test_an_unknown_name_is_refused_with_the_close_one(given: str, close: str) -> None:
+    with pytest.raises(UserError, match="there is no priority") as caught:
+        Priority.of(given, key="hooks.ema.priority")
+    message = str(caught.value)
+    assert message.startswith("hooks.ema.priority: ")
+    assert given in message
+    assert re.search(rf"Did you mean .*\b{close}\b", message)
+
+
+# Misspelt mount points. ----------------------------------------------------------------------------------------------
+
+
+def _method(self: Any, engine: Engine, *arguments: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("after_trian_iter", "after_train_iter"),
+        ("before_rum", "before_run"),
+        ("after_train_iteration", "after_train_iter"),
+        ("on_exeption", "on_exception"),
+        ("befor_train_epoch", "before_train_epoch"),
+        ("fater_train_iter", "after_train_iter"),
+        ("before_save_checkpoints", "before_save_checkpoint"),
+    ],
+)
+def test_a_misspelt_mount_point_is_refused_when_the_class_is_created(name: str, close: str) -> None:
+    with pytest.raises(UserError, match="no mount point") as caught:
+        type("MyHook", (Hook,), {name: _method})
+    message = str(caught.value)
+    assert name in message
+    assert "MyHook" in message
+    assert close in message
+    assert "underscore" in message
+
+
+@pytest.mark.parametrize("name", ["_after_trian_iter", "_on_gpu", "update", "summary", "state_dict", "every_n_epochs"])
+def test_helpers_are_no_mount_points(name: str) -> None:
+    made = type("MyHook", (Hook,), {name: _method})
+    assert name in vars(made)
+
+
+@pytest.mark.parametrize("name", [*MOUNT_POINTS, *GENERAL_POINTS])
+def test_every_mount_point_can_be_overridden(name: str) -> None:
+    assert type("MyHook", (Hook,), {name: _method})
+    assert callable(getattr(Hook, name))
+
+
+def test_there_are_26_mount_points_and_four_general_ones() -> None:
+    assert len(set(MOUNT_POINTS)) == 26
+    assert list(GENERAL_POINTS) == ["before_epoch", "after_epoch", "before_iter", "after_iter"]
+
+
+def test_the_docstrings_picture_has_every_mount_point_in_the_order_of_a_run() -> None:
+    picture = (hook_module.__doc__ or "").split("::", 1)[1].split("At each mount point")[0]
+    drawn = [name for name in re.findall(r"^[ │]*(\w+)", picture, re.M) if name in MOUNT_POINTS]
+    test_points = [point for point in MOUNT_POINTS if "_test" in point]
+    assert drawn == [point for point in MOUNT_POINTS if point not in test_points[1:]]  # drawn as one line
+
+
+# The general points. -------------------------------------------------------------------------------------------------
+
+
+class General(Hook):
+    """Writes down the general points, and one specific one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Mode]] = []
+        self.batches: list[tuple[Mode, int, int]] = []
+
+    def before_epoch(self, engine: Engine, mode: Mode) -> None:
+        self.calls.append(("before_epoch", mode))
+
+    def after_epoch(self, engine: Engine, mode: Mode) -> None:
+        self.calls.append(("after_epoch", mode))
+
+    def before_iter(self, engine: Engine, batch_idx: int, batch: Any, mode: Mode) -> None:
+        self.calls.append(("before_iter", mode))
+        self.batches.append((mode, batch_idx, len(batch[0])))
+
+    def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any, mode: Mode) -> None:
+        self.calls.append(("after_iter", mode))
+        assert outputs["loss"].ndim == 0
+
+    def before_val_epoch(self, engine: Engine) -> None:
+        self.calls.append(("before_val_epoch", "val"))
+
+
+def test_general_points_are_called_at_the_train_val_and_test_points_with_the_mode(tmp_path: Path) -> None:
+    hook = General()
+    make_engine(tmp_path, {"general": hook}, train=batches(2), val=batches(1, 2), test=batches(1, 3)).train()
+    assert hook.calls == [
+        ("before_epoch", "train"),
+        ("before_iter", "train"),
+        ("after_iter", "train"),
+        ("before_iter", "train"),
+        ("after_iter", "train"),
+        ("after_epoch", "train"),
+        ("before_epoch", "val"),
+        ("before_val_epoch", "val"),  # both are called, the general one first
+        ("before_iter", "val"),
+        ("after_iter", "val"),
+        ("after_epoch", "val"),
+        ("before_epoch", "test"),
+        ("before_iter", "test"),
+        ("after_iter", "test"),
+        ("after_epoch", "test"),
+    ]
+    assert hook.batches == [("train", 0, 4), ("train", 1, 4), ("val", 0, 2), ("test", 0, 3)]
+
+
+# The helpers. --------------------------------------------------------------------------------------------------------
+
+
+class Due(Hook):
+    """Asks all the helpers."""
+
+    def __init__(self) -> None:
+        self.due: dict[str, list[int]] = {
+            name: [] for name in ("every 2 iters", "every 2 epochs", "batch", "end", "last")
+        }
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        iteration = engine.progress.iteration
+        for name, yes in (
+            ("every 2 iters", self.every_n_train_iters(engine, 2)),
+            ("batch", self.every_n_iters(batch_idx, 2)),
+            ("end", self.end_of_epoch(engine, batch_idx)),
+            ("last", self.is_last_train_iter(engine)),
+        ):
+            if yes:
+                self.due[name].append(iteration)
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        if self.every_n_epochs(engine, 2, begin=1):
+            self.due["every 2 epochs"].append(engine.progress.epoch)
+        assert self.is_last_train_epoch(engine) == (engine.progress.epoch == 4)
+
+
+def test_helpers_say_when_something_is_due(tmp_path: Path) -> None:
+    hook = Due()
+    make_engine(tmp_path, {"due": hook}, train=batches(3), max_epochs=4).train()
+    assert hook.due == {
+        "every 2 iters": [2, 4, 6, 8, 10, 12],
+        "every 2 epochs": [2, 4],
+        "batch": [2, 5, 8, 11],
+        "end": [3, 6, 9, 12],
+        "last": [12],
+    }
