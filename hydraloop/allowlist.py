@@ -29,6 +29,8 @@ REFUSED = ("torch.utils.data.datapipes",)
 _BUILTIN_ORIGINS = ("torch._C._nn",)
 """Where the functions of torch.nn.functional that are written in C++ say they are from."""
 _NOT_A_PROJECT = ("site-packages", "dist-packages")
+_OURSELVES = "hydraloop"
+"""The rest of hydraloop is not for configs, even where its source lies in the project's folder: this list is in it."""
 
 
 class Allowlist:
@@ -63,15 +65,15 @@ class Allowlist:
             )
         if not self._name_allowed(target):
             top_level = target.split(".")[0]
-            if top_level not in sys.builtin_module_names and _file_of(top_level) is None:
+            if top_level not in sys.stdlib_module_names and _file_of(top_level) is None:
                 raise _missing(target, f"there is no module {top_level!r}", (), key)
             raise self._refused(target, key)
-        found = _find(target, key)
+        found = self._find(target, key)
         if isinstance(found, ModuleType) and self._origin_allowed(found.__name__):
             raise UserError(
                 f"{target} is a module, not a class or function",
                 key=f"{key}._target_",
-                remedy=f"Name what is in it: {target}.Class. {suggestion('', _public(found))}",
+                remedy=f"Name what is in it, {target}.Class.",
             )
         origin = _origin(found)
         if target not in self._trusted and (origin is None or not self._origin_allowed(origin)):
@@ -91,6 +93,8 @@ class Allowlist:
             return True
         if _within(target, COMPONENTS) or _within(target, LIBRARIES):
             return not any(part.startswith("_") for part in parts) and not _within(target, REFUSED)
+        if _within(target, (_OURSELVES,)):
+            return False
         return parts[0] == "__main__" or self._is_project_file(_file_of(parts[0]))
 
     def _origin_allowed(self, origin: str) -> bool:
@@ -99,6 +103,8 @@ class Allowlist:
             return True
         if _within(origin, (*COMPONENTS, *LIBRARIES, *_BUILTIN_ORIGINS)) and not _within(origin, REFUSED):
             return True
+        if _within(origin, (_OURSELVES,)):
+            return False
         if origin == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
             return True  # a notebook's own cells
         return self._is_project_file(getattr(sys.modules.get(origin), "__file__", None))
@@ -113,6 +119,24 @@ class Allowlist:
         if path.is_relative_to(standard):
             return False
         return any(path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders)
+
+    def _find(self, target: str, key: str) -> Any:
+        """Import what must be imported, then follow attributes."""
+        parts = target.split(".")
+        found: Any = importlib.import_module(parts[0])
+        for index, part in enumerate(parts[1:], start=1):
+            path = ".".join(parts[: index + 1])
+            if hasattr(found, part):
+                found = getattr(found, part)
+                continue
+            file = _file_of(path) if isinstance(found, ModuleType) else None
+            if file is None:
+                raise _missing(target, f"{'.'.join(parts[:index])} has no {part!r}", _public(found), key, part)
+            if not _within(path, (*self._trusted, *COMPONENTS, *LIBRARIES)) and not self._is_project_file(file):
+                # A link, or an environment, inside the project.
+                raise self._refused(target, key, f" (it comes from {file})")
+            found = importlib.import_module(path)
+        return found
 
     def _refused(self, target: str, key: str, where: str = "") -> UserError:
         top_level = target.split(".")[0]
@@ -149,20 +173,20 @@ def _in_environment(path: Path, folder: Path) -> bool:
     return False
 
 
-def _file_of(top_level: str) -> str | None:
-    """The file of a top-level module, found without importing it."""
-    module = sys.modules.get(top_level)
+def _file_of(name: str) -> str | None:
+    """The file of a module, found without importing it (only what is above it); None where there is no such module."""
+    module = sys.modules.get(name)
     if module is not None and getattr(module, "__file__", None):
         return module.__file__
     try:
-        spec = importlib.util.find_spec(top_level)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
     if spec is None:
         return None
     if spec.origin is None and spec.submodule_search_locations:  # a folder without __init__.py
         return str(Path(next(iter(spec.submodule_search_locations))) / "__init__.py")
-    return spec.origin
+    return spec.origin if spec.has_location else None
 
 
 def _origin(found: Any) -> str | None:
@@ -171,29 +195,6 @@ def _origin(found: Any) -> str | None:
         found = found.__self__ if isinstance(found.__self__, type) else type(found.__self__)
     origin = getattr(found, "__module__", None)
     return origin if isinstance(origin, str) else None
-
-
-def _find(target: str, key: str) -> Any:
-    """Import what must be imported, then follow attributes."""
-    parts = target.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for index, part in enumerate(parts[1:], start=1):
-        path = ".".join(parts[: index + 1])
-        if hasattr(found, part):
-            found = getattr(found, part)
-            continue
-        parent = ".".join(parts[:index])
-        if not isinstance(found, ModuleType) or not _is_module(path):
-            raise _missing(target, f"{parent} has no {part!r}", _public(found), key, part)
-        found = importlib.import_module(path)
-    return found
-
-
-def _is_module(path: str) -> bool:
-    try:
-        return importlib.util.find_spec(path) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False
 
 
 def _public(found: Any) -> list[str]:

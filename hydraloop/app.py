@@ -11,8 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from omegaconf import DictConfig
 
 from hydraloop import run_directory
 from hydraloop.allowlist import ALLOWLIST
-from hydraloop.cli import arguments, checked, composing, hydra_run, mistakes, plan
+from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
 from hydraloop.cli.help import format_help
 from hydraloop.engine.result import Result, command, describe
 from hydraloop.errors import UserError
@@ -87,7 +86,7 @@ class _App:
 
     def run(self, argv: Sequence[str]) -> None:
         argv, dry_run = arguments.take_dry_run(argv)
-        args = get_args_parser().parse_args(argv)
+        args = get_args_parser().parse_intermixed_args(argv)  # Hydra itself takes no `key=a -m key=b`
         if args.experimental_rerun is not None:
             raise UserError(
                 "it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir."
@@ -151,7 +150,9 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
         UserError: anything wrong with what was typed, or with the config files.
     """
     typed = list(args.overrides)
-    arguments.refuse_null_groups(arguments.parse(typed))
+    parsed = arguments.parse(typed)
+    arguments.refuse_null_groups(parsed)
+    checks.check_groups(parsed, composer)
     lines, rewritten = arguments.with_hook_lists(typed)
     multirun = args.multirun or _mode_is_multirun(lines, composer)
     if multirun:
@@ -188,7 +189,7 @@ def _settled(cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]
     """
     key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     explicit = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
-    with _hydra_config(cfg):
+    with composing.hydra_config(cfg):
         directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
     if cfg.resume is not None:
         found = run_directory.find(cfg, directory if explicit else None)
@@ -209,16 +210,6 @@ def _settled(cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]
         raise UserError(f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another.") from error
     others = [line for line in overrides if not line.lstrip("+").startswith(f"{key}=")]
     return [*others, f"{key}={hydra_run.quoted(directory)}"]
-
-
-@contextmanager
-def _hydra_config(cfg: DictConfig) -> Iterator[None]:
-    """Interpolations of `hydra:` in a directory's name resolve only while Hydra's config is set."""
-    HydraConfig.instance().set_config(cfg)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = None
 
 
 def _flags(argv: Sequence[str], args: argparse.Namespace) -> list[str]:

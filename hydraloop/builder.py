@@ -15,11 +15,10 @@ from typing import Any, cast
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn, optim
 
-from hydraloop import run_directory
+from hydraloop import hydra_versions, run_directory
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.data.loader import build_loader
 from hydraloop.engine.checkpoint import initialise
@@ -90,22 +89,30 @@ def instantiate(node: Any, key: str) -> Any:
     Raises:
         UserError: a target is refused, unknown, or does not take the arguments given.
     """
-    if not isinstance(node, DictConfig) or "_target_" not in node:
-        raise UserError(
-            f"there is nothing to build: expected a mapping with _target_, got {_shown(node)}",
-            key=key,
-            remedy="Select an option of the group, or name a class with _target_.",
-        )
+    _require_target(node, key)
+    allowed: list[str] = []
     for where, target_node in _targets(node, key):
-        _check_arguments(ALLOWLIST.locate(_target_of(target_node, where), where), target_node, where)
+        name = _target_of(target_node, where)
+        target = ALLOWLIST.locate(name, where)
+        _check_arguments(target, target_node, where)
+        allowed += [name, f"{target.__module__}.{target.__qualname__}"]
     try:
-        return hydra_instantiate(node, _convert_="all")
+        return hydra_versions.instantiate(node, allowed)
     except InstantiationException as error:
         found = re.search(r"full_key: (\S+)", str(error))
         mistake = _mistake_in(error, node, found.group(1) if found else key, key)
         if mistake is None:
             raise
         raise mistake from error
+
+
+def _require_target(node: Any, key: str) -> None:
+    if not isinstance(node, DictConfig) or "_target_" not in node:
+        raise UserError(
+            f"there is nothing to build: expected a mapping with _target_, got {_shown(node)}",
+            key=key,
+            remedy="Select an option of the group, or name a class with _target_.",
+        )
 
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
@@ -235,6 +242,9 @@ def _build_loaders(cfg: DictConfig, device: torch.device) -> Loaders:
 
 
 def _build_task(cfg: DictConfig) -> Task:
+    for name, metric in (cfg.task.get("metrics") or {}).items():
+        if metric is not None:
+            _require_target(metric, f"task.metrics.{name}")
     task = instantiate(cfg.task, "task")
     if not isinstance(task, nn.Module):
         raise UserError(
@@ -280,6 +290,7 @@ def _build_schedules(
         if node is None:
             continue
         key = f"scheduler.{name}"
+        _require_target(node, key)
         plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
         ours = {field: plain.pop(field, default) for field, default in _SCHEDULE_FIELDS.items()}
         schedules[str(name)] = build_schedule(

@@ -18,11 +18,13 @@ def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
     """
     parsed = arguments.parse(lines)
     arguments.refuse_null_groups(parsed)
+    checks.check_groups(parsed, composer)
     checks.check_overrides(parsed)
     try:
         cfg = composer.compose(lines)
     except mistakes.COMPOSING_ERRORS as error:
         raise mistakes.explain(error, parsed, composer) from error
+    checks.check_complete(cfg)
     checks.check_hooks(cfg, {group: composer.options(group) for group in arguments.HOOK_GROUPS})
     plan.check_plan(cfg)
     return cfg

@@ -1,15 +1,22 @@
-"""Mistakes with hooks that Hydra lets pass, or explains in its own words only."""
+"""Mistakes that Hydra lets pass, or explains in its own words only: with groups, keys, interpolations, hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
-from hydraloop.cli.arguments import HOOK_GROUPS
+from hydraloop.cli.arguments import HOOK_GROUPS, is_sweep
+from hydraloop.cli.composing import Composer, hydra_config
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.errors import UserError, suggestion
+from hydraloop.schemas.root import Config
+
+_REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
+"""Groups that no run goes without."""
 
 
 def check_overrides(overrides: Sequence[Override]) -> None:
@@ -30,24 +37,110 @@ def check_overrides(overrides: Sequence[Override]) -> None:
             )
 
 
+def check_groups(overrides: Sequence[Override], composer: Composer) -> None:
+    """Refuse what is no option of a config group: Hydra's own words for it are a Python error.
+
+    Raises:
+        UserError: names the group.
+    """
+    for override in overrides:
+        group = override.key_or_group
+        if is_sweep(override) or isinstance(override.value(), dict) or not composer.is_group(group):
+            continue
+        value, known = override.value(), f"Options: {', '.join(composer.options(group))}."
+        if not group:
+            raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
+        if override.is_delete():
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"{override.input_line!r} deletes no option", key=group, remedy=f"Write ~{group}")
+        elif value is None or value == "":
+            raise UserError(
+                f"{'null' if value is None else 'nothing'} is no option",
+                key=group,
+                remedy=known if group in _REQUIRED else f"To have none, take the group out: ~{group}. {known}",
+            )
+        elif not isinstance(value, str) and not (isinstance(value, list) and all(_is_name(item) for item in value)):
+            raise UserError(f"{value!r} is no option", key=group, remedy=known)
+
+
+def check_complete(cfg: DictConfig) -> None:
+    """Refuse a config in which a key of hydraloop is gone, a group has no option, or an interpolation leads nowhere.
+
+    Raises:
+        UserError: names the key.
+    """
+    for entry in dataclasses.fields(Config):
+        if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
+            raise UserError(
+                "no run goes without it",
+                key=entry.name,
+                remedy=f"Leave ~{entry.name} out if you wrote that, or give it a value: {entry.name}=…",
+            )
+    for key, node, known in _sections(cfg):
+        for name in node:
+            if str(name) not in known:
+                raise UserError("there is no such option", key=f"{key}.{name!s}", remedy=suggestion(str(name), known))
+    with hydra_config(cfg):
+        _check_interpolations(cfg, "")
+
+
+def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, list[str]]]:
+    """(key, mapping, its options) of what hydraloop reads itself (not what a `_target_` takes); a + gets past types."""
+    for name in cfg:
+        if name == "hydra" or OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
+            continue
+        node, key = cfg[name], f"{prefix}{name!s}"
+        if not isinstance(node, DictConfig) or "_target_" in node:
+            continue
+        schema = OmegaConf.get_type(node)
+        if schema is not None and dataclasses.is_dataclass(schema):
+            yield key, node, [entry.name for entry in dataclasses.fields(schema)]
+        yield from _sections(node, f"{key}.")
+
+
+def _check_interpolations(node: DictConfig, prefix: str) -> None:
+    for name, raw in node.items_ex(resolve=False):
+        key = f"{prefix}{name!s}"
+        # What Hydra says of a job (${hydra:runtime.output_dir}) is known once it runs.
+        if key == "hydra" or OmegaConf.is_missing(node, name) or (isinstance(raw, str) and "${hydra:" in raw):
+            continue
+        try:
+            value = node[name]
+        except InterpolationResolutionError as error:
+            raise UserError(
+                f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
+                key=key,
+                remedy="Name a key that is there (or set the variable), or write a value.",
+            ) from error
+        if isinstance(value, DictConfig):
+            _check_interpolations(value, f"{key}.")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def not_selected(override: Override, cfg: DictConfig, known: dict[str, list[str]]) -> UserError | None:
     """The error of an override under a hook that is not in the config; None where it is something else."""
     group, _, rest = override.key_or_group.partition(".")
     name, _, option = rest.partition(".")
-    if group not in HOOK_GROUPS or not option:
+    if group not in HOOK_GROUPS or not name or override.is_delete():
         return None
     if OmegaConf.select(cfg, f"{group}.{name}") is not None:
         return None
     key, line = f"{group}.{name}", (override.input_line or "").lstrip("+")
+    if not option and override.value() is None:
+        return UserError(f"the hook {name} is not selected", key=key, remedy=f"Leave {line} out.")
     selected = [str(other) for other, node in cfg[group].items() if node is not None]
     other_group = "hooks" if group == "default_hooks" else "default_hooks"
     if OmegaConf.select(cfg, f"{other_group}.{name}") is not None:
-        return UserError(f"{name} is a {_kind(other_group)}", key=key, remedy=f"Write {other_group}.{name}.{option}=…")
+        works = f"{other_group}.{name}.{option}".rstrip(".")
+        return UserError(f"{name} is a {_kind(other_group)}", key=key, remedy=f"Write {works}=…")
     if name in known[group]:
-        works = f"'{group}=[{','.join([*selected, name])}]' {line}"
+        works = f"'{group}=[{','.join([*selected, name])}]' {line if option else ''}".rstrip()
         return UserError(f"the hook {name} is not selected", key=key, remedy=f"This works: {works}")
-    if option == "_target_":
-        return None
+    if option in ("", "_target_"):
+        return UserError("it is not there yet", key=key, remedy=f"To add it, write a +: +{line}")
     return UserError(
         f"there is no hook {name} here",
         key=key,
@@ -61,6 +154,11 @@ def check_hooks(cfg: DictConfig, known: dict[str, list[str]]) -> None:
     Raises:
         UserError: names the key.
     """
+    for name in cfg.hooks:
+        if cfg.hooks[name] is not None and cfg.default_hooks.get(name) is not None:
+            raise UserError(
+                f"there is a default hook {name!r} already", key=f"hooks.{name}", remedy="Give it another name."
+            )
     for group in HOOK_GROUPS:
         for name, node in cfg[group].items():
             if node is None:

@@ -12,9 +12,11 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop import hydra_versions
 from hydraloop.cli.arguments import is_sweep, parse
 from hydraloop.errors import UserError
 from hydraloop.run_directory import run_id
@@ -38,6 +40,10 @@ class Composer:
     def options(self, group: str) -> list[str]:
         """The options of a config group."""
         return list(GlobalHydra.instance().config_loader().get_group_options(group))
+
+    def is_group(self, key: str) -> bool:
+        """Whether Hydra takes `key=` for the choice of a group's option."""
+        return any(source.is_group(key) for source in GlobalHydra.instance().config_loader().get_sources())
 
     def groups(self) -> list[str]:
         """All config groups except Hydra's own."""
@@ -67,9 +73,19 @@ def opened(folder: Path, name: str, extra_folder: Path | None = None) -> Iterato
         GlobalHydra.instance().clear()
 
 
+@contextmanager
+def hydra_config(cfg: DictConfig) -> Iterator[None]:
+    """Interpolations of `hydra:` resolve only while Hydra's config is set."""
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = None
+
+
 def register_resolvers() -> None:
     """`${run_id:}`, the same wherever it stands in one config."""
-    OmegaConf.register_new_resolver("run_id", run_id, use_cache=True, replace=True)
+    hydra_versions.register_resolver("run_id", run_id)
 
 
 def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
@@ -85,6 +101,12 @@ def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
             axes[key] = [override.input_line or ""]
         elif override.is_discrete_sweep():
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if not axes[key]:
+                raise UserError(
+                    f"{override.input_line} stands for nothing",
+                    key=override.key_or_group,
+                    remedy="glob(…) lists the options of a group, experiment=glob(*); for a key list its values: a,b,c",
+                )
         else:
             raise UserError(
                 f"{override.input_line} has no end",

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 import hydra
 from omegaconf import DictConfig
 
+from hydraloop.hydra_versions import main_options
+
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
@@ -21,10 +23,8 @@ def run(job: Callable[[DictConfig], Any], argv: Sequence[str], folder: Path, nam
     Raises:
         Exception: what the job, or Hydra, raised.
     """
-    # Hydra 1.4 has done away with version_base, and warns.
-    options: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
     with _arguments(argv), _errors_raised():
-        hydra.main(config_path=str(folder), config_name=name, **options)(job)()
+        hydra.main(config_path=str(folder), config_name=name, **main_options())(job)()
 
 
 def quoted(path: Path) -> str:

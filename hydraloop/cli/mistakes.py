@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.cli.arguments import is_sweep
+from hydraloop.cli.arguments import HOOK_GROUPS, is_sweep
 from hydraloop.cli.checks import not_selected
 from hydraloop.cli.composing import Composer
 from hydraloop.errors import UserError, suggestion
@@ -26,17 +26,28 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     text = str(error) or str(error.__cause__ or type(error).__name__)
     culprit = _culprit(text, overrides)
     if text.startswith("Ambiguous value") and culprit is not None:
-        key, _, value = (culprit.input_line or "").partition("=")
-        return UserError(
-            f"{value} is several values, and this is a single run",
-            key=key,
-            remedy=f"For a sweep add -m; for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\"",
-        )
+        return _several_values(culprit)
     if "requires --multirun" in text and culprit is not None:
         return UserError(f"{culprit.input_line} is a sweep", key=culprit.key_or_group, remedy="Add -m to run it.")
     if culprit is not None and not is_sweep(culprit):
         return _bad_override(error, text, culprit, overrides, composer)
+    twice = re.match(r"Multiple values for (\S+?)\.", text)
+    if twice is not None:
+        return UserError(
+            "it is chosen twice", key=twice.group(1), remedy=f"Leave the + out: {twice.group(1)}=… changes the choice."
+        )
     return UserError(_lines(text, error), remedy="See the config files, or HYDRA_FULL_ERROR=1 for the whole story.")
+
+
+def _several_values(override: Override) -> UserError:
+    key, _, value = (override.input_line or "").partition("=")
+    if any(mark in value for mark in "[]{}'\""):
+        other = "one of them makes a single run."
+    else:
+        other = f"for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\""
+    return UserError(
+        f"{value} is several values, and this is a single run", key=key, remedy=f"For a sweep add -m; {other}"
+    )
 
 
 def _missing_option(error: MissingConfigException, composer: Composer) -> UserError:
@@ -53,7 +64,7 @@ def _missing_option(error: MissingConfigException, composer: Composer) -> UserEr
 def _culprit(text: str, overrides: Sequence[Override]) -> Override | None:
     """The override that an error message names: by its line, else by its key."""
     for override in sorted(overrides, key=lambda override: -len(override.input_line or "")):
-        if override.input_line and override.input_line in text:
+        if override.input_line and (override.input_line in text or f"'{override.input_line.lstrip('~')}'" in text):
             return override
     named = re.search(r"'([^']+)'", text)
     return next((override for override in overrides if named and override.key_or_group == named.group(1)), None)
@@ -70,9 +81,22 @@ def _bad_override(
         )
         if unselected is not None:
             return unselected
+    if key in HOOK_GROUPS and (culprit.is_delete() or isinstance(culprit.value(), dict)):
+        return UserError(
+            f"{culprit.input_line} is no list of hooks",
+            key=key,
+            remedy=f"For none write {key}=[]; for some {key}=[a,b]",
+        )
+    if "does not support deletion" in str(error.__cause__ or text):
+        return UserError(
+            "it cannot be deleted", key=key, remedy=f"To have none write {key}=null; else give it a value."
+        )
     if text.startswith("Could not delete"):
         return UserError("there is nothing to delete", key=key, remedy=_hint(key, cfg, composer))
     if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
+        parent = key.rpartition(".")[0]
+        if cfg is not None and parent and parent in _leaves(cfg) and OmegaConf.select(cfg, parent) is None:
+            return UserError("it is not there yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
         return UserError("there is no such key", key=key, remedy=_hint(key, cfg, composer))
     if text.startswith("Could not append"):
         return UserError("it is there already", key=key, remedy="Leave the + out.")
@@ -126,7 +150,18 @@ def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
 def _type_hint(key: str, cfg: DictConfig | None) -> str | None:
     """What the key holds now, as an example of what fits."""
     value = None if cfg is None else OmegaConf.select(cfg, key)
-    return None if value is None else f"It holds a {type(value).__name__}, for example {key}={value}"
+    if isinstance(value, DictConfig):
+        return f"Change what is in it: {', '.join(f'{key}.{name}' for name in list(value)[:3])}, …"
+    return None if value is None else f"It takes {_KINDS.get(type(value), type(value).__name__)}: {key}={value}"
+
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    ListConfig: "a list",
+}
 
 
 def _first_line(text: str) -> str:

@@ -48,13 +48,11 @@ def check_plan(cfg: DictConfig) -> None:
 
 def format_plan(cfg: DictConfig) -> str:
     """What `--dry-run` prints."""
-    shown = OmegaConf.to_container(
-        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True
-    )
+    shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     return "\n".join(
         [
             "# The composed config",
-            OmegaConf.to_yaml(OmegaConf.create(shown)).rstrip(),
+            _yaml(shown),
             "",
             "# Hooks by mount point, in the order they are called (priority)",
             format_order(slots_of(cfg)),
@@ -62,6 +60,12 @@ def format_plan(cfg: DictConfig) -> str:
             "Nothing was trained and nothing written. Leave --dry-run out to start.",
         ]
     )
+
+
+def _yaml(cfg: DictConfig) -> str:
+    """The config, interpolations resolved; as they are where one waits for the job (`${hydra:job.num}`)."""
+    text = OmegaConf.to_yaml(cfg)
+    return (text if "${hydra:" in text else OmegaConf.to_yaml(cfg, resolve=True)).rstrip()
 
 
 def _schemas_by_target() -> dict[str, Any]:

@@ -95,6 +95,8 @@ class Engine:
         self.test_metrics: dict[str, float] = {}
         self.best: Best | None = None
         """Set by the checkpoint hook."""
+        self.last_checkpoint: Path | None = None
+        """The file written last by this process."""
         self.error: BaseException | None = None
         """What was raised, from on_exception on."""
         self.result: Result | None = None
@@ -126,6 +128,7 @@ class Engine:
             with lifecycle.always(self, at.after_train):
                 self._call(at.before_train)
                 loading.restore_rng(self)
+                self._requests.act()
                 self._validate_if_due(making_up=True)
                 while progress.iteration < self.max_iters and not self.stopping:
                     self.resumed_in_epoch = progress.batch_in_epoch > 0
@@ -155,10 +158,10 @@ class Engine:
                 call(self, batch_idx, batch, outputs)
             if self._requests.pending and self.window_closed:
                 self._requests.act()
-            if progress.iteration >= self.max_iters or (self.stopping and self.window_closed):
-                break
             if not self.settings.val_by_epoch and self.window_closed and batch_idx + 1 < self.epoch_length:
                 self._validate_if_due()
+            if progress.iteration >= self.max_iters or (self.stopping and self.window_closed):
+                break
         self._close_epoch()
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
@@ -314,6 +317,7 @@ class Engine:
         self._call(self.stages.before_save_checkpoint, checkpoint)
         if self.distributed.is_main:
             write(path, checkpoint)
+        self.last_checkpoint = path
 
     def log_record(self, record: Mapping[str, Any]) -> None:
         """Hand a record (plain numbers and strings) to every hook with `on_log`; on rank 0."""

@@ -157,8 +157,8 @@ class Hook:
     """True: it calls collectives, so all ranks must call it and its errors may only be raised."""
 
     idle_points: Collection[str] = ()
-    """Mount points at which this instance, as it is configured, has nothing to do: set in the constructor by a hook that
-    would otherwise return at once in every iteration."""
+    """Mount points at which this instance, as it is configured, has nothing to do: set in the constructor by a hook
+    that would otherwise return at once in every iteration."""
     name: str = ""
     """Its key in the config, set by the engine: override path, state-dict key, name in logs and errors."""
     key: str = ""

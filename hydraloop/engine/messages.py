@@ -48,33 +48,29 @@ class Messages:
         if len(window.values) >= _FOLD_AT:
             window.fold()
 
-    def means(self, reduce: Callable[[Tensor], Tensor] = lambda means: means) -> dict[str, float]:
+    def means(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """The mean of each name over its window, and an empty window for the next record.
 
-        One host sync in all, whatever the number of names, and only where tensors are among them.
+        One host sync in all, whatever the number of names, and only where tensors are among them (or ranks to reduce
+        over).
 
         Args:
-            reduce: from `[N]` float64 means of this rank to those over all ranks; called on every rank.
+            reduce: from `[N]` sums of this rank to their mean over all ranks, called once, on every rank; None where
+                there is one rank only. Ranks count the same iterations.
         """
-        names = [name for name, window in self._windows.items() if window.count or window.values]
-        if not names:
-            return {}
-        totals, counts = [], []
-        for name in names:
-            window = self._windows.pop(name)
+        windows = {name: window for name, window in self._windows.items() if window.values or window.count}
+        self._windows.clear()
+        for window in windows.values():
             window.fold()
-            totals.append(window.total)
-            counts.append(window.count)
-        device = next((total.device for total in totals if isinstance(total, Tensor)), torch.device("cpu"))
-        stacked = (
-            torch.stack(
-                [total if isinstance(total, Tensor) else torch.tensor(total, dtype=torch.float64) for total in totals]
-            )
-            if device.type == "cpu"
-            else _stack_on(device, totals)
-        )
-        means = reduce(stacked / torch.tensor(counts, dtype=stacked.dtype, device=device))
-        return dict(zip(names, means.tolist(), strict=True))
+        on_device = [name for name, window in windows.items() if isinstance(window.total, Tensor)]
+        sums: dict[str, float] = {
+            name: window.total for name, window in windows.items() if not isinstance(window.total, Tensor)
+        }
+        if on_device or (reduce is not None and sums):
+            vector = _vector([windows[name].total for name in on_device], list(sums.values()) if reduce else [])
+            reached = (vector if reduce is None else reduce(vector)).tolist()
+            sums.update(zip([*on_device, *(sums if reduce else ())], reached, strict=True))
+        return {name: sums[name] / window.count for name, window in windows.items()}
 
 
 class _Window:
@@ -88,25 +84,25 @@ class _Window:
         self.count = 0
 
     def fold(self) -> None:
-        """Sum the kept values; float64 on the CPU, float32 where the device has nothing else (mps)."""
+        """Sum the kept values; tensors in float64, or float32 where the device has nothing wider (mps)."""
         tensors = [value for value in self.values if isinstance(value, Tensor)]
         if tensors:
             stacked = torch.stack(tensors)
-            wide = torch.float32 if stacked.device.type == "mps" else torch.float64
-            self.total = self.total + stacked.sum(dtype=wide)
-        self.total = self.total + sum(value for value in self.values if not isinstance(value, Tensor))
+            folded = stacked.sum(dtype=torch.float32 if stacked.device.type == "mps" else torch.float64)
+            self.total = folded if isinstance(self.total, float) and not self.total else self.total + folded
+        if len(tensors) < len(self.values):
+            self.total = self.total + sum(value for value in self.values if not isinstance(value, Tensor))
         self.count += len(self.values)
         self.values.clear()
 
 
-def _stack_on(device: torch.device, totals: list[float | Tensor]) -> Tensor:
-    """Device totals and host totals in one tensor on the device; the host ones are copied without a sync."""
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    host = torch.tensor([0.0 if isinstance(total, Tensor) else total for total in totals], dtype=wide)
-    if device.type == "cuda":
-        host = host.pin_memory()
-    stacked = host.to(device, non_blocking=True)
-    for index, total in enumerate(totals):
-        if isinstance(total, Tensor):
-            stacked[index] = total
-    return stacked
+def _vector(totals: list[float | Tensor], floats: list[float]) -> Tensor:
+    """Device totals, then host ones, as one tensor on the device; the host ones are copied without a sync."""
+    tensors = [total for total in totals if isinstance(total, Tensor)]
+    if not tensors:
+        return torch.tensor(floats, dtype=torch.float64)
+    vector = torch.stack(tensors)
+    if not floats:
+        return vector
+    host = torch.tensor(floats, dtype=vector.dtype, pin_memory=vector.device.type == "cuda")
+    return torch.cat([vector, host.to(vector.device, non_blocking=True)])

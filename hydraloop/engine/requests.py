@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING
+
+from hydraloop.engine.hook import Hook
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -52,6 +55,10 @@ class Requests:
             tag = next(iter(self._checkpoints))
             write = self._checkpoints.pop(tag)
             if write is not None:
+                start = perf_counter()
                 write(engine)
+                owner = getattr(write, "__self__", None)
+                if isinstance(owner, Hook):  # the writing is that hook's work, and counts as its time
+                    engine.stages.seconds[owner.name][0] += perf_counter() - start
             else:
                 engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{tag}.pth")

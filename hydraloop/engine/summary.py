@@ -51,6 +51,12 @@ def format_summary(engine: Engine) -> str:
             f"{engine.best.metric} {number(engine.best.value)} at iteration {engine.best.iteration}, "
             f"{shown(Path(engine.best.checkpoint))}"
         )
+    else:
+        best = engine.messages.read("best")
+        if best is not None:
+            rows["best"] = f"{best.metric} {number(best.value)} at epoch {best.epoch}, iteration {best.iteration}"
+    if engine.last_checkpoint is not None:
+        rows["checkpoint"] = shown(engine.last_checkpoint)
     if engine.metrics:
         rows["validation"] = _metrics(engine.metrics)
     if engine.test_metrics:

@@ -72,7 +72,7 @@ class LoggerHook(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record where one is due."""
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
-            means = engine.messages.means(engine.distributed.mean)
+            means = engine.messages.means(engine.distributed.mean if engine.distributed.world_size > 1 else None)
             if engine.distributed.is_main:
                 self._put(engine, _train_record(engine, means))
 

@@ -145,6 +145,8 @@ class ProfilerHook(Hook):
         """Start the profiler."""
         from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
+        # torch 2.13 prints a line of its own at each start and stop, for tools that trace the process from outside.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU] if self._with_cpu else []
         if self._with_device or (self._with_device is None and engine.device.type != "cpu"):
             activities.append(_activity_of(engine.device.type))

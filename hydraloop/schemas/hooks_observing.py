@@ -11,7 +11,7 @@ class RuntimeInfoHookConf:
     """Epoch, iteration, lr, momentum, losses and metrics in `engine.messages`."""
 
     default_priority: ClassVar[int] = 10
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter")
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter", "after_val_epoch")
     runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.RuntimeInfoHook"

@@ -82,7 +82,7 @@ def test_a_stop_asked_for_in_a_validation_inside_an_epoch_trains_no_further_wind
     assert engine.progress.iteration == 2
 
 
-@pytest.mark.parametrize("point", ["before_run", "before_train", "before_train_epoch"])
+@pytest.mark.parametrize("point", ["before_run", "before_train"])
 def test_a_stop_asked_for_before_the_first_iteration_trains_nothing(tmp_path: Path, point: str) -> None:
     hook = at(point, lambda engine: engine.request_stop("nothing to do"))
     engine = make_engine(tmp_path, {"asking": hook}, train=batches(8))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hydraloop
-from hydraloop.engine.engine import Engine
+from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.stages import (
     Slot,
@@ -23,7 +25,7 @@ from hydraloop.engine.stages import (
     slot_of,
 )
 from hydraloop.errors import UserError
-from tests.helpers import At, Recorder, at, batches, failing, make_engine
+from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,31 +50,37 @@ def test_priority_then_default_before_custom_then_registration() -> None:
 
 
 def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_path: Path) -> None:
-    trace: list[str] = []
-    late, early, default = (Recorder(trace, f"{name} ") for name in ("late", "early", "default"))
-    hooks: dict[str, Hook] = {"late": late, "early": early, "default": default}
-    slots = [slot_of("late", late, 50), slot_of("early", early, "HIGH"), slot_of("default", default, is_default=True)]
-    engine = Engine(
-        task=(made := make_engine(tmp_path, train=batches(1), val=batches(1), test=batches(1))).task,
-        optimizer=made.optimizer,
-        loaders=made.loaders,
-        hooks=hooks,
-        slots=slots,
-        settings=made.settings,
-        run_dir=tmp_path,
-    )
-    with pytest.raises(RuntimeError, match="on purpose"), engine._run():
-        raise RuntimeError("on purpose")  # for on_exception, before training
-    engine.error = None
-    engine.train()
-    points = [entry.split(" ", 1)[1] for entry in trace[::3]]
-    assert {"on_exception", "after_run", "before_train_iter 0", "after_train", "after_test_epoch"} <= set(points)
-    assert trace == [f"{name} {point}" for point in points for name in ("early", "default", "late")]
+    def run(error_at: str | None) -> list[str]:
+        trace: list[str] = []
+        late, early, default = (Recorder(trace, f"{name} ") for name in ("late", "early", "default"))
+        hooks: dict[str, Hook] = {"late": late, "early": early, "default": default}
+        slots = [slot_of("late", late), slot_of("early", early, "HIGH"), slot_of("default", default, is_default=True)]
+        if error_at is not None:
+            hooks["failing"] = failing(error_at)
+            slots.append(slot_of("failing", hooks["failing"], 100))
+        task = tiny_task()
+        engine = Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+            loaders=Loaders(batches(1), batches(1), batches(1)),
+            hooks=hooks,
+            slots=slots,
+            settings=Settings(max_epochs=1, device="cpu"),
+            run_dir=tmp_path,
+        )
+        with pytest.raises(RuntimeError) if error_at else nullcontext():
+            engine.train()
+        return trace
+
+    for trace in (run(None), run("after_train_iter")):
+        points = [entry.split(" ", 1)[1] for entry in trace[::3]]
+        assert trace == [f"{name} {point}" for point in points for name in ("early", "default", "late")]
+    assert points[-3:] == ["on_exception", "after_train", "after_run"]
 
 
 def test_the_table_has_overridden_methods_only() -> None:
     stages = Stages.of({"one": at("before_run", print), "none": Hook()})
-    assert len(stages.before_run) == 1
+    assert stages.before_run
     assert stages.after_run == ()
     assert stages.before_train_iter == ()
     with pytest.raises(AttributeError, match="'before_trian' is no mount point"):
@@ -247,22 +255,32 @@ def test_on_error_of_the_config_overrides_the_class(tmp_path: Path) -> None:
 
 
 def test_rank_zero_only_hooks_are_left_out_on_other_ranks() -> None:
-    hooks = {"main": at("before_run", print, rank_zero_only=True), "all": at("before_run", print)}
-    assert len(Stages.of(hooks, rank=0).before_run) == 2
-    assert len(Stages.of(hooks, rank=1).before_run) == 1
+    called: list[str] = []
+    hooks = {
+        "main": at("before_run", lambda engine: called.append("main"), nth=0, rank_zero_only=True),
+        "all": at("before_run", lambda engine: called.append("all"), nth=0),
+    }
+    for rank, expected in ((0, ["main", "all"]), (1, ["all"])):
+        called.clear()
+        for call in Stages.of(hooks, rank=rank).before_run:
+            call(None)
+        assert called == expected
     assert _names(Stages.of(hooks, rank=1).slots) == ["main", "all"], "the order is the same on all ranks"
+
+
+def test_a_hook_is_not_called_at_its_idle_points(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.idle_points = ("before_train_iter", "after_train_iter")
+    make_engine(tmp_path, {"recorder": recorder}, train=batches(2)).train()
+    assert "before_train_epoch" in recorder.trace
+    assert not [entry for entry in recorder.trace if "train_iter" in entry]
 
 
 def test_the_time_of_each_hook_is_added_up(tmp_path: Path) -> None:
     def work(engine: Engine) -> None:
         sum(range(20_000))
 
-    engine = make_engine(
-        tmp_path, {"busy": at("after_train_iter", work, nth=0), "idle": Hook(), "failing": failing("after_run")}
-    )
-    with pytest.raises(RuntimeError):
-        engine.train()
-    seconds = engine.stages.seconds
-    assert seconds["busy"][0] > 0
-    assert seconds["failing"][0] > 0, "a call that raises counts too"
-    assert seconds["idle"] == [0.0]
+    engine = make_engine(tmp_path, {"busy": at("after_train_iter", work, nth=0), "idle": Hook()})
+    engine.train()
+    assert engine.stages.seconds["busy"][0] > 0
+    assert engine.stages.seconds["idle"] == [0.0]

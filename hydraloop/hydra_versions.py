@@ -1,0 +1,39 @@
+"""Where Hydra 1.3 and 1.4 differ, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hydra
+from hydra.utils import instantiate as hydra_instantiate
+from omegaconf import OmegaConf
+
+IS_1_3 = hydra.__version__.startswith("1.3")
+
+_LOGGING = [
+    "hydraloop.cli.console.ConsoleHandler",
+    *("logging.FileHandler", "logging.StreamHandler", "logging.handlers.*"),
+]
+"""What a logging section may name: ours, and the handlers of the standard library that people keep logs with."""
+
+
+def main_options() -> dict[str, Any]:
+    """Keyword arguments of `hydra.main`: 1.4 has done away with `version_base`, and asks what logging may name."""
+    return {"version_base": "1.3"} if IS_1_3 else {"execution_whitelist": _LOGGING}
+
+
+def instantiate(node: Any, allowed: Sequence[str]) -> Any:
+    """`hydra.utils.instantiate` with plain lists and dicts as arguments.
+
+    Args:
+        allowed: the targets in `node`, each of them checked by the allowlist before; 1.4 checks them again.
+    """
+    options: dict[str, Any] = {} if IS_1_3 else {"_execution_whitelist_": list(allowed)}
+    return hydra_instantiate(node, _convert_="all", **options)
+
+
+def register_resolver(name: str, resolver: Callable[[], str]) -> None:
+    """A resolver whose value is the same wherever it stands in one config. OmegaConf 2.4 has renamed the function."""
+    register: Any = OmegaConf.register_new_resolver if IS_1_3 else OmegaConf.register_resolver
+    register(name, resolver, use_cache=True, replace=True)

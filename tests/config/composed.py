@@ -1,0 +1,77 @@
+"""Composed job configs as text, and the command lines whose configs are kept in golden/.
+
+After a change that is meant to change them: `python -m tests.config.composed`, and read the diff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from hydraloop.cli import arguments, checked, composing
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+
+SINGLE: dict[str, list[str]] = {
+    "default": [],
+    "hooks": ["hooks=ema,profiler"],
+    "priorities": ["hooks=[ema,profiler]", "hooks.ema.priority=HIGH", "hooks.profiler.priority=45"],
+    "changed_default_hooks": ["default_hooks.checkpoint.interval=5", "~default_hooks.logger"],
+    "no_checkpoint": ["default_hooks.checkpoint=null"],
+    "own_hook": ["+hooks.mine._target_=my_project.hooks.MyHook", "+hooks.mine.priority=30"],
+    "own_hook_as_an_option": ["hooks=weight_norm,ema", "hooks.weight_norm.digits=4"],
+    "diabetes": ["experiment=diabetes", "optimizer.lr=3e-3"],
+    "spirals": ["experiment=spirals", "engine.accumulate=4"],
+    "fast": ["debug=fast", "optimizer=sgd", "scheduler=[linear,cosine]"],
+}
+SWEEPS: dict[str, list[str]] = {
+    "sweep_hook_sets": ["optimizer.lr=1e-3,1e-2", "hooks=[],[ema]"],
+    "sweep_priority": ["hooks=[ema]", "hooks.ema.priority=HIGH,LOW"],
+    "sweep_hooks": ["hooks=ema,profiler"],
+}
+
+
+@contextmanager
+def composer(folder: Path = REPOSITORY / "conf") -> Iterator[composing.Composer]:
+    """Over the repository's own conf/."""
+    with composing.opened(folder, "config") as opened:
+        yield opened
+
+
+def job(lines: Sequence[str], opened: composing.Composer) -> DictConfig:
+    """The config a job gets."""
+    cfg = checked.compose(lines, opened)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def all_composed() -> Iterator[tuple[str, str]]:
+    """(name of the golden file, its text) of every command line, each job of a sweep by its number."""
+    with composer() as opened:
+        for name, typed in SINGLE.items():
+            lines, _ = arguments.with_hook_lists(typed)
+            yield f"{name}.yaml", _text(["python train.py", *typed], job(lines, opened))
+        for name, typed in SWEEPS.items():
+            for number, lines in enumerate(composing.jobs(arguments.parse(typed))):
+                yield f"{name}.{number}.yaml", _text(["python train.py -m", *typed], job(lines, opened))
+
+
+def _text(command: Sequence[str], cfg: DictConfig) -> str:
+    return f"# {' '.join(command)}\n{OmegaConf.to_yaml(cfg)}"
+
+
+def main() -> None:
+    """Write the golden files anew."""
+    for old in GOLDEN.glob("*.yaml"):
+        old.unlink()
+    for name, text in all_composed():
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What command lines compose to, compared with files that were read by a person; see composed.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hydraloop.cli import arguments, composing
+from tests.config.composed import GOLDEN, SINGLE, SWEEPS, all_composed, composer, job
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[str, str]:
+    return dict(all_composed())
+
+
+def test_at_least_twelve_command_lines_are_kept() -> None:
+    assert len(SINGLE) + len(SWEEPS) >= 12
+
+
+def test_no_golden_file_is_left_over_and_none_is_missing(composed: dict[str, str]) -> None:
+    assert sorted(composed) == sorted(path.name for path in GOLDEN.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir()))
+def test_the_config_is_the_golden_one(name: str, composed: dict[str, str]) -> None:
+    assert composed[name] == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def read(name: str, key: str) -> Any:
+    return OmegaConf.select(OmegaConf.load(GOLDEN / name), key)  # type: ignore[arg-type]
+
+
+def test_the_golden_files_say_what_was_typed() -> None:
+    """So that files written anew after a mistake do not pass."""
+    assert list(read("default.yaml", "hooks")) == []
+    assert list(read("default.yaml", "default_hooks")) == [
+        "runtime_info",
+        "timer",
+        "sampler_seed",
+        "grad_clip",
+        "logger",
+        "param_scheduler",
+        "checkpoint",
+        "progress",
+    ]
+    assert list(read("hooks.yaml", "hooks")) == ["ema", "profiler"]
+    assert list(read("hooks.yaml", "default_hooks")) == list(read("default.yaml", "default_hooks"))
+    assert read("priorities.yaml", "hooks.ema.priority") == "HIGH"
+    assert read("priorities.yaml", "hooks.profiler.priority") == 45
+    assert read("changed_default_hooks.yaml", "default_hooks.checkpoint.interval") == 5
+    assert "logger" not in read("changed_default_hooks.yaml", "default_hooks")
+    assert read("no_checkpoint.yaml", "default_hooks").checkpoint is None
+    assert read("own_hook.yaml", "hooks.mine") == {"_target_": "my_project.hooks.MyHook", "priority": 30}
+    assert list(read("own_hook_as_an_option.yaml", "hooks")) == ["weight_norm", "ema"]
+    assert read("diabetes.yaml", "task.model._target_") == "hydraloop.models.MLP"
+    assert read("diabetes.yaml", "experiment_name") == "diabetes"
+    assert read("spirals.yaml", "data.train._target_") == "my_project.data.Spirals"
+    assert read("spirals.yaml", "data.loader.batch_size") == 64
+    assert read("fast.yaml", "engine.max_epochs") == 2
+    assert list(read("fast.yaml", "scheduler")) == ["linear", "cosine"]
+
+
+def test_each_job_of_a_sweep_has_its_own_values() -> None:
+    lrs_and_hooks = [
+        (read(f"sweep_hook_sets.{number}.yaml", "optimizer.lr"), list(read(f"sweep_hook_sets.{number}.yaml", "hooks")))
+        for number in range(4)
+    ]
+    assert lrs_and_hooks == [(1e-3, []), (1e-3, ["ema"]), (1e-2, []), (1e-2, ["ema"])]
+    assert [read(f"sweep_priority.{number}.yaml", "hooks.ema.priority") for number in range(2)] == ["HIGH", "LOW"]
+    assert [list(read(f"sweep_hooks.{number}.yaml", "hooks")) for number in range(2)] == [["ema"], ["profiler"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["hooks=ema,profiler"], ["hooks=[ema,profiler]"]),
+        (["hooks=ema,profiler"], ["hooks=[ema, profiler]"]),
+        (["+hooks=ema,profiler"], ["hooks=ema,profiler"]),
+        (["hooks=ema"], ["hooks=[ema]"]),
+        (["~default_hooks.logger", "default_hooks.checkpoint.interval=5"], SINGLE["changed_default_hooks"]),
+        (["default_hooks=timer,logger"], ["default_hooks=[timer,logger]"]),
+        (["+hooks.mine={_target_:my_project.hooks.MyHook,priority:30}"], SINGLE["own_hook"]),
+        (["+hooks.mine.priority=30", "+hooks.mine._target_=my_project.hooks.MyHook"], SINGLE["own_hook"]),
+    ],
+)
+def test_two_ways_to_say_the_same(one: Sequence[str], other: Sequence[str]) -> None:
+    with composer() as opened:
+        first, second = (job(arguments.with_hook_lists(typed)[0], opened) for typed in (one, other))
+    assert first == second
+
+
+def test_a_glob_sweeps_over_all_options_of_a_group() -> None:
+    with composer() as opened:
+        jobs = list(composing.jobs(arguments.parse(["experiment=glob(*)"])))
+        names = [job(lines, opened).experiment_name for lines in jobs]
+    assert names == ["diabetes", "spirals"]

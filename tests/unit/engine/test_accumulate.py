@@ -1,0 +1,125 @@
+"""Accumulation: a window of batches gives the gradients of one batch with all their samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from tests.helpers import Batch, at, batches, make_engine, tiny_task
+
+UNEQUAL = [4, 4, 1, 3, 4, 2, 4, 2]
+"""Samples of each batch: an unequal batch within a window, a short last window, a short last batch."""
+
+
+def _unequal() -> list[Batch]:
+    return [batch for seed, size in enumerate(UNEQUAL) for batch in batches(1, size, seed=seed)]
+
+
+def _joined(window: list[Batch]) -> Batch:
+    return torch.cat([inputs for inputs, _ in window]), torch.cat([targets for _, targets in window])
+
+
+def _full_batch(windows: list[list[Batch]], epochs: int) -> tuple[nn.Module, list[list[Tensor]]]:
+    """Weights and the gradients of each step of a hand-written loop over joined windows."""
+    model = tiny_task().model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    gradients = []
+    for _ in range(epochs):
+        for window in windows:
+            inputs, targets = _joined(window)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+            optimizer.step()
+    return model, gradients
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "sizes", "steps"),
+    [
+        (1, [1, 1, 1, 1, 1, 1, 1, 1], 8),
+        (2, [2, 2, 2, 2], 4),
+        (3, [3, 3, 2], 3),
+        (5, [5, 3], 2),
+        (99, [8], 1),
+    ],
+)
+def test_gradients_and_weights_are_those_of_the_joined_windows(
+    tmp_path: Path, accumulate: int, sizes: list[int], steps: int
+) -> None:
+    train, seen = _unequal(), []
+
+    def look(engine: Engine) -> None:
+        seen.append([parameter.grad.clone() for parameter in engine.model.parameters() if parameter.grad is not None])
+
+    task = tiny_task()
+    hooks: dict[str, Hook] = {"look": at("before_optimizer_step", look, nth=0)}
+    engine = make_engine(tmp_path, hooks, train=train, task=task, accumulate=accumulate, max_epochs=2)
+    engine._optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
+    engine.train()
+
+    windows, rest = [], list(train)
+    for size in sizes:
+        windows.append(rest[:size])
+        rest = rest[size:]
+    assert not rest
+    model, gradients = _full_batch(windows, epochs=2)
+    assert len(seen) == len(gradients) == 2 * steps == engine.progress.optimizer_step
+    for step, expected in zip(seen, gradients, strict=True):
+        for one, other in zip(step, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    assert engine.progress.samples == 2 * sum(UNEQUAL)
+
+
+def test_max_iters_closes_the_window(tmp_path: Path) -> None:
+    train = batches(8)
+    engine = make_engine(tmp_path, train=train, accumulate=3, max_iters=5, lr=0.05)
+    engine.train()
+    assert (engine.progress.iteration, engine.progress.optimizer_step) == (5, 2)
+    assert engine.window_closed
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+    model = tiny_task().model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for window in (train[:3], train[3:5]):
+        inputs, targets = _joined(window)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_hooks_know_whether_the_optimizer_stepped(tmp_path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+    look = at("after_train_iter", lambda engine: seen.append((engine.stepped, engine.window_closed)), nth=0)
+    make_engine(tmp_path, {"look": look}, train=batches(5), accumulate=2).train()
+    assert seen == [(False, False), (True, True), (False, False), (True, True), (True, True)]
+
+
+def test_the_loss_that_hooks_see_is_the_batches_own(tmp_path: Path) -> None:
+    train, losses = _unequal(), []
+
+    class Losses(Hook):
+        def after_train_iter(self, engine: Engine, batch_idx: int, batch: Batch, outputs: dict[str, Tensor]) -> None:
+            losses.append(float(outputs["loss"]))
+
+    make_engine(tmp_path, {"losses": Losses()}, train=train, accumulate=99).train()
+    model = tiny_task().model
+    with torch.no_grad():
+        assert losses == [float(nn.functional.mse_loss(model(inputs), targets)) for inputs, targets in train]
+
+
+def test_a_validation_due_inside_a_window_waits_for_its_end(tmp_path: Path) -> None:
+    at_iterations: list[int] = []
+    look = at("before_val", lambda engine: at_iterations.append(engine.progress.iteration), nth=0)
+    make_engine(
+        tmp_path, {"look": look}, train=batches(18), val=batches(1), accumulate=3, val_by_epoch=False, val_interval=4
+    ).train()
+    assert at_iterations == [6, 9, 12, 18], "4 is due at 6, 8 at 9, 12 at 12, 16 and the end at 18"

@@ -1,0 +1,236 @@
+"""Engine: training itself, and how a run ends when something is raised."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.tasks.task import Task
+from tests.helpers import Recorder, at, batches, failing, make_engine, tiny_task
+
+# Training. -----------------------------------------------------------------------------------------------------------
+
+
+def test_training_is_the_hand_written_loop(tmp_path: Path) -> None:
+    train = batches(5, last=2)
+    engine = make_engine(tmp_path, train=train, max_epochs=3, lr=0.1)
+    engine.train()
+
+    model = tiny_task().model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for inputs, targets in train:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    for trained, expected in zip(engine.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(trained, expected)
+
+
+def test_modes_and_gradients_at_each_phase(tmp_path: Path) -> None:
+    seen: dict[str, tuple[bool, bool]] = {}
+
+    def look(point: str) -> Hook:
+        return at(point, lambda engine: seen.update({point: (engine.model.training, torch.is_grad_enabled())}), nth=0)
+
+    points = ["before_train_iter", "after_train_iter", "before_val_iter", "after_val_epoch", "after_test_iter"]
+    engine = make_engine(tmp_path, {point: look(point) for point in points}, val=batches(1), test=batches(1))
+    engine.train()
+    assert seen == {
+        "before_train_iter": (True, True),
+        "after_train_iter": (True, True),
+        "before_val_iter": (False, False),
+        "after_val_epoch": (True, True),
+        "after_test_iter": (False, False),
+    }
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+
+
+def test_hooks_know_their_name_and_key(tmp_path: Path) -> None:
+    custom, default = Hook(), Hook()
+    default.key = "default_hooks.b"  # the builder does this
+    make_engine(tmp_path, {"a": custom, "b": default})
+    assert (custom.name, custom.key) == ("a", "hooks.a")
+    assert (default.name, default.key) == ("b", "default_hooks.b")
+
+
+# Closing after an error. ---------------------------------------------------------------------------------------------
+
+
+def test_all_closing_hooks_are_called_even_if_one_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    hooks: dict[str, Hook] = {
+        "training": failing("after_train_iter", RuntimeError("the first")),
+        "on exception": failing("on_exception", OSError("in on_exception"), priority=0),
+        "closing": failing("after_train", ValueError("while closing"), priority=0),
+        "end": failing("after_run", KeyError("at the end"), priority=0),
+        "recorder": recorder,
+    }
+    engine = make_engine(tmp_path, hooks)
+    with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match="the first") as caught:
+        engine.train()
+    assert recorder.trace[-3:] == ["on_exception", "after_train", "after_run"]
+    assert engine.error is caught.value
+    logged = {type(record.exc_info[1]) for record in caplog.records if record.exc_info}
+    assert logged == {OSError, ValueError, KeyError}, "the later ones are in the log with their tracebacks"
+
+
+def test_the_first_of_several_closing_errors_is_raised_and_the_others_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder()
+    hooks: dict[str, Hook] = {
+        "one": failing("after_train", ValueError("one")),
+        "two": failing("after_train", ValueError("two")),
+        "recorder": recorder,
+    }
+    engine = make_engine(tmp_path, hooks)
+    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="one"):
+        engine.train()
+    assert str(engine.error) == "one"
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["two"]
+    assert recorder.trace[-3:] == ["after_train", "on_exception", "after_run"]
+
+
+def test_the_error_is_known_to_the_closing_hooks(tmp_path: Path) -> None:
+    error = RuntimeError("on purpose")
+    seen: list[BaseException | None] = []
+    hooks: dict[str, Hook] = {
+        "failing": failing("before_train_iter", error),
+        **{f"at {point}": at(point, lambda engine: seen.append(engine.error)) for point in ("after_train", "after_run")},
+    }
+    recorder = hooks["recorder"] = Recorder()
+    with pytest.raises(RuntimeError):
+        make_engine(tmp_path, hooks).train()
+    assert seen == [error, error]
+    assert dict(recorder.arguments)["on_exception"] == (error,)
+
+
+def test_without_an_error_there_is_none(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    engine.train()
+    assert engine.error is None
+
+
+def test_nothing_of_a_tasks_traceback_is_lost(tmp_path: Path) -> None:
+    class Broken(Task):
+        def forward(self, batch: Any) -> dict[str, Tensor]:
+            return self._deep(batch)
+
+        def _deep(self, batch: Any) -> dict[str, Tensor]:
+            try:
+                return {}["cause"]  # type: ignore[no-any-return]
+            except KeyError as cause:
+                raise ArithmeticError("in the task") from cause
+
+    task = Broken(nn.Linear(3, 1), nn.MSELoss())
+    with pytest.raises(ArithmeticError, match="in the task") as caught:
+        make_engine(tmp_path, {"recorder": Recorder()}, task=task).train()
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-2:] == ["forward", "_deep"]
+    assert "train_iter" in names
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_interrupt_while_closing_does_not_keep_the_others_from_closing(tmp_path: Path) -> None:
+    recorder = Recorder()
+    hooks: dict[str, Hook] = {"failing": failing("after_train", KeyboardInterrupt()), "recorder": recorder}
+    with pytest.raises(KeyboardInterrupt):
+        make_engine(tmp_path, hooks).train()
+    assert recorder.trace[-3:] == ["after_train", "on_exception", "after_run"]
+
+
+def test_a_validation_on_its_own_closes_after_an_error(tmp_path: Path) -> None:
+    recorder = Recorder()
+    engine = make_engine(tmp_path, {"recorder": recorder, "failing": failing("after_val_iter")}, val=batches(1))
+    with pytest.raises(RuntimeError):
+        engine.validate()
+    assert recorder.trace[-2:] == ["on_exception", "after_run"]
+
+
+# Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+class NoLoss(Task):
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        return {"logits": self.model(batch[0])}
+
+
+class NoDict(Task):
+    def forward(self, batch: Any) -> Any:
+        return self.model(batch[0])
+
+
+@pytest.mark.parametrize(("cls", "got"), [(NoLoss, "a dict with ['logits']"), (NoDict, "a Tensor")])
+def test_a_task_without_a_loss_is_a_clear_message(tmp_path: Path, cls: type[Task], got: str) -> None:
+    engine = make_engine(tmp_path, task=cls(nn.Linear(3, 1), nn.MSELoss()))
+    with pytest.raises(UserError, match="without a 'loss'") as caught:
+        engine.train()
+    message = str(caught.value)
+    assert f"{cls.__name__}.forward returned {got}" in message
+    assert '{"loss": loss}' in message
+
+
+class Lying:
+    """A loader whose length is not the number of its batches."""
+
+    def __init__(self, length: int, yields: int) -> None:
+        self.length = length
+        self.yields = yields
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(batches(self.yields))
+
+
+@pytest.mark.parametrize(("length", "yields"), [(4, 2), (2, 4)])
+def test_a_loader_that_does_not_yield_its_length_is_a_clear_message(tmp_path: Path, length: int, yields: int) -> None:
+    engine = make_engine(tmp_path, train=Lying(length, yields), max_epochs=3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"a length of {length} batches") as caught:
+        engine.train()
+    assert caught.value.key == "data.train"
+    assert "__len__" in str(caught.value)
+
+
+def test_without_training_data_or_with_an_empty_loader(tmp_path: Path) -> None:
+    task = tiny_task()
+    optimizer = torch.optim.SGD(task.parameters())
+    settings = Settings(device="cpu", max_iters=3)
+    for loaders, key in ((Loaders(), "data.train"), (Loaders([]), "data.loader.batch_size")):
+        with pytest.raises(UserError) as caught:
+            Engine(task=task, optimizer=optimizer, loaders=loaders, settings=settings, run_dir=tmp_path).train()
+        assert caught.value.key == key
+        assert caught.value.remedy
+
+
+def test_an_empty_loader_is_refused_with_epochs_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no batch"):
+        make_engine(tmp_path, train=[], max_epochs=2).train()
+
+
+def test_without_an_optimizer_nothing_is_trained(tmp_path: Path) -> None:
+    engine = Engine(task=tiny_task(), loaders=Loaders(batches(1)), settings=Settings(device="cpu"), run_dir=tmp_path)
+    with pytest.raises(UserError, match="no optimizer") as caught:
+        engine.train()
+    assert caught.value.key == "optimizer"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_a_clear_message(tmp_path: Path, device: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_engine(tmp_path, device=device)
+    assert caught.value.key == "engine.device"
+    assert device in str(caught.value)
+    assert "auto, cpu" in str(caught.value)
