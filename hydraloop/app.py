@@ -83,6 +83,8 @@ class _App:
     """Whether mistakes are shown with their traceback, too."""
     reported: list[BaseException] = field(default_factory=list)
     """Errors of jobs, shown when they happened."""
+    jobs: int = 0
+    """Jobs started."""
 
     def run(self, argv: Sequence[str]) -> None:
         argv, dry_run = arguments.take_dry_run(argv)
@@ -107,7 +109,11 @@ class _App:
                 return
         if args.cfg is None:
             overrides = _settled(cfg, overrides, multirun)
-        hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
+        try:
+            hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
+        finally:
+            if self.jobs > 1 and self.reported:
+                print(f"error: {len(self.reported)} of {self.jobs} jobs failed, see above", file=sys.stderr)
 
     def _where(self, args: argparse.Namespace) -> tuple[Path, str]:
         folder = self.folder if args.config_path is None else self.folder.parent / args.config_path
@@ -115,6 +121,7 @@ class _App:
 
     def _job(self, cfg: DictConfig) -> float | None:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
+        self.jobs += 1
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         engine: Any = None
         try:

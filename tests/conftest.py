@@ -14,8 +14,15 @@ import pytest
 import torch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Set by pytest, and by torch when it imports its compiler."""
+_NOT_OURS = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "KINETO_LOG_LEVEL",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+)
+"""Set by pytest, by torch when it imports its compiler, and for torch's profiler, which reads it once a process; the last
+two by scikit-learn."""
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,7 +7,7 @@ import sys
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints to standard output: the plain message for INFO, with the level's name in front for anything else.
+    """Prints the plain message for INFO, with the level's name in front for anything else; errors to standard error.
 
     The stream is looked up at each message, not kept: a progress bar that puts itself in the place of `sys.stdout` gets
     the message and prints it above itself. One write a message, so that lines of several processes do not mix.
@@ -16,13 +16,14 @@ class ConsoleHandler(logging.Handler):
     def format(self, record: logging.LogRecord) -> str:
         """The message as the formatter makes it (without one: as it is), with its level where that is not INFO."""
         text = super().format(record)
-        return text if record.levelno == logging.INFO else f"{record.levelname}: {text}"
+        return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
         try:
-            sys.stdout.write(self.format(record) + "\n")
-            sys.stdout.flush()
+            stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
+            stream.write(self.format(record) + "\n")
+            stream.flush()
         except RecursionError:
             raise
         except Exception:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ def load(path: Path, *, key: str = "resume") -> Checkpoint:
         )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except RuntimeError as error:  # a zip file, and not one of torch's
+        raise UserError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", key=key) from error
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path} holds more than tensors and plain values, and is not loaded: {str(error).splitlines()[0]}",
@@ -167,7 +169,7 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
 
 def _check_loadable(value: Any, where: str) -> None:
     """Refuse what torch.load(weights_only=True) would refuse later, while the run that made it can still say so."""
-    if type(value) in (dict, OrderedDict, defaultdict, Counter):
+    if type(value) in (dict, OrderedDict, Counter):
         for name, item in value.items():
             _check_loadable(item, f"{where}[{name!r}]")
     elif type(value) in (list, tuple, set):

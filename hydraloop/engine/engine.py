@@ -85,10 +85,11 @@ class Engine:
         self._requests = Requests(self)
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
         self._evaluation = ExitStack()
+        self._val_seen = 0
 
         self.accumulate = self.settings.accumulate
         self.epoch_length = 0 if loaders.train is None else len(loaders.train)
-        self.max_iters, self.max_epochs = self.settings.horizon(self.epoch_length)
+        self.max_iters, self.max_epochs = self.settings.horizon(self.epoch_length, self.progress)
         self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
         self.metrics: dict[str, float] = {}
         """Of the last validation."""
@@ -124,6 +125,7 @@ class Engine:
         """
         at, progress = self.stages, self.progress
         with lifecycle.run(self, write_result=True):
+            self._check_trainable()
             loading.load(self)  # after_load_checkpoint
             with lifecycle.always(self, at.after_train):
                 self._call(at.before_train)
@@ -149,7 +151,7 @@ class Engine:
         at, progress, move = self.stages, self.progress, self._move
         first = progress.batch_in_epoch
         self.task.train()
-        for batch_idx, batch in enumerate(self._train_batches(first), start=first):
+        for batch_idx, batch in enumerate(loading.from_position(self.loaders.train, first), start=first):
             batch = move(batch)
             for call in at.before_train_iter:
                 call(self, batch_idx, batch)
@@ -280,7 +282,12 @@ class Engine:
             return
         if by_epoch and progress.batch_in_epoch != 0 and not self.stopping and progress.iteration < self.max_iters:
             return
-        due = self._validation.due(progress.epoch if by_epoch else progress.iteration)
+        if by_epoch:
+            due = self._validation.due(progress.epoch)
+        else:  # one that was due inside an accumulation window has waited for its end
+            unseen = range(max(self._val_seen, progress.last_validation) + 1, progress.iteration + 1)
+            due = any(map(self._validation.due, unseen))
+            self._val_seen = progress.iteration
         ends = not making_up and (progress.iteration >= self.max_iters or self.stopping)
         made_up_end = making_up and progress.iteration >= self.max_iters
         if self.settings.val_interval is not None and (due or ends or made_up_end):
@@ -347,8 +354,12 @@ class Engine:
         for call in calls:
             call(self, *args)
 
-    def _train_batches(self, first: int) -> Iterable[Any]:
-        """The batches of this epoch from the `first` on: a loader that can start there does, another is spooled."""
+    def _check_trainable(self) -> None:
+        """Refuse to train on nothing.
+
+        Raises:
+            UserError: there is no train loader, or it has no batch.
+        """
         if self.loaders.train is None:
             raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
         if self.epoch_length == 0:
@@ -357,7 +368,6 @@ class Engine:
                 key="data.loader.batch_size",
                 remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
             )
-        return loading.from_position(self.loaders.train, first)
 
     def _close_epoch(self) -> None:
         """Count a completed epoch.

@@ -46,6 +46,12 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                     if main:
                         engine.result.write(engine.run_dir)
     finally:
+        if (
+            engine.result is not None and engine.result.error is None and engine.error is not None
+        ):  # raised in after_run
+            engine.result = _result(engine, perf_counter() - start, git)
+            if main:
+                engine.result.write(engine.run_dir)
         if write_result and main and not isinstance(engine.error, UserError):
             log.info("%s", format_summary(engine))
 

@@ -37,6 +37,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "metrics": dict(engine.metrics),
             "epoch": engine.progress.epoch,
             "iteration": engine.progress.iteration,
+            "epoch_length": engine.epoch_length,
         },
         "state_dict": engine.model.state_dict(),
         "hooks": {name: hook.state_dict() for name, hook in engine.hooks.items() if has_state(hook)},
@@ -107,7 +108,8 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.precision.load_state_dict(checkpoint["precision"])
     engine.progress.load_state_dict(checkpoint["progress"])
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
-    _check_position(engine)
+    _check_position(engine, checkpoint["meta"].get("epoch_length"))
+    engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
 
 
 def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
@@ -145,13 +147,13 @@ def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
     log.warning("%s: %s; going on without that state (resume_strict=false)", key, problem)
 
 
-def _check_position(engine: Engine) -> None:
+def _check_position(engine: Engine, epoch_length: int | None) -> None:
     """A position inside an epoch means nothing when the epochs have another length."""
-    progress = engine.progress
-    expected = progress.epoch * engine.epoch_length + progress.batch_in_epoch
-    if progress.batch_in_epoch and progress.iteration != expected:
+    batch = engine.progress.batch_in_epoch
+    if batch and epoch_length != engine.epoch_length:
         raise UserError(
-            f"the checkpoint stands at batch {progress.batch_in_epoch} of an epoch, and epochs have another length now",
+            f"the checkpoint stands inside an epoch (at {batch} of {epoch_length} batches), and epochs have another length "
+            f"now: {engine.epoch_length}",
             key="data.loader.batch_size",
             remedy="Use the data and the batch size of the run, or a checkpoint from an epoch's end.",
         )
@@ -165,9 +167,9 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
         return
     checkpoint = load_file(path, key="test")
     own = {name: value.clone() for name, value in engine.model.state_dict().items()}
-    _load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
-    engine.evaluating_checkpoint = path
     try:
+        _load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
+        engine.evaluating_checkpoint = path
         yield
     finally:
         engine.evaluating_checkpoint = None
@@ -176,12 +178,16 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
 
 
 def from_position(loader: Any, first: int) -> Iterable[Any]:
-    """The loader's batches from the `first` (from 0) on.
+    """The loader's batches from the `first` (from 0) on; none where that is its length.
 
     A sampler with `set_position` starts there without reading what comes before; any other loader is run through.
     """
+    if first == len(loader):
+        return ()
     if first == 0:
         return loader  # type: ignore[no-any-return]  # whatever the user built
+    if first == len(loader):  # saved between an epoch's last batch and its end
+        return ()
     set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
     if set_position is not None:
         set_position(first * loader.batch_size)

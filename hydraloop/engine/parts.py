@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from hydraloop.engine.progress import Progress
+
 
 class Loader(Sized, Iterable[Any], Protocol):
     """Anything with a length that yields batches, a DataLoader or a list."""
@@ -64,8 +66,15 @@ class Settings:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Plain values that go into every checkpoint's `meta` (the config, the experiment's name)."""
 
-    def horizon(self, epoch_length: int) -> tuple[int, int]:
-        """(iterations, epochs) of the whole run, for epochs of `epoch_length` iterations; an epoch begun counts."""
-        if self.max_iters is not None:
-            return self.max_iters, -(-self.max_iters // max(epoch_length, 1))
-        return self.max_epochs * epoch_length, self.max_epochs
+    def horizon(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
+        """(iterations, epochs) of the whole run.
+
+        Args:
+            epoch_length: iterations of an epoch; those done may have been of another length.
+            progress: where the run stands.
+        """
+        epoch_began_at = progress.iteration - progress.batch_in_epoch
+        if self.max_iters is None:
+            return epoch_began_at + max(self.max_epochs - progress.epoch, 0) * epoch_length, self.max_epochs
+        left = max(self.max_iters - epoch_began_at, 0)
+        return self.max_iters, progress.epoch + -(-left // max(epoch_length, 1))

@@ -120,8 +120,8 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
     assert "val loss" in bars[-1]
     assert all(len(bar) <= COLUMNS for bar in bars)
     # Whole lines, of the log and of print, in their order, none of them mixed with the bar.
-    assert [line for line in lines if line in (LONG, "WARNING: a warning", "printed")] == [
-        LONG, "WARNING: a warning", "printed",
+    assert [line for line in lines if line in (LONG, "warning: a warning", "printed")] == [
+        LONG, "warning: a warning", "printed",
     ]  # fmt: skip
     assert sum(line.startswith("epoch 1/2  iter 5/20  lr 1.0e-01  eta") for line in lines) == 1
     # The terminal is given back: cursor on, sys.stdout its own.
@@ -266,4 +266,4 @@ def test_console_follows_sys_stdout_and_names_levels(
         patch.setattr(sys, "stdout", elsewhere)
         logger.info("to another")
     logger.error("careful")
-    assert capsys.readouterr().out == "ERROR: careful\n"
+    assert capsys.readouterr().err == "error: careful\n"

@@ -7,10 +7,10 @@ import pickle
 import re
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -60,11 +60,15 @@ def test_writing_replaces_the_old_file_and_makes_folders(tmp_path: Path) -> None
     assert [entry.name for entry in path.parent.iterdir()] == ["epoch_1.pth"]
 
 
-class _Enum(int):
+class _Integer(int):
     pass
 
 
-@pytest.mark.parametrize("value", [object(), print, _Enum(3), Path("a"), nn.Linear(1, 1), lambda: None])
+@pytest.mark.parametrize(
+    "value",
+    [object(), print, _Integer(3), Path("a"), nn.Linear(1, 1), lambda: None, defaultdict(int), np.float64(1)],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_could_not_be_loaded_is_refused_while_writing_and_named(tmp_path: Path, value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be loaded without pickle") as caught:
         write(tmp_path / "a.pth", {"hooks": {"mine": {"list": [1, {"value": value}]}}})
@@ -116,18 +120,6 @@ def test_what_is_written_comes_back_as_it_was(tmp_path: Path, value: Any) -> Non
     loaded = load(tmp_path / "a.pth")["value"]
     assert type(loaded) is type(value)
     assert list(differences(loaded, value)) == []
-
-
-@pytest.mark.parametrize("factory", [int, list, dict, lambda: 0], ids=["int", "list", "dict", "lambda"])
-def test_a_defaultdict_is_refused_when_written_or_comes_back(tmp_path: Path, factory: Callable[[], Any]) -> None:
-    value = defaultdict(factory)
-    value["a"] = factory()
-    try:
-        write(tmp_path / "a.pth", {"value": value})
-    except TypeError as error:
-        assert "checkpoint['value']" in str(error)  # noqa: PT017
-    else:
-        assert load(tmp_path / "a.pth")["value"] == value
 
 
 # Loading. ------------------------------------------------------------------------------------------------------------

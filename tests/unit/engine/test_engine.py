@@ -107,7 +107,9 @@ def test_the_error_is_known_to_the_closing_hooks(tmp_path: Path) -> None:
     seen: list[BaseException | None] = []
     hooks: dict[str, Hook] = {
         "failing": failing("before_train_iter", error),
-        **{f"at {point}": at(point, lambda engine: seen.append(engine.error)) for point in ("after_train", "after_run")},
+        **{
+            f"at {point}": at(point, lambda engine: seen.append(engine.error)) for point in ("after_train", "after_run")
+        },
     }
     recorder = hooks["recorder"] = Recorder()
     with pytest.raises(RuntimeError):

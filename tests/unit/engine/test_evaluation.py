@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,9 @@ def test_validation_is_due_at_the_interval_and_at_the_end(
     assert engine.progress.last_validation == (validated[-1] if validated else 0)
 
 
-def test_without_loaders_or_without_the_option_nothing_is_evaluated(tmp_path: Path) -> None:
+def test_without_a_val_loader_nothing_is_validated(tmp_path: Path) -> None:
     recorder = Recorder()
-    engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1), **{"test": batches(1)})
-    assert engine.loaders.val is None
+    engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
     engine.train()
     assert not [entry for entry in recorder.trace if "val" in entry]
     assert engine.metrics == {}
@@ -125,8 +125,6 @@ def test_without_loaders_or_without_the_option_nothing_is_evaluated(tmp_path: Pa
 
 
 def test_the_test_can_be_left_out(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     recorder = Recorder()
     engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
     engine.settings = replace(engine.settings, test=False)
@@ -222,6 +220,16 @@ def test_a_test_on_its_own_takes_a_checkpoint(tmp_path: Path) -> None:
     assert list(differences(_weights(fresh), before)) == []
     with pytest.raises(UserError, match="no checkpoint file"):
         fresh.test(tmp_path / "none.pth")
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"weight": torch.full((1, 3), 7.0)}}, tmp_path / "a.pth")
+    engine = make_engine(tmp_path, test=batches(1))
+    before = _weights(engine)
+    with pytest.raises(UserError, match="bias") as caught:
+        engine.test(tmp_path / "a.pth")
+    assert caught.value.key == "test"
+    assert list(differences(_weights(engine), before)) == []
 
 
 def test_training_goes_on_as_if_nobody_had_validated(tmp_path: Path) -> None:

@@ -185,14 +185,28 @@ def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
     assert caught.value.key == "resume"
 
 
-def test_epochs_of_another_length_are_refused_inside_an_epoch_only(tmp_path: Path) -> None:
-    inside = at("after_train_iter", lambda engine: engine.request_checkpoint("inside"))
-    path = _checkpoint(tmp_path, {"inside": inside})
+def _inside(tmp_path: Path, iteration: int) -> Path:
+    """A checkpoint from inside an epoch of two batches."""
+    inside = at("after_train_iter", lambda engine: engine.request_checkpoint("inside"), nth=iteration)
+    return _checkpoint(tmp_path, {"inside": inside}, max_epochs=2).with_name("inside.pth")
+
+
+def test_epochs_of_another_length_are_refused_inside_an_epoch(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another length") as caught:
-        make_engine(tmp_path, train=batches(3), resume=path.with_name("inside.pth"), max_epochs=2).train()
-        make_engine(tmp_path, train=batches(1), resume=path.with_name("inside.pth"), max_epochs=2).train()
+        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 3), max_epochs=2).train()
     assert caught.value.key == "data.loader.batch_size"
-    make_engine(tmp_path, train=batches(3), resume=path, max_epochs=2).train()
+    assert "checkpoint from an epoch's end" in str(caught.value)
+
+
+def test_epochs_of_another_length_are_refused_inside_the_first_epoch_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another length"):
+        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 1), max_epochs=2).train()
+
+
+def test_epochs_of_another_length_are_fine_at_an_epochs_end(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, train=batches(3), resume=_checkpoint(tmp_path), max_epochs=2)
+    engine.train()
+    assert (engine.progress.epoch, engine.progress.batch_in_epoch) == (2, 0)
 
 
 # Weights alone. ------------------------------------------------------------------------------------------------------

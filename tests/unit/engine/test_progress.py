@@ -22,7 +22,9 @@ def test_counters_move_before_the_closing_points(tmp_path: Path) -> None:
     hooks = dict(look(point) for point in points)
     make_engine(tmp_path, hooks, train=batches(3, last=1), val=batches(1), accumulate=2).train()  # type: ignore[arg-type]
 
-    def counters(epoch: int, iteration: int, step: int, samples: int, batch: int, validation: int = 0) -> dict[str, int]:
+    def counters(
+        epoch: int, iteration: int, step: int, samples: int, batch: int, validation: int = 0
+    ) -> dict[str, int]:
         return {
             "epoch": epoch,
             "iteration": iteration,

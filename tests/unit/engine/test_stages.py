@@ -167,9 +167,7 @@ def test_the_builder_checks_the_order_unless_told_not_to(tmp_path: Path) -> None
     with pytest.raises(UserError, match="must run after ema") as caught:
         hydraloop.build(hydraloop.compose(overrides, folder=ROOT), run_dir=tmp_path)
     assert caught.value.key == "default_hooks.checkpoint.priority"
-    engine = hydraloop.build(
-        hydraloop.compose([*overrides, "engine.check_order=false"], folder=ROOT), run_dir=tmp_path
-    )
+    engine = hydraloop.build(hydraloop.compose([*overrides, "engine.check_order=false"], folder=ROOT), run_dir=tmp_path)
     names = _names(engine.stages.slots)
     assert names.index("checkpoint") < names.index("ema")
 

@@ -1,0 +1,283 @@
+"""The contract of every hook: what its schema, its class and its docstring say is the same, and it runs, saves, resumes.
+
+Hooks are collected from `hydraloop.hooks` and from Hydra's ConfigStore, so a new one is tested the day it is written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import hydraloop
+import hydraloop.hooks
+from hydraloop.data import InMemoryDataset, build_loader
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import ON_ERROR, Hook, Priority
+from hydraloop.engine.loading import has_state
+from hydraloop.engine.stages import mount_points_of
+from hydraloop.optim.schedule import Schedule
+from hydraloop.tasks.classification import Classification
+from hydraloop.tasks.metrics import Accuracy
+from tests.helpers import differences
+
+OURS = {"_target_", "priority", "on_error"}
+"""Fields of a schema that are no arguments of the constructor."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a hook group: its name in the config, its schema, the class it builds."""
+
+    group: str
+    name: str
+    schema: Any
+    hook: type[Hook]
+    package: str | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Names and defaults of the schema's fields that are the constructor's."""
+        plain = OmegaConf.to_container(OmegaConf.structured(self.schema))
+        assert isinstance(plain, dict)
+        return {str(name): value for name, value in plain.items() if name not in OURS}
+
+
+def _options() -> list[Option]:
+    assert hydraloop.Hook  # importing hydraloop fills the store
+    store, found = ConfigStore.instance(), []
+    for group in ("default_hooks", "hooks"):
+        for file in sorted(store.list(group)):
+            node = store.load(f"{group}/{file}")
+            module, _, cls = str(node.node["_target_"]).rpartition(".")
+            hook = getattr(importlib.import_module(module), cls)
+            found.append(Option(group, file.removesuffix(".yaml"), OmegaConf.get_type(node.node), hook, node.package))
+    return found
+
+
+OPTIONS = _options()
+each_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+each_hook = pytest.mark.parametrize("cls", [getattr(hydraloop.hooks, name) for name in hydraloop.hooks.__all__])
+
+
+# What is written about it. -------------------------------------------------------------------------------------------
+
+
+def test_every_hook_has_an_option_and_every_option_a_hook() -> None:
+    exported = {getattr(hydraloop.hooks, name) for name in hydraloop.hooks.__all__}
+    assert {option.hook for option in OPTIONS} == exported
+    assert len({option.name for option in OPTIONS}) == len(OPTIONS), "a name is one hook's, in whatever group"
+    assert len(OPTIONS) >= 10
+
+
+@each_option
+def test_the_schema_stands_where_its_overrides_look_for_it(option: Option) -> None:
+    assert option.package == f"{option.group}.{option.name}"
+    assert option.schema.__module__.startswith("hydraloop.schemas.")
+
+
+@each_option
+def test_the_schemas_fields_are_the_constructors_arguments(option: Option) -> None:
+    parameters = {
+        name: parameter for name, parameter in inspect.signature(option.hook).parameters.items() if name != "self"
+    }
+    assert set(option.arguments) == set(parameters)
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())
+    for name, parameter in parameters.items():
+        given, own = option.arguments[name], parameter.default
+        assert given == own, name
+        assert isinstance(given, bool) == isinstance(own, bool), name
+    assert {field.name for field in fields(option.schema)} - set(parameters) == OURS
+
+
+@each_option
+def test_the_schema_knows_order_and_mount_points_without_torch(option: Option) -> None:
+    schema, hook = option.schema, option.hook
+    assert schema.default_priority == Priority.of(hook.priority)
+    assert schema.mount_points == mount_points_of(hook)
+    assert schema.runs_after == tuple(hook.runs_after)
+    plain = schema()
+    assert plain.priority is None
+    assert plain.on_error == hook.on_error
+
+
+@each_option
+def test_every_field_has_its_reason_beside_it(option: Option) -> None:
+    source = inspect.getsource(option.schema)
+    for field in fields(option.schema):
+        if field.name != "_target_":
+            assert re.search(rf'^    {field.name}: (?:.|\n    (?!\w+:))*?\n    """', source, re.M), field.name
+    assert option.schema.__doc__
+
+
+@each_option
+def test_what_it_runs_after_exists(option: Option) -> None:
+    assert set(option.hook.runs_after) <= {other.name for other in OPTIONS}
+
+
+@each_hook
+def test_the_class_says_what_it_costs_and_when_it_is_called(cls: type[Hook]) -> None:
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    assert len(doc.splitlines()) > 3
+    assert re.search(r"\bsync\b", doc), "whether it makes the host wait for the device"
+    assert re.search(rf"\b{Priority(Priority.of(cls.priority)).name}\b", doc), "its priority by name"
+    assert re.search(r"\b[Ss]tate\b", doc), "whether it has a state"
+    listed = re.search(r"Mount points: (.*?)\.\s", " ".join(doc.split()))
+    assert listed, "its mount points"
+    named = re.findall(r"\w+", listed.group(1))
+    assert set(mount_points_of(cls)) <= set(named)
+    for argument in inspect.signature(cls).parameters:
+        assert re.search(rf"^    {argument}: ", doc, re.M), f"what {argument} is"
+
+
+@each_hook
+def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
+    assert issubclass(cls, Hook)
+    assert cls.on_error in ON_ERROR
+    assert not (cls.collective and cls.on_error != "raise"), "a rank that goes on alone leaves the others waiting"
+    assert has_state(cls()) == (cls.load_state_dict is not Hook.load_state_dict), "both or none"
+    module = inspect.getmodule(cls)
+    assert module is not None
+    assert [name for name, value in vars(module).items() if inspect.isclass(value) and value.__module__ == cls.__module__
+            and issubclass(value, Hook)] == [cls.__name__], "one hook a file"  # fmt: skip
+
+
+# What it does. -------------------------------------------------------------------------------------------------------
+
+
+def _engine(run_dir: Path, hooks: dict[str, Hook], *, val: bool = True, **settings: Any) -> Engine:
+    """A small classification with a schedule: two epochs of five batches."""
+    run_dir.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    data = InMemoryDataset(torch.randn(18, 3, generator=generator), torch.arange(18) % 2, classes=["even", "odd"])
+    loader = build_loader(data, shuffle=False, batch_size=4)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Engine(
+        task=Classification(model, nn.CrossEntropyLoss(), {"accuracy": Accuracy()}),
+        optimizer=optimizer,
+        loaders=Loaders(build_loader(data, shuffle=True, batch_size=4), loader if val else None, loader),
+        hooks=hooks,
+        schedules={"cosine": Schedule("cosine", partial(CosineAnnealingLR, T_max=10), optimizer)},
+        settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
+        run_dir=run_dir,
+    )
+
+
+class Saving(Hook):
+    """Asks for a checkpoint at each epoch's end."""
+
+    priority = 100
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        engine.request_checkpoint(f"saved_{engine.progress.epoch}")
+
+
+def _ran(engine: Engine) -> None:
+    result = engine.train()
+    assert (result.status, result.error) == ("finished", None)
+    assert engine.progress.epoch == 2
+    assert result.test_metrics["accuracy"] >= 0
+
+
+def _no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    failed = [record.getMessage() for record in caplog.records if "failed at" in record.getMessage()]
+    assert failed == [], "a hook with on_error=warn would hide its bugs"
+
+
+@each_option
+def test_a_run_with_nothing_else_finishes_and_resumes(
+    option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _ran(_engine(tmp_path / "one", {option.name: option.hook(), "saving": Saving()}))
+    saved = tmp_path / "one" / "checkpoints" / "saved_1.pth"
+    resumed = option.hook()
+    _ran(_engine(tmp_path / "two", {option.name: resumed, "saving": Saving()}, resume=saved))
+    _no_warnings(caplog)
+
+
+def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def hooks() -> dict[str, Hook]:
+        return {**{option.name: option.hook() for option in OPTIONS}, "saving": Saving()}
+
+    _ran(_engine(tmp_path / "one", hooks()))
+    _ran(_engine(tmp_path / "two", hooks(), resume=tmp_path / "one" / "checkpoints" / "saved_1.pth"))
+    _no_warnings(caplog)
+
+
+@each_option
+def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _ran(_engine(tmp_path, {option.name: option.hook()}, val=False))
+    _no_warnings(caplog)
+
+
+@each_option
+@pytest.mark.parametrize("method", ["validate", "test"])
+def test_an_evaluation_on_its_own_finishes(
+    option: Option, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = _engine(tmp_path, {option.name: option.hook()})
+    metrics: dict[str, float] = getattr(engine, method)()
+    assert set(metrics) == {"accuracy", "loss"}
+    _no_warnings(caplog)
+
+
+@each_option
+@pytest.mark.parametrize("point", ["before_run", "before_train_iter", "after_train_iter", "before_val_iter"])
+def test_it_stands_an_error_of_somebody_else(
+    option: Option, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Hook, *arguments: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    failing: Callable[[], Hook] = type("Failing", (Hook,), {point: fail, "priority": 0})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        _engine(tmp_path, {option.name: option.hook(), "failing": failing()}).train()
+    assert not [record for record in caplog.records if "while closing" in record.getMessage()]
+    _no_warnings(caplog)
+
+
+@each_option
+def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
+    hook = option.hook()
+    _engine(tmp_path, {option.name: hook}).train()
+    if not has_state(hook):
+        assert hook.state_dict() == {}
+        return
+    state = hook.state_dict()
+    assert state, "after a run there is something in it"
+    torch.save(state, tmp_path / "state.pth")
+    loaded = torch.load(tmp_path / "state.pth", weights_only=True)
+    assert list(differences(loaded, state)) == []
+    other = option.hook()
+    engine = _engine(tmp_path / "other", {option.name: other})
+    for call in engine.stages.before_run:
+        call(engine)
+    other.load_state_dict(loaded)
+    if option.name != "checkpoint":  # whose files are in the other run's folder
+        assert list(differences(other.state_dict(), state)) == []
+
+
+@each_option
+def test_it_leaves_the_training_of_others_alone_or_says_so(option: Option, tmp_path: Path) -> None:
+    """Without its options set, no hook but these changes the weights that training ends with."""
+    torch.manual_seed(0)
+    alone = _engine(tmp_path / "alone", {})
+    alone.train()
+    torch.manual_seed(0)
+    watched = _engine(tmp_path / "watched", {option.name: option.hook()})
+    watched.train()
+    same = not list(differences(alone.model.state_dict(), watched.model.state_dict()))
+    assert same == (option.name not in {"param_scheduler", "sampler_seed"})

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from hydraloop.cli import arguments
+from hydraloop.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("hooks=ema,profiler", "hooks=[ema,profiler]"),
+        ("+hooks=ema,profiler", "+hooks=[ema,profiler]"),
+        ("++hooks=ema,profiler", "++hooks=[ema,profiler]"),
+        ("default_hooks=timer,logger", "default_hooks=[timer,logger]"),
+        ("hooks=ema, profiler", "hooks=[ema, profiler]"),
+        ("hooks=a,b,c,d", "hooks=[a,b,c,d]"),
+        ("hooks=mine/ema,profiler", "hooks=[mine/ema,profiler]"),
+    ],
+)
+def test_plain_names_are_read_as_a_list(typed: str, read: str) -> None:
+    assert arguments.with_hook_lists(["seed=1", typed, "seed=2"]) == (["seed=1", read, "seed=2"], [read])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "hooks=ema",
+        "hooks=[ema,profiler]",
+        "hooks=[ema],[profiler]",
+        "hooks=[],[ema]",
+        "hooks='ema,profiler'",
+        "hooks='ema','profiler'",
+        'hooks="ema,profiler"',
+        "hooks=choice(ema,profiler)",
+        "hooks=tag(a,choice(ema,profiler))",
+        "hooks=glob(*)",
+        "hooks=range(1,3)",
+        "hooks={ema:1,profiler:2}",
+        "hooks=ema,1",
+        "hooks=1,2",
+        "hooks=null,ema",
+        "hooks.ema.priority=1,2",
+        "hooks.ema=a,b",
+        "~hooks.ema",
+        "scheduler=cosine,linear",
+        "experiment=a,b",
+        "my_hooks=a,b",
+        "hooks@other=ema",
+    ],
+)
+def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
+    assert arguments.with_hook_lists([typed]) == ([typed], [])
+
+
+@pytest.mark.parametrize("typed", ["foo bar", "seed", "hooks=ema,", "+", "seed==1", "a=[1", "-x"])
+def test_what_is_no_override_is_named_with_the_form_that_works(typed: str) -> None:
+    with pytest.raises(UserError) as caught:
+        arguments.parse(["seed=1", typed])
+    assert f"{typed!r} is not key=value" in str(caught.value)
+    assert "Write key=value, +key=value to add, ~key to delete" in str(caught.value)
+
+
+@pytest.mark.parametrize("typed", ["hooks=null", "hooks=", "hooks=''", 'hooks=""', "default_hooks=null", "+hooks=null"])
+def test_null_and_nothing_are_no_list_of_hooks(typed: str) -> None:
+    group = typed.lstrip("+").partition("=")[0]
+    with pytest.raises(UserError) as caught:
+        arguments.refuse_null_groups(arguments.parse([typed]))
+    assert caught.value.key == group
+    assert caught.value.remedy == f"For none: {group}=[]"
+
+
+@pytest.mark.parametrize("typed", ["hooks=[]", "hooks=ema", "~hooks", "hooks.ema=null", "experiment=null", "hooks=a,b"])
+def test_other_nulls_are_no_business_of_this_check(typed: str) -> None:
+    arguments.refuse_null_groups(arguments.parse([typed]))
+
+
+def test_dry_run_is_taken_out_wherever_it_stands() -> None:
+    assert arguments.take_dry_run(["seed=1", "--dry-run", "-m"]) == (["seed=1", "-m"], True)
+    assert arguments.take_dry_run(["seed=1", "-m"]) == (["seed=1", "-m"], False)

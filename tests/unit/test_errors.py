@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from hydraloop.errors import UserError, close_names, suggestion
+
+
+def test_the_message_has_key_problem_and_remedy() -> None:
+    error = UserError("1.5 is no number of workers", key="data.loader.num_workers", remedy="Use 0 for none.")
+    assert str(error) == "data.loader.num_workers: 1.5 is no number of workers\n  Use 0 for none."
+    assert str(UserError("it does not compose")) == "it does not compose"
+
+
+def test_it_survives_being_sent_between_processes() -> None:
+    error = UserError("a", key="b", remedy="c")
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(again), again.problem, again.key, again.remedy) == (UserError, "a", "b", "c")
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("emaa", ["ema", "profiler"], ["ema"]),
+        ("EMA", ["ema", "profiler"], ["ema"]),
+        ("hihg", ["HIGH", "LOW"], ["HIGH"]),
+        ("xyz", ["ema", "profiler"], []),
+        ("ema", [], []),
+    ],
+)
+def test_close_names(name: str, known: list[str], expected: list[str]) -> None:
+    assert close_names(name, known) == expected
+
+
+def test_close_names_are_best_first_and_limited() -> None:
+    known = ["momentum", "momentums", "moment", "momenta"]
+    assert close_names("momentum", known, most=2) == ["momentum", "momentums"]
+
+
+def test_suggestions() -> None:
+    assert suggestion("emaa", ["ema", "profiler"]) == "Did you mean ema?"
+    assert suggestion("xyz", ["profiler", "ema"]) == "Known: ema, profiler."
+    assert suggestion("xyz", []) == "There are none."
+    assert suggestion("aab", iter(["aaa", "aac"])) == "Did you mean aac or aaa?"
