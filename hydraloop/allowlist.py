@@ -199,9 +199,9 @@ def _origin(found: Any) -> str | None:
 
 def _public(found: Any) -> list[str]:
     """The names in a module or class that a target may go on with: what can be called, and a package's modules."""
-    names = {name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))}
-    modules = (module.name for module in pkgutil.iter_modules(getattr(found, "__path__", [])))
-    return sorted(names.union(name for name in modules if not name.startswith("_")))
+    names = [name for name in dir(found) if callable(getattr(found, name, None))]
+    modules = [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
+    return [name for name in (*modules, *names) if not name.startswith("_")]
 
 
 def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str | None = None) -> UserError:

@@ -94,6 +94,8 @@ class _App:
                 "it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir."
             )
         folder, name = self._where(args)
+        if args.config_path is not None:  # Hydra would look for a relative one beside this file; the last one counts
+            argv = [*argv, "--config-path", str(folder.absolute())]
         if any(getattr(args, flag) for flag in _FOR_HYDRA):
             composing.register_resolvers()
             hydra_run.run(self._job, argv, folder, name)

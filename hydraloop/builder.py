@@ -53,7 +53,8 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
     _check_available(cfg)
     resumed = run_directory.settle(cfg, run_dir)
     seed_everything(cfg.seed)
-    torch.use_deterministic_algorithms(cfg.engine.deterministic)
+    if cfg.engine.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(cfg.engine.deterministic)  # imports torch's compiler, 1 s
     avoid_dynamo_import()
     device = Distributed().device(cfg.engine.device)
     loaders = _build_loaders(cfg, device)

@@ -21,7 +21,7 @@ _NOT_OURS = (
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
 )
-"""Set by pytest, by torch when it imports its compiler, and for torch's profiler, which reads it once a process; the last
+"""Set by pytest; by torch when it imports its compiler, and for its profiler, which reads it once a process; the last
 two by scikit-learn."""
 
 

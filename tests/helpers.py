@@ -1,4 +1,4 @@
-"""What most tests of the engine need: a tiny task, batches, an engine over them, and a hook that writes down its calls."""
+"""What most tests of the engine need: a tiny task, batches, an engine over them, hooks that act, fail or listen."""
 
 from __future__ import annotations
 

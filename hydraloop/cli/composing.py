@@ -26,16 +26,19 @@ class Composer:
     """Composes configs of one project. Only one at a time can be open; `opened` gives it.
 
     Args:
-        folder: with the config files; it must exist.
         name: of the primary config, without `.yaml`.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._last: tuple[list[str], DictConfig] | None = None
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """One job's config, with the node `hydra`. Raises whatever Hydra raises."""
-        return hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+        if self._last is None or self._last[0] != list(overrides):  # composing takes some 30 ms
+            cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+            self._last = (list(overrides), cfg)
+        return self._last[1]
 
     def options(self, group: str) -> list[str]:
         """The options of a config group."""

@@ -6,7 +6,7 @@ are its inner loop, `_validate` and `_test` its evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -158,8 +158,8 @@ class Engine:
             outputs = self.train_iter(batch_idx, batch)
             for call in at.after_train_iter:
                 call(self, batch_idx, batch, outputs)
-            if self._requests.pending and self.window_closed:
-                self._requests.act()
+            if self._requests.pending and self.window_closed and batch_idx + 1 < self.epoch_length:
+                self._requests.act()  # those of an epoch's last batch wait for its end
             if not self.settings.val_by_epoch and self.window_closed and batch_idx + 1 < self.epoch_length:
                 self._validate_if_due()
             if progress.iteration >= self.max_iters or (self.stopping and self.window_closed):

@@ -152,8 +152,8 @@ def _check_position(engine: Engine, epoch_length: int | None) -> None:
     batch = engine.progress.batch_in_epoch
     if batch and epoch_length != engine.epoch_length:
         raise UserError(
-            f"the checkpoint stands inside an epoch (at {batch} of {epoch_length} batches), and epochs have another length "
-            f"now: {engine.epoch_length}",
+            f"the checkpoint stands inside an epoch (at {batch} of {epoch_length} batches), and epochs have another "
+            f"length now: {engine.epoch_length}",
             key="data.loader.batch_size",
             remedy="Use the data and the batch size of the run, or a checkpoint from an epoch's end.",
         )
@@ -186,8 +186,6 @@ def from_position(loader: Any, first: int) -> Iterable[Any]:
         return ()
     if first == 0:
         return loader  # type: ignore[no-any-return]  # whatever the user built
-    if first == len(loader):  # saved between an epoch's last batch and its end
-        return ()
     set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
     if set_position is not None:
         set_position(first * loader.batch_size)

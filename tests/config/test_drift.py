@@ -31,7 +31,7 @@ def _with_target(schema: type) -> bool:
 
 
 def stored() -> dict[tuple[str, type], None]:
-    """(group, dataclass) of all options in the store, dataclasses inside their defaults included; a dict keeps order."""
+    """(group, dataclass) of all options in the store, dataclasses inside their defaults included."""
     found: dict[tuple[str, type], None] = {}
 
     def visit(group: str, node: Any) -> None:

@@ -1,4 +1,4 @@
-"""The contract of every hook: what its schema, its class and its docstring say is the same, and it runs, saves, resumes.
+"""The contract of every hook: its schema, its class and its docstring say the same, and it runs, saves and resumes.
 
 Hooks are collected from `hydraloop.hooks` and from Hydra's ConfigStore, so a new one is tested the day it is written.
 """
@@ -150,8 +150,8 @@ def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
     assert has_state(cls()) == (cls.load_state_dict is not Hook.load_state_dict), "both or none"
     module = inspect.getmodule(cls)
     assert module is not None
-    assert [name for name, value in vars(module).items() if inspect.isclass(value) and value.__module__ == cls.__module__
-            and issubclass(value, Hook)] == [cls.__name__], "one hook a file"  # fmt: skip
+    own = [value for _, value in inspect.getmembers(module, inspect.isclass) if value.__module__ == cls.__module__]
+    assert [value for value in own if issubclass(value, Hook)] == [cls], "one hook a file"
 
 
 # What it does. -------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ REFUSED = [
     "torch.optim.optimizer.torch.load",
     "torch.nn.functional.importlib.import_module",
     "torch.nn.functional.warnings.warn",
-    "hydraloop.hooks.ema.torch.load",
+    "hydraloop.tasks.metrics.torch.load",
     "hydraloop.hooks.checkpoint.os.system",
     "hydraloop.data.bundled.Path",
     "hydraloop.builder.build",
@@ -289,14 +289,23 @@ def test_a_bug_in_the_projects_own_module_is_not_swallowed(allowlist: Allowlist,
     [
         ({"_target_": "own_project.parts.Net", "other": {"_target_": "os.system", "command": "x"}}, "task.model.other"),
         ({"_target_": "own_project.parts.Net", "other": [1, {"_target_": "os.getcwd"}]}, "task.model.other[1]"),
-        ({"_target_": "own_project.parts.Net", "other": {"a": {"b": {"_target_": "os.abort"}}}}, "task.model.other.a.b"),
+        (
+            {"_target_": "own_project.parts.Net", "other": {"a": {"b": {"_target_": "os.abort"}}}},
+            "task.model.other.a.b",
+        ),
         ({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "os.abort"}]}, "task.model._args_[0]"),
-        ({"_target_": "own_project.parts.Net", "other": {"_target_": "os.${name}", "name": "abort"}}, "task.model.other"),
+        (
+            {"_target_": "own_project.parts.Net", "other": {"_target_": "os.${name}", "name": "abort"}},
+            "task.model.other",
+        ),
         (
             {"_target_": "own_project.parts.Net", "_recursive_": False, "other": {"_target_": "os.abort"}},
             "task.model.other",
         ),
-        ({"_target_": "own_project.parts.Net", "_partial_": True, "other": {"_target_": "os.abort"}}, "task.model.other"),
+        (
+            {"_target_": "own_project.parts.Net", "_partial_": True, "other": {"_target_": "os.abort"}},
+            "task.model.other",
+        ),
     ],
 )
 def test_nested_targets_are_refused_before_anything_is_called(
@@ -316,7 +325,10 @@ def test_allowed_nested_targets_are_built() -> None:
     node = OmegaConf.create(
         {
             "_target_": "torch.nn.Sequential",
-            "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}, {"_target_": "torch.nn.ReLU"}],
+            "_args_": [
+                {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3},
+                {"_target_": "torch.nn.ReLU"},
+            ],
         }
     )
     built = instantiate(node, "task.model")

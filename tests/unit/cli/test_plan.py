@@ -80,7 +80,7 @@ def test_the_order_is_not_checked_where_the_user_says_so() -> None:
         with pytest.raises(hydraloop.UserError, match="must run after"):
             checked.compose(["default_hooks.checkpoint.priority=20"], opened)
         checked.compose(["default_hooks.checkpoint.priority=20", "engine.check_order=false"], opened)
-        with pytest.raises(hydraloop.UserError, match="runs_after|must run after"):
+        with pytest.raises(hydraloop.UserError, match="must run after"):
             checked.compose(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
 
 

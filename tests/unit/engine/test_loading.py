@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from hydraloop.engine import loading
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.precision import Precision
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema import EMAHook
 from hydraloop.optim.schedule import Schedule
@@ -97,6 +98,51 @@ def test_after_load_checkpoint_comes_when_everything_is_loaded(tmp_path: Path) -
     assert counting.seen == 4
 
 
+def test_the_last_validation_is_known_to_a_resumed_run(tmp_path: Path) -> None:
+    saving = at("after_val", lambda engine: engine.request_checkpoint("validated"))
+    first = make_engine(tmp_path, {"saving": saving}, val=batches(1))
+    first.train()
+    seen: list[dict[str, float]] = []
+    look = at("before_train", lambda engine: seen.append(engine.metrics))
+    path = tmp_path / "checkpoints" / "validated.pth"
+    make_engine(tmp_path, {"look": look}, val=batches(1), resume=path, max_epochs=2).train()
+    assert seen == [first.metrics]
+    assert seen[0]["loss"] > 0
+
+
+class Scaled(Precision):
+    """A precision with a state, as fp16 has its scale."""
+
+    scale = 1.0
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        self.scale *= 2
+        return super().step(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale = state["scale"]
+
+
+def test_the_precisions_state_is_saved_and_resumed(tmp_path: Path) -> None:
+    scales = []
+    for resume, epochs in ((None, 1), (tmp_path / "checkpoints" / "a.pth", 2)):
+        task, precision = tiny_task(), Scaled()
+        Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+            loaders=Loaders(batches(2)),
+            hooks={"saving": _saving()},
+            settings=Settings(device="cpu", max_epochs=epochs, resume=resume),
+            run_dir=tmp_path,
+            precision=precision,
+        ).train()
+        scales.append(precision.scale)
+    assert scales == [4.0, 16.0]
+
+
 # Strict. -------------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +209,15 @@ def test_a_checkpoint_saved_without_optimizer_or_schedules(tmp_path: Path, entry
     assert caught.value.key == "resume"
     assert "resume_strict=false" in str(caught.value)
     assert make_engine(tmp_path, resume=path, max_epochs=2, resume_strict=False).train().status == "finished"
+
+
+def test_another_kind_of_optimizer_is_a_clear_message(tmp_path: Path) -> None:
+    saved = make_engine(tmp_path, {"saving": _saving()})
+    saved._optimizer = torch.optim.AdamW(saved.task.parameters())
+    saved.train()
+    with pytest.raises(UserError, match="optimizer") as caught:
+        make_engine(tmp_path, resume=tmp_path / "checkpoints" / "a.pth", max_epochs=2).train()
+    assert caught.value.key in ("resume", "optimizer")
 
 
 @pytest.mark.parametrize("option", ["resume", "load_from"])

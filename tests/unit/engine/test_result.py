@@ -98,6 +98,12 @@ def test_a_failing_after_train_is_in_it(tmp_path: Path) -> None:
     assert _read(tmp_path)["status"] == "failed"
 
 
+def test_a_result_that_cannot_be_written_does_not_hide_the_error_of_the_run(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path / "not there", {"failing": failing("after_train_iter")})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+
+
 def test_numbers_that_json_does_not_have_are_their_names(tmp_path: Path) -> None:
     best = Best("loss", -math.inf, 3, "best.pth")
     Result("finished", val_metrics={"loss": math.nan, "top": math.inf, "fine": 0.5}, best=best).write(tmp_path)

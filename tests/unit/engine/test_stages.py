@@ -217,7 +217,8 @@ def test_disable_warns_once_and_switches_the_hook_off_at_all_points(
         make_engine(tmp_path, {"mine": hook}, train=batches(3)).train()
     assert calls == ["before"]
     assert [record.message for record in caplog.records if "mine" in record.message] == [
-        "hook mine failed at after_train_iter and is switched off (on_error=disable): ZeroDivisionError: division by zero"
+        "hook mine failed at after_train_iter and is switched off (on_error=disable): "
+        "ZeroDivisionError: division by zero"
     ]
 
 

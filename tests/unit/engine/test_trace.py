@@ -73,6 +73,9 @@ def _iteration(batch_idx: int, *, steps: bool = True) -> list[str]:
 
 VAL = ["before_val", "before_val_epoch", "before_val_iter 0", "after_val_iter 0", "after_val_epoch", "after_val"]
 TEST = [point.replace("val", "test") for point in VAL]
+ERROR = ["on_exception", "after_train", "after_run"]
+UNTRAINED = ["on_exception", "after_run"]
+END = ["after_run", "on_exception"]
 EPOCH = ["before_train_epoch", *_iteration(0), *_iteration(1), "after_train_epoch"]
 
 
@@ -103,7 +106,7 @@ def test_the_arguments_of_every_mount_point(tmp_path: Path) -> None:
     hooks: dict[str, Hook] = {"recorder": recorder, "checkpoint": CheckpointHook(), "logger": LoggerHook(interval=1)}
     engine = make_engine(tmp_path, hooks, train=train, val=val, test=val)
     engine.train()
-    arguments = {point: given for point, given in reversed(recorder.arguments)}
+    arguments = dict(reversed(recorder.arguments))
     assert [point for point, given in arguments.items() if not given] == [
         point for point in arguments if point.split("_", 1)[1] in ("run", "train", "val", "test", "train_epoch")
         or point in ("before_val_epoch", "before_test_epoch")
@@ -171,13 +174,11 @@ def test_accumulation_steps_at_each_windows_end(tmp_path: Path) -> None:
         ("before_run", ["before_run", "on_exception", "after_run"]),
         (
             "before_train_iter",
-            ["before_run", "before_train", "before_train_epoch", "before_train_iter 0"]
-            + ["on_exception", "after_train", "after_run"],
+            ["before_run", "before_train", "before_train_epoch", "before_train_iter 0", *ERROR],
         ),
         (
             "after_val_iter",
-            ["before_run", "before_train", *EPOCH, "before_val", "before_val_epoch", "before_val_iter 0"]
-            + ["after_val_iter 0", "on_exception", "after_train", "after_run"],
+            ["before_run", "before_train", *EPOCH, *VAL[:4], *ERROR],
         ),
         (
             "after_train",
@@ -185,13 +186,11 @@ def test_accumulation_steps_at_each_windows_end(tmp_path: Path) -> None:
         ),
         (
             "before_test_iter",
-            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train"]
-            + ["before_test", "before_test_epoch", "before_test_iter 0", "on_exception", "after_run"],
+            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST[:3], *UNTRAINED],
         ),
         (
             "after_run",
-            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST]
-            + ["after_run", "on_exception"],
+            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST, *END],
         ),
     ],
 )
@@ -205,6 +204,14 @@ def test_an_exception_of_the_task_in_validation(tmp_path: Path) -> None:
         "before_run", "before_train", *EPOCH,
         "before_val", "before_val_epoch", "before_val_iter 0",
         "on_exception", "after_train", "after_run",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_asked_for_at_an_epochs_last_batch_is_written_when_the_epoch_is_done(tmp_path: Path) -> None:
+    asking = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=2)
+    trace = _trace(tmp_path, {"asking": asking}, max_epochs=1, test=None)
+    assert trace == [
+        "before_run", "before_train", *EPOCH, "before_save_checkpoint", *VAL, "after_train", "after_run",
     ]  # fmt: skip
 
 

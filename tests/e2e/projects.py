@@ -1,0 +1,157 @@
+"""A user's project in a temporary folder, and the commands typed in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Everything printed."""
+        return self.out + self.err
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory."""
+
+    path: Path
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The contents of result.json."""
+        found: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def config(self) -> DictConfig:
+        """The config the job got."""
+        found = OmegaConf.load(self.path / ".hydra" / "config.yaml")
+        assert isinstance(found, DictConfig)
+        return found
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl."""
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    @property
+    def log(self) -> str:
+        """The contents of train.log."""
+        return (self.path / "train.log").read_text(encoding="utf-8")
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Names of its checkpoint files."""
+        return sorted(path.name for path in (self.path / "checkpoints").glob("*.pth"))
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy of the repository's train.py, conf/ and my_project/."""
+
+    path: Path
+
+    @classmethod
+    def make(cls, path: Path) -> Project:
+        """Copy one to `path`."""
+        path.mkdir(parents=True)
+        shutil.copy(REPOSITORY / "train.py", path)
+        for folder in ("conf", "my_project"):
+            shutil.copytree(REPOSITORY / folder, path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        return cls(path)
+
+    def train(self, *arguments: str, **environment: str) -> Done:
+        """`python train.py …`."""
+        return self.python("train.py", *arguments, **environment)
+
+    def python(self, *arguments: str, stdin: str | None = None, **environment: str) -> Done:
+        """`python …` in the project's folder, hydraloop being importable."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.path,
+            env=_environment() | environment,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def many(self, commands: Sequence[Sequence[str]]) -> list[Done]:
+        """Several command lines one after the other in one process, which imports torch only once."""
+        done = self.python(
+            str(Path(__file__).with_name("many.py")), stdin=json.dumps([list(line) for line in commands])
+        )
+        assert done.code == 0, done.text
+        return [Done(**one) for one in json.loads((self.path / "many.json").read_text(encoding="utf-8"))]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """`python train.py …`, not waited for."""
+        return subprocess.Popen(
+            [sys.executable, "train.py", *arguments],
+            cwd=self.path,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def runs(self) -> list[Run]:
+        """Runs under outputs/, oldest first."""
+        found = [path.parent for path in self.path.glob("outputs/*/*/.hydra")]
+        return [Run(path) for path in sorted(found, key=lambda path: (path / ".hydra").stat().st_mtime_ns)]
+
+    @property
+    def run(self) -> Run:
+        """The only run under outputs/."""
+        (found,) = self.runs
+        return found
+
+    @property
+    def jobs(self) -> list[Run]:
+        """Jobs of the only sweep under multirun/, by number."""
+        (sweep,) = self.path.glob("multirun/*/*")
+        jobs = [path for path in sweep.iterdir() if path.is_dir()]
+        return [Run(path) for path in sorted(jobs, key=lambda path: int(path.name))]
+
+    @property
+    def files(self) -> set[str]:
+        """Everything in the folder but byte code."""
+        return {str(path.relative_to(self.path)) for path in self.path.rglob("*") if "__pycache__" not in path.parts}
+
+    def write(self, name: str, text: str) -> None:
+        """Add or replace a file."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _environment() -> dict[str, str]:
+    changed = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "200"}
+    left_out = ("HYDRA_FULL_ERROR", "PYTHONWARNINGS")
+    return {name: value for name, value in os.environ.items() if name not in left_out} | changed

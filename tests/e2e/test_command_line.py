@@ -1,0 +1,443 @@
+"""Every line of the design's "What a user types", typed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.projects import REPOSITORY, Done, Project, Run
+
+QUICK = "engine.max_epochs=1"
+EXPENSIVE = ("torchmetrics", "sklearn", "torch._dynamo", "mlflow", "wandb", "tensorboard", "matplotlib", "optuna")
+PROBE = """
+import atexit, json, pathlib, sys
+
+def write():
+    pathlib.Path("modules.json").write_text(json.dumps(sorted(sys.modules)))
+
+atexit.register(write)
+import hydraloop
+
+if __name__ == "__main__":
+    hydraloop.main()
+"""
+
+
+def modules_after(project: Project, *arguments: str) -> tuple[Done, set[str]]:
+    """`train.py …`, and the names in `sys.modules` at its end."""
+    project.write("probe.py", PROBE)
+    done = project.python("probe.py", *arguments)
+    modules = set(json.loads((project.path / "modules.json").read_text(encoding="utf-8")))
+    return done, modules
+
+
+def order_in(text: str) -> list[str]:
+    """The lines of hooks by mount point, spaces folded."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    return [line for line in lines if re.match(r"(before|after|on)_\w+ \w+ \(\d+\)", line)]
+
+
+# Single runs. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both_hooks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Done, Done]:
+    """`hooks=ema,profiler` for two epochs, and its dry run."""
+    project = Project.make(tmp_path_factory.mktemp("both") / "project")
+    line = ["hooks=ema,profiler", "engine.max_epochs=2", "default_hooks.checkpoint.save_best=auto"]
+    return project, project.train(*line), project.train("--dry-run", *line)
+
+
+def test_both_hooks_train_in_one_run(both_hooks: tuple[Project, Done, Done]) -> None:
+    project, done, _ = both_hooks
+    assert done.code == 0, done.text
+    assert list(project.run.config.hooks) == ["ema", "profiler"]
+    result = project.run.result
+    assert result["status"] == "finished"
+    assert result["progress"]["epoch"] == 2
+    assert result["progress"]["iteration"] == 40
+    assert 0.5 < result["test_metrics"]["accuracy"] <= 1
+    assert result["best"]["metric"] == "accuracy"
+    assert Path(project.path, result["best"]["checkpoint"]).exists()
+    assert (project.run.path / "tf_tracing_logs").is_dir()
+
+
+def test_the_rewritten_form_is_printed_once(both_hooks: tuple[Project, Done, Done]) -> None:
+    assert both_hooks[1].text.count("read as a list: hooks=[ema,profiler]") == 1
+
+
+def test_the_directory_has_what_the_design_says(both_hooks: tuple[Project, Done, Done]) -> None:
+    run = both_hooks[0].run
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\w{6}", str(run.path.relative_to(both_hooks[0].path)))
+    for name in (".hydra/config.yaml", ".hydra/overrides.yaml", "train.log", "metrics.jsonl", "result.json"):
+        assert (run.path / name).is_file(), name
+    assert run.checkpoints[:2] == ["best_accuracy_epoch_1.pth", "best_accuracy_epoch_2.pth"] or any(
+        name.startswith("best_accuracy") for name in run.checkpoints
+    )
+    assert {"epoch_1.pth", "epoch_2.pth"} <= set(run.checkpoints)
+
+
+def test_what_is_shown(both_hooks: tuple[Project, Done, Done]) -> None:
+    out = both_hooks[1].out
+    for shown in ("parameters", "hooks    in the order they are called", "lr ", "eta ", "time ", "data ", "memory "):
+        assert shown in out, shown
+    assert "accuracy" in out
+    assert "tensorboard --logdir" in out
+    assert str(both_hooks[0].run.path.relative_to(both_hooks[0].path)) in out
+
+
+def test_the_log_file_has_what_the_terminal_had(both_hooks: tuple[Project, Done, Done]) -> None:
+    log = both_hooks[0].run.log
+    for line in ("accuracy", "in the order they are called"):
+        assert line in log
+
+
+def test_the_dry_runs_order_is_the_runs(both_hooks: tuple[Project, Done, Done]) -> None:
+    _, done, dry = both_hooks
+    assert dry.code == 0
+    assert len(order_in(dry.out)) > 10
+    assert order_in(dry.out) == order_in(done.out)
+
+
+def test_priorities_by_name_and_number(project: Project) -> None:
+    line = ["hooks=[ema,profiler]", "hooks.ema.priority=HIGH", "hooks.profiler.priority=45"]
+    done = project.train("--dry-run", *line)
+    after_train_iter = next(line for line in order_in(done.out) if line.startswith("after_train_iter"))
+    names = re.findall(r"(\w+) \((\d+)\)", after_train_iter)
+    assert names == sorted(names, key=lambda found: int(found[1]))
+    assert ("ema", "30") in names
+    assert ("profiler", "45") in names
+    done = project.train(*line, QUICK)
+    assert done.code == 0, done.text
+    assert after_train_iter in order_in(done.out)
+
+
+def test_a_changed_and_a_removed_default_hook(project: Project) -> None:
+    done = project.train("default_hooks.checkpoint.interval=2", "~default_hooks.logger", "engine.max_epochs=3")
+    assert done.code == 0, done.text
+    assert not (project.run.path / "metrics.jsonl").exists()
+    assert project.run.checkpoints == ["epoch_2.pth", "epoch_3.pth"]
+    assert "logger" not in done.out
+
+
+def test_no_checkpoint_and_a_hook_of_ones_own(project: Project) -> None:
+    done = project.train(
+        "default_hooks.checkpoint=null",
+        "+hooks.mine._target_=my_project.hooks.MyHook",
+        "+hooks.mine.priority=30",
+        QUICK,
+    )
+    assert done.code == 0, done.text
+    assert not (project.run.path / "checkpoints").exists()
+    assert "epoch 1: weight norm" in done.out
+    assert "mine (30)" in done.out
+    assert project.run.result["status"] == "finished"
+
+
+def test_a_model_and_data_of_ones_own(project: Project) -> None:
+    done = project.train("experiment=spirals", "hooks=weight_norm", "engine.max_epochs=2")
+    assert done.code == 0, done.text
+    assert "SpiralNet" in done.out
+    assert "epoch 2: weight norm" in done.out
+
+
+def test_another_task(project: Project) -> None:
+    done = project.train("experiment=diabetes", "debug=fast")
+    assert done.code == 0, done.text
+    assert list(project.run.result["test_metrics"]) == ["mae", "rmse", "r2", "loss"]
+
+
+def test_from_another_directory_the_files_go_to_the_working_directory(project: Project, tmp_path: Path) -> None:
+    elsewhere = Project(tmp_path / "elsewhere")
+    elsewhere.path.mkdir()
+    done = elsewhere.python(str(project.path / "train.py"), "experiment=spirals", QUICK)
+    assert done.code == 0, done.text
+    assert elsewhere.run.result["status"] == "finished"
+    assert project.runs == []
+
+
+def test_as_a_module_in_a_projects_folder(project: Project) -> None:
+    done = project.python("-m", "hydraloop", "experiment=spirals", "hooks=weight_norm", QUICK)
+    assert done.code == 0, done.text
+    assert project.run.config.experiment_name == "spirals"
+    assert "weight norm" in done.out
+
+
+def test_two_starts_in_one_second_have_a_directory_each(project: Project) -> None:
+    started = [project.start(QUICK, "engine.test=false") for _ in range(2)]
+    assert [process.communicate()[0] and process.wait() for process in started] == [0, 0]
+    assert len(project.runs) == 2
+    assert [run.result["status"] for run in project.runs] == ["finished", "finished"]
+
+
+def test_a_directory_with_odd_characters(project: Project) -> None:
+    done = project.train("hydra.run.dir='my runs, (1)/lr=1'", QUICK, "engine.test=false")
+    assert done.code == 0, done.text
+    assert Run(project.path / "my runs, (1)" / "lr=1").result["status"] == "finished"
+
+
+def test_flags_between_overrides(project: Project) -> None:
+    done = project.train("seed=1", "--dry-run", "hooks=ema", "--multirun", "engine.max_epochs=1,2")
+    assert done.code == 0, done.text
+    assert "ema (50)" in done.out
+
+
+# The Python way in. --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_from_python(project: Project) -> None:
+    project.write(
+        "own.py",
+        "import hydraloop\n"
+        "cfg = hydraloop.compose(['hooks=ema,weight_norm', 'experiment=spirals', 'engine.max_epochs=1'])\n"
+        "engine = hydraloop.build(cfg)\n"
+        "print(list(engine.hooks)[-2:])\n"
+        "result = engine.train()\n"
+        "print(result.status, sorted(result.test_metrics), engine.run_dir)\n",
+    )
+    done = project.python("own.py")
+    assert done.code == 0, done.text
+    assert "['ema', 'weight_norm']" in done.out
+    status, *_ = done.out.splitlines()[-1].split()
+    assert status == "finished"
+    (run_dir,) = project.path.glob("outputs/*/*")
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "finished"
+
+
+def test_a_mistake_from_python_is_an_exception(project: Project) -> None:
+    project.write(
+        "own.py",
+        "import hydraloop\n"
+        "try:\n"
+        "    hydraloop.compose(['hooks=emaa'])\n"
+        "except hydraloop.UserError as error:\n"
+        "    print(error.key, '|', error.remedy)\n",
+    )
+    assert project.python("own.py").out == "hooks | Did you mean ema?\n"
+    assert not (project.path / "outputs").exists()
+
+
+# What is instant. ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["-h"],
+        ["--dry-run"],
+        ["--dry-run", "hooks=ema,profiler"],
+        ["--dry-run", "-m", "hooks=[],[ema]", "seed=1,2"],
+        ["--dry-run", "+hooks.mine._target_=my_project.hooks.MyHook"],
+        ["--cfg", "job"],
+        ["--cfg", "job", "hooks=ema,profiler"],
+        ["--cfg", "hydra"],
+        ["-c", "job", "--resolve", "--package", "engine"],
+        ["--info", "searchpath"],
+        ["--hydra-help"],
+        ["--version"],
+        ["hooks=emaa"],
+    ],
+    ids=" ".join,
+)
+def test_torch_is_not_imported_and_nothing_is_written(arguments: Sequence[str], project: Project) -> None:
+    project.write("probe.py", PROBE)
+    before = project.files
+    done, modules = modules_after(project, *arguments)
+    assert done.code == (2 if "emaa" in arguments[0] else 0), done.text
+    assert "Traceback" not in done.text
+    assert done.text.strip()
+    assert not {"torch", "numpy", *EXPENSIVE} & modules
+    assert project.files - before == {"modules.json"}
+
+
+def test_what_they_print(project: Project) -> None:
+    dry, shown, package, search, completed = project.many(
+        [
+            ["--dry-run", "hooks=ema,profiler"],
+            ["--cfg", "job", "hooks=ema,profiler"],
+            ["--cfg", "job", "--package", "engine"],
+            ["--info", "searchpath"],
+            ["--cfg", "job", "-cn", "other"],
+        ]
+    )
+    assert "ema (50)" in dry.out
+    assert "Nothing was trained and nothing written." in dry.out
+    assert "hooks:\n  ema:\n    _target_: hydraloop.hooks.EMAHook" in shown.out
+    assert "  profiler:" in shown.out
+    assert "max_epochs: 20" in package.out
+    assert "seed" not in package.out
+    assert str(project.path / "conf") in search.out
+    assert completed.code == 2
+    assert "there is no config 'other'" in completed.err
+
+
+def test_other_configs_and_folders(project: Project) -> None:
+    project.write("conf/other.yaml", "defaults: [config, _self_]\nseed: 5\n")
+    project.write("second/config.yaml", (project.path / "conf" / "config.yaml").read_text() + "seed: 6\n")
+    project.write("more/experiment/mine.yaml", "# @package _global_\nseed: 7\n")
+    done = project.many(
+        [
+            ["--cfg", "job", "-cn", "other"],
+            ["--cfg", "job", "-cp", "second"],
+            ["--cfg", "job", "-cd", "more", "experiment=mine"],
+            ["--cfg", "job", "--config-name=other", "hooks=ema,profiler"],
+            ["--help", "-cd", "more"],
+        ]
+    )
+    assert [one.code for one in done] == [0] * 5, done
+    assert ["seed: 5" in done[0].out, "seed: 6" in done[1].out, "seed: 7" in done[2].out] == [True] * 3
+    assert "profiler:" in done[3].out
+    assert "mine " in done[4].out
+
+
+def test_tab_completion(project: Project) -> None:
+    project.write("probe.py", PROBE)
+    done = project.python(
+        "probe.py", "-sc", "query=bash", COMP_LINE="python probe.py optimizer=", COMP_POINT="26", _HYDRA_OLD_COMP="0"
+    )
+    assert done.code == 0, done.text
+    assert "optimizer=adamw" in done.out
+    assert "torch" not in json.loads((project.path / "modules.json").read_text())
+    assert "complete" in project.train("-sc", "install=bash").out
+
+
+def test_a_default_run_imports_only_what_it_uses(project: Project) -> None:
+    done, modules = modules_after(project, QUICK)
+    assert done.code == 0, done.text
+    assert "torch" in modules
+    assert not set(EXPENSIVE) & modules
+
+
+# Sweeps. -------------------------------------------------------------------------------------------------------------
+
+
+def test_hook_sets_times_learning_rates(project: Project) -> None:
+    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[ema]", QUICK)
+    assert done.code == 0, done.text
+    assert [job.path.name for job in project.jobs] == ["0", "1", "2", "3"]
+    assert [(job.config.optimizer.lr, list(job.config.hooks)) for job in project.jobs] == [
+        (1e-3, []),
+        (1e-3, ["ema"]),
+        (1e-2, []),
+        (1e-2, ["ema"]),
+    ]
+    assert [job.result["status"] for job in project.jobs] == ["finished"] * 4
+    for job in project.jobs:
+        assert job.checkpoints == ["epoch_1.pth"]
+        assert job.log.count("status ") == 1
+        assert [record["mode"] for record in job.records if record["mode"] != "train"] == ["val", "test"]
+    assert project.runs == []
+
+
+def test_a_priority_is_swept(project: Project) -> None:
+    done = project.train("-m", "hooks=[ema]", "hooks.ema.priority=HIGH,LOW", QUICK)
+    assert done.code == 0, done.text
+    assert [job.config.hooks.ema.priority for job in project.jobs] == ["HIGH", "LOW"]
+    assert ["ema (30)" in job.log for job in project.jobs] == [True, False]
+    assert ["ema (70)" in job.log for job in project.jobs] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "hooks=ema,profiler"],
+        ["--multi", "hooks=ema,profiler"],
+        ["hooks=ema,profiler", "-m"],
+        ["hydra.mode=MULTIRUN", "hooks=ema,profiler"],
+        ["hooks=ema,profiler", "+debug=swept"],
+    ],
+    ids=" ".join,
+)
+def test_with_a_sweep_a_comma_sweeps(arguments: list[str], project: Project) -> None:
+    config = (project.path / "conf" / "config.yaml").read_text()
+    if "+debug=swept" in arguments:
+        arguments = arguments[:-1]
+        project.write("conf/config.yaml", f"{config}\nhydra: {{mode: MULTIRUN}}\n")
+    done = project.train(*arguments, QUICK, "engine.test=false", "hydra.sweep.dir=sweep")
+    assert done.code == 0, done.text
+    assert "read as a list" not in done.text
+    jobs = [Run(project.path / "sweep" / name) for name in ("0", "1")]
+    assert [list(job.config.hooks) for job in jobs] == [["ema"], ["profiler"]]
+    assert not (project.path / "sweep" / "2").exists()
+
+
+def test_the_directory_of_a_job_can_be_named_after_it(project: Project) -> None:
+    done = project.train(
+        "-m", "seed=1,2", QUICK, "engine.test=false", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=seed-${seed}",
+        "experiment_name=number-${hydra:job.num}",
+    )  # fmt: skip
+    assert done.code == 0, done.text
+    assert Run(project.path / "sweep" / "seed-1").result["status"] == "finished"
+    assert Run(project.path / "sweep" / "seed-2").result["status"] == "finished"
+    again = project.train("-m", "seed=1,2", QUICK, "hydra.sweep.dir=sweep")
+    assert again.code == 2
+    assert "hydra.sweep.dir: sweep holds a run already" in again.err
+
+
+# Resuming. -----------------------------------------------------------------------------------------------------------
+
+
+def test_resuming_the_newest_run_in_its_own_directory(project: Project) -> None:
+    assert project.train("engine.max_epochs=2", "engine.test=false").code == 0
+    assert project.train("experiment=spirals", "engine.max_epochs=1").code == 0
+    first = project.runs[0]
+    before = first.records
+    done = project.train("engine.max_epochs=3", "engine.test=false", "resume=auto")
+    assert done.code == 0, done.text
+    assert len(project.runs) == 2, "it goes on in the same directory"
+    after = first.records
+    assert after[: len(before)] == before, "records are appended"
+    # A checkpoint is written before its epoch is validated: a resumed run first makes that up.
+    assert [record["epoch"] for record in after[len(before) :] if record["mode"] == "val"] == [2, 3]
+    assert first.checkpoints == ["epoch_1.pth", "epoch_2.pth", "epoch_3.pth"]
+    assert first.result["progress"]["epoch"] == 3
+    # The run directory, then one of its checkpoints.
+    done = project.train(f"resume={first.path.relative_to(project.path)}", "engine.max_epochs=4", "engine.test=false")
+    assert done.code == 0, done.text
+    assert "epoch_4.pth" in first.checkpoints
+    done = project.train(
+        f"resume={first.path / 'checkpoints' / 'epoch_3.pth'}", "engine.max_epochs=4", "engine.test=false"
+    )
+    assert done.code == 0, done.text
+    assert len(project.runs) == 2
+    assert [record["epoch"] for record in first.records if record["mode"] == "val"] == [1, 2, 2, 3, 3, 4, 3, 4]
+    # Another directory named besides is refused.
+    done = project.train(f"resume={first.path}", "hydra.run.dir=elsewhere")
+    assert done.code == 2
+    assert "hydra.run.dir: a resumed run goes on in its own directory" in done.err
+    assert "load_from=" in done.err
+
+
+def test_resuming_in_a_named_directory(project: Project) -> None:
+    line = ["engine.test=false", "resume=auto", "hydra.run.dir=runs/one"]
+    done = project.train("engine.max_epochs=1", *line)
+    assert done.code == 0, done.text
+    assert done.err.count("runs/one has no checkpoint: a new run starts there") == 1
+    run = Run(project.path / "runs" / "one")
+    assert run.result["progress"]["epoch"] == 1
+    done = project.train("engine.max_epochs=2", *line)
+    assert done.code == 0, done.text
+    assert "a new run starts there" not in done.text
+    assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
+    assert [record["epoch"] for record in run.records if record["mode"] == "val"] == [1, 1, 2]
+
+
+def test_load_from_takes_weights_into_a_new_run(project: Project) -> None:
+    assert project.train("engine.max_epochs=1", "engine.test=false", "hydra.run.dir=runs/one").code == 0
+    done = project.train("load_from=runs/one/checkpoints/epoch_1.pth", QUICK, "hydra.run.dir=runs/two")
+    assert done.code == 0, done.text
+    one, two = (Run(project.path / "runs" / name).result for name in ("one", "two"))
+    assert two["progress"] == one["progress"], "it begins at the first epoch"
+    assert two["val_metrics"]["loss"] < one["val_metrics"]["loss"]
+
+
+def test_the_repository_has_its_own_copy_untouched() -> None:
+    """The tests' copies are what is written to."""
+    assert {path.name for path in (REPOSITORY / "conf").iterdir()} == {
+        "config.yaml", "data", "debug", "experiment", "hooks", "model",
+    }  # fmt: skip
