@@ -84,7 +84,7 @@ class Engine:
         self._forward = self.precision.forward(self.distributed.wrap(task))
         self._requests = Requests(self)
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
-        self._evaluation = ExitStack()
+        self._evaluation: ExitStack | None = None
         self._val_seen = 0
 
         self.accumulate = self.settings.accumulate
@@ -263,13 +263,22 @@ class Engine:
             return self._test(checkpoint)
 
     def during_evaluation(self, context: AbstractContextManager[Any]) -> None:
-        """Enter `context` now and leave it after the last iteration of this validation or test, whatever happens."""
+        """Enter `context` now and leave it after the last iteration of this validation or test, whatever happens.
+
+        Raises:
+            RuntimeError: called elsewhere than in before_val_epoch or before_test_epoch.
+        """
+        if self._evaluation is None:
+            raise RuntimeError("during_evaluation is for before_val_epoch and before_test_epoch")
         self._evaluation.enter_context(context)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        with ExitStack() as self._evaluation:
-            yield
+        try:
+            with ExitStack() as self._evaluation:
+                yield
+        finally:
+            self._evaluation = None
 
     def _validate_if_due(self, *, making_up: bool = False) -> None:
         """Validate where the interval says so and at the end of training, once for each iteration.

@@ -42,16 +42,11 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                 raise
             finally:
                 if write_result:
-                    engine.result = _result(engine, perf_counter() - start, git)
-                    if main:
-                        engine.result.write(engine.run_dir)
+                    _put_result(engine, perf_counter() - start, git)
     finally:
-        if (
-            engine.result is not None and engine.result.error is None and engine.error is not None
-        ):  # raised in after_run
-            engine.result = _result(engine, perf_counter() - start, git)
-            if main:
-                engine.result.write(engine.run_dir)
+        told = engine.result is None or engine.result.error is not None
+        if not told and engine.error is not None:  # raised in after_run
+            _put_result(engine, perf_counter() - start, git)
         if write_result and main and not isinstance(engine.error, UserError):
             log.info("%s", format_summary(engine))
 
@@ -95,14 +90,28 @@ def raised(engine: Engine, error: BaseException) -> None:
             log.error("in on_exception: %s", describe(another), exc_info=another)
 
 
+def _put_result(engine: Engine, seconds: float, git: dict[str, str]) -> None:
+    """Make the result and write it; a file that cannot be written must not hide the run's own error."""
+    engine.result = _result(engine, seconds, git)
+    if not engine.distributed.is_main:
+        return
+    try:
+        engine.result.write(engine.run_dir)
+    except OSError as error:
+        if engine.error is None:
+            raise
+        log.error("result.json cannot be written: %s", describe(error))
+
+
 def _result(engine: Engine, seconds: float, git: dict[str, str]) -> Result:
-    status: Status = "stopped" if engine.stopping else "finished"
+    complete = engine.progress.iteration >= engine.max_iters
+    status: Status = "stopped" if engine.stopping and not complete else "finished"
     if engine.error is not None:
         status = "interrupted" if isinstance(engine.error, KeyboardInterrupt) else "failed"
     return Result(
         status=status,
         error=None if engine.error is None else describe(engine.error),
-        reason=engine.stop_reason,
+        reason=engine.stop_reason if status == "stopped" else None,
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,
         best=engine.best,

@@ -47,6 +47,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     }
     if optimizer:
         checkpoint["optimizer"] = engine.optimizer.state_dict()
+        checkpoint["meta"]["optimizer"] = type(engine.optimizer).__name__
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
     return checkpoint
@@ -98,6 +99,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
                 remedy="To go on with a fresh one, set resume_strict=false.",
             )
     if "optimizer" in checkpoint:
+        _check_optimizer(engine, checkpoint["meta"].get("optimizer"))
         try:
             engine.optimizer.load_state_dict(checkpoint["optimizer"])
         except ValueError as error:
@@ -110,6 +112,17 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     _check_position(engine, checkpoint["meta"].get("epoch_length"))
     engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
+
+
+def _check_optimizer(engine: Engine, saved: str | None) -> None:
+    """Another kind of optimizer can take a state over without a word, and fails in its first step."""
+    kind = type(engine.optimizer).__name__
+    if saved is not None and saved != kind:
+        raise UserError(
+            f"the checkpoint has the state of {saved}, this run uses {kind}",
+            key="optimizer",
+            remedy="Use the same optimizer; to change it, start a new run with load_from=…",
+        )
 
 
 def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:

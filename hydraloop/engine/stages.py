@@ -218,11 +218,12 @@ _Part = tuple[Call, _Policy, list[float]]
 def _one_call(point: str, parts: Sequence[_Part]) -> Call:
     """The methods of a mount point as one call: a single clock reading stands between two hooks."""
     clock = perf_counter
+    closing = point in _CLOSING  # a hook that is switched off still closes what it opened
 
     def call(*args: Any) -> None:
         start = clock()
         for method, policy, seconds in parts:
-            if policy.disabled:
+            if policy.disabled and not closing:
                 continue
             try:
                 method(*args)
