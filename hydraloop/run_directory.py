@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, newest_complete
 from hydraloop.engine.result import FILENAME as RESULT_FILE
@@ -133,14 +134,18 @@ def _identity(cfg: Any) -> Any:
 
 
 def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    """Resolved; as it is written where that takes a running job (`${hydra:runtime.cwd}/data`)."""
+    if not OmegaConf.is_config(node):
+        return node
+    written = OmegaConf.to_container(node, resolve=False)
+    return written if "${hydra:" in str(written) else OmegaConf.to_container(node, resolve=True)
 
 
 def _config_of(run_dir: Path) -> DictConfig:
     """The config a run was started with; empty where there is none or it cannot be read."""
     try:
         loaded = OmegaConf.load(run_dir / ".hydra" / "config.yaml")
-    except (OSError, OmegaConfBaseException, ValueError):
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError):
         return OmegaConf.create()
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
 

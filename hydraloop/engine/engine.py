@@ -112,7 +112,7 @@ class Engine:
         """Whether no gradients are waiting for an optimizer step."""
         self.checkpoint_rng: dict[str, Any] | None = None
         """States of the generators to put back before training goes on."""
-        self._window = Window(self.accumulate)
+        self._window = Window(self.accumulate) if self.accumulate > 1 else None
 
     # The run. --------------------------------------------------------------------------------------------------------
 
@@ -148,8 +148,8 @@ class Engine:
 
     def _train_epoch(self) -> None:
         """The rest of an epoch, or what is left of it until training ends or stops."""
-        at, progress, move = self.stages, self.progress, self._move
-        first = progress.batch_in_epoch
+        at, progress, move, requests = self.stages, self.progress, self._move, self._requests
+        by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
         self.task.train()
         for batch_idx, batch in enumerate(loading.from_position(self.loaders.train, first), start=first):
             batch = move(batch)
@@ -158,11 +158,13 @@ class Engine:
             outputs = self.train_iter(batch_idx, batch)
             for call in at.after_train_iter:
                 call(self, batch_idx, batch, outputs)
-            if self._requests.pending and self.window_closed and batch_idx + 1 < self.epoch_length:
-                self._requests.act()  # those of an epoch's last batch wait for its end
-            if not self.settings.val_by_epoch and self.window_closed and batch_idx + 1 < self.epoch_length:
+            if not self.window_closed or batch_idx + 1 == self.epoch_length:
+                continue  # what is due waits for the window's end; at the epoch's last batch, for the epoch's
+            if requests.pending:
+                requests.act()
+            if not by_epoch:
                 self._validate_if_due()
-            if progress.iteration >= self.max_iters or (self.stopping and self.window_closed):
+            if progress.iteration >= self.max_iters or requests.stop_reason is not None:
                 break
         self._close_epoch()
 
@@ -179,9 +181,13 @@ class Engine:
             loss: Tensor = outputs["loss"]
         except (KeyError, TypeError, IndexError):
             raise loading.no_loss(self.task, outputs) from None
-        last = progress.iteration + 1 == self.max_iters or batch_idx + 1 == self.epoch_length
-        closes = self._window.closes(last=last)
-        self.precision.backward(self._window.weigh(loss, samples))
+        closes = True
+        scaled = loss
+        if self._window is not None:
+            last = progress.iteration + 1 == self.max_iters or batch_idx + 1 == self.epoch_length
+            closes = self._window.closes(last=last)
+            scaled = self._window.weigh(loss, samples)
+        self.precision.backward(scaled)
         outputs["loss"] = loss.detach()
         for call in at.after_backward:
             call(self, batch_idx, batch, outputs)
@@ -196,7 +202,8 @@ class Engine:
         """Close the accumulation window: weight, clip (a hook does), step. Returns whether the step was taken."""
         optimizer = self.optimizer
         self.precision.unscale(optimizer)
-        self._window.correct(optimizer)
+        if self._window is not None:
+            self._window.correct(optimizer)
         for call in self.stages.before_optimizer_step:
             call(self, batch_idx, batch, outputs)
         taken = self.precision.step(optimizer)

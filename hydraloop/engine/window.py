@@ -14,7 +14,7 @@ class Window:
     once, at the end, where they were not. So a full window costs nothing, and a short one (an epoch's last) is exact.
 
     Args:
-        length: iterations in a full window, at least 1. With 1 nothing is weighted at all.
+        length: iterations in a full window, more than 1; a run that steps every iteration has no window.
     """
 
     def __init__(self, length: int) -> None:
@@ -27,8 +27,6 @@ class Window:
 
     def weigh(self, loss: Tensor, samples: int) -> Tensor:
         """The loss to backpropagate for a batch of `samples`, counted into the window."""
-        if self.length == 1:
-            return loss
         if self._size == 0:
             self._expected = samples * self.length
         self._size += 1

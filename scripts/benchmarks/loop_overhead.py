@@ -1,6 +1,6 @@
 """What the loop costs: hydraloop against the same work written by hand, interleaved in one process.
 
-    python scripts/benchmarks/loop_overhead.py [--rounds 7] [--iterations 3000]
+    python scripts/benchmarks/loop_overhead.py [--rounds 31] [--iterations 500]
 
 A 32-64-10 MLP, batches of 16, one thread, AdamW. "Bare": every hook off, against a loop of forward, loss, backward,
 step, zero_grad, both with the same optimizer. "Usual": the default hooks, a record every 50 iterations, a schedule
@@ -56,8 +56,8 @@ MOMENTUM = 0.0002
 def main() -> None:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--iterations", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--iterations", type=int, default=500)
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # the terminal's lines; the hand-written loops write their record to a file too

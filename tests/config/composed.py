@@ -5,6 +5,7 @@ After a change that is meant to change them: `python -m tests.config.composed`, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def composer(folder: Path = REPOSITORY / "conf") -> Iterator[composing.Composer]
 
 def job(lines: Sequence[str], opened: composing.Composer) -> DictConfig:
     """The config a job gets."""
-    cfg = checked.compose(lines, opened)
+    cfg = copy.deepcopy(checked.compose(lines, opened))  # a composer may give the same one twice
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
