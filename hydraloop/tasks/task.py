@@ -59,7 +59,7 @@ class Task(nn.Module):
         return {LOSS: self.loss(self.model(inputs), targets)}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As in `nn.Module`; a submodule is found like any attribute as well, not by the 0.4 µs of its `__getattr__`."""
+        """As in `nn.Module`; a submodule is also found like any attribute, without the 0.4 µs of its `__getattr__`."""
         super().__setattr__(name, value)
         if isinstance(value, nn.Module):
             self.__dict__[name] = value
