@@ -172,10 +172,18 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
         return lines, False, checked.compose(lines, composer)
     parsed = arguments.parse(lines)
     base = composer.compose([line for line in lines if line.startswith("hydra")])
-    jobs = [checked.compose(job, composer) for job in composing.jobs(composing.swept(base, parsed))]
-    if any(job.resume is not None for job in jobs):
-        raise UserError("the jobs of a sweep would go on in one directory", key="resume", remedy="Use load_from=…")
-    return lines, True, jobs[0]
+    first: DictConfig | None = None
+    for job in composing.jobs(composing.swept(base, parsed)):
+        try:
+            cfg = checked.compose(job, composer)
+        except UserError as error:
+            problem = f"{error.problem}, in the job {' '.join(job)}"
+            raise UserError(problem, key=error.key, remedy=error.remedy) from error
+        if cfg.resume is not None:
+            raise UserError("the jobs of a sweep would go on in one directory", key="resume", remedy="Use load_from=…")
+        first = first or cfg
+    assert first is not None, "a product of axes with values has an element"
+    return lines, True, first
 
 
 def _mode_is_multirun(lines: Sequence[str], composer: composing.Composer) -> bool:

@@ -34,7 +34,7 @@ from hydraloop.optim.schedule import Schedule, build_schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.tasks.task import Task
 
-_ENGINE_ONLY = {"deterministic", "check_order", "compile"}
+_ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads"}
 """Keys of `engine` that are not settings of the Engine object."""
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -55,6 +55,8 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
     seed_everything(cfg.seed)
     if cfg.engine.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(cfg.engine.deterministic)  # imports torch's compiler, 1 s
+    own_threads = _own_threads()
+    torch.set_num_threads(cfg.engine.threads or own_threads)
     avoid_dynamo_import()
     device = Distributed().device(cfg.engine.device)
     loaders = _build_loaders(cfg, device)
@@ -77,6 +79,12 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
     )
 
 
+@functools.cache
+def _own_threads() -> int:
+    """torch's own number of threads: what it was before the first run of this process."""
+    return torch.get_num_threads()
+
+
 # Instantiating. ------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +102,7 @@ def instantiate(node: Any, key: str) -> Any:
     allowed: list[str] = []
     for where, target_node in _targets(node, key):
         name = _target_of(target_node, where)
-        target = ALLOWLIST.locate(name, where)
+        target = _locate(name, where)
         _check_arguments(target, target_node, where)
         allowed += [name, f"{target.__module__}.{target.__qualname__}"]
     try:
@@ -116,6 +124,15 @@ def _require_target(node: Any, key: str) -> None:
         )
 
 
+def _locate(name: str, key: str) -> Any:
+    try:
+        return ALLOWLIST.locate(name, key)
+    except UserError as error:
+        if error.key is not None and error.key.startswith(key):
+            raise
+        raise UserError(error.problem, key=key, remedy=error.remedy) from error  # raised by the imported module
+
+
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
     """Every node with `_target_` in and under `node`, with its key."""
     if isinstance(node, DictConfig) and not node._is_none():
@@ -124,7 +141,7 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
         for name in node:
             if not OmegaConf.is_missing(node, name):
                 yield from _targets(node[name], f"{key}.{name!s}")
-            elif not node.get("_partial_", False):
+            else:
                 raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
     elif isinstance(node, ListConfig) and not node._is_none():
         for index, item in enumerate(node):
@@ -178,7 +195,9 @@ def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) ->
         return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
     inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
     target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
-    if isinstance(cause, ValueError | TypeError) and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
+    if isinstance(cause, ValueError | TypeError | IndexError) and target.startswith(
+        ("torch.", "torchmetrics.", "hydraloop.")
+    ):
         return UserError(f"{target.rpartition('.')[2]} refuses its options: {cause}", key=where)
     return None
 
@@ -204,7 +223,7 @@ def _check_available(cfg: DictConfig) -> None:
             )
     if cfg.weights not in ("averaged", "raw"):
         raise UserError(f"{cfg.weights!r} is unknown", key="weights", remedy="Use averaged or raw.")
-    for key in ("max_epochs", "max_iters", "accumulate", "val_interval"):
+    for key in ("max_epochs", "max_iters", "accumulate", "val_interval", "threads"):
         value = cfg.engine[key]
         if value is not None and value < 1:
             raise UserError(f"{value} is below 1", key=f"engine.{key}", remedy="Use 1 or more.")
@@ -246,6 +265,8 @@ def _build_task(cfg: DictConfig) -> Task:
     for name, metric in (cfg.task.get("metrics") or {}).items():
         if metric is not None:
             _require_target(metric, f"task.metrics.{name}")
+    if "model" in cfg.task and cfg.task.model is None:
+        raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")
     task = instantiate(cfg.task, "task")
     if not isinstance(task, nn.Module):
         raise UserError(
@@ -266,7 +287,7 @@ def _build_optimizer(cfg: DictConfig, task: Task) -> optim.Optimizer:
         raise UserError("must be built with the model's parameters", key="optimizer", remedy="Set _partial_: true.")
     try:
         optimizer = factory(parameters)
-    except ValueError as error:
+    except (ValueError, TypeError, IndexError) as error:
         if not str(node._target_).startswith("torch."):
             raise
         raise UserError(f"{factory.func.__name__} refuses its options: {error}", key="optimizer") from error

@@ -29,5 +29,8 @@ class EngineConf:
     """Whether to refuse hook priorities that break a hook's `runs_after`."""
     device: str = "auto"
     """`auto` takes the accelerator where there is one; or `cpu`, `cuda:1`, … as torch spells it."""
+    threads: Optional[int] = None
+    """CPU threads torch computes with; null: torch's own choice, all cores. 1 is as fast for small models, and many
+    times faster where the machine has other work (the jobs of a sweep side by side), since threads wait by spinning."""
     compile: Any = False
     """Not available yet; false."""
