@@ -18,12 +18,13 @@ from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import run_directory
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
 from hydraloop.cli.help import format_help
+from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.engine.result import Result, command, describe
 from hydraloop.errors import UserError
 
@@ -125,6 +126,7 @@ class _App:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
         self.jobs += 1
         run_dir = Path(HydraConfig.get().runtime.output_dir)
+        before = _Before.of(run_dir)
         engine: Any = None
         try:
             from hydraloop.builder import build  # torch is imported here
@@ -136,6 +138,7 @@ class _App:
             if engine is None or engine.result is None:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 Result(status="interrupted" if interrupted else "failed", error=describe(error)).write(run_dir)
+            before.put_back_unless_trained(engine)
             raise
         if result.best is not None:
             return result.best.value
@@ -150,6 +153,48 @@ class _App:
             log.error("%s", error)
         else:
             log.error("%s", describe(error), exc_info=error)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What `result.json` said before an attempt to resume the run.
+
+    An attempt that fails before it has trained anything (another model, a cut-off file) must not replace the result of
+    the run; its own goes to the attempt's folder, `.hydra/resume_<n>/result.json`.
+    """
+
+    result: Path
+    text: bytes | None
+    attempt: Path | None
+    """The attempt's folder; None: the run is new."""
+
+    @classmethod
+    def of(cls, run_dir: Path) -> _Before:
+        """As it is now, in a job of Hydra's."""
+        result, records = run_dir / RESULT_FILE, run_dir / (HydraConfig.get().output_subdir or "")
+        attempt = records if run_directory.is_attempt(records) else None
+        return cls(result, result.read_bytes() if result.exists() else None, attempt)
+
+    def put_back_unless_trained(self, engine: Any) -> None:
+        """Undo what a failed attempt did to the file, unless it has done an iteration; `engine` may be None."""
+        if self.attempt is None or not self.result.exists() or _has_trained(engine):
+            return
+        self.result.replace(self.attempt / RESULT_FILE)
+        if self.text is not None:
+            self.result.write_bytes(self.text)
+
+
+def _has_trained(engine: Any) -> bool:
+    """Whether the resumed run has gone on for an iteration at least."""
+    if engine is None or engine.progress.iteration == 0:
+        return False
+    import torch
+
+    path = engine.settings.resume
+    if not path.exists():  # the run itself has deleted it, for newer ones
+        return True
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # mmap: tensors are not read
+    return bool(engine.progress.iteration > checkpoint["progress"]["iteration"])
 
 
 def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[list[str], bool, DictConfig]:
@@ -169,13 +214,18 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
     elif rewritten:
         print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
     if not multirun:
-        return lines, False, checked.compose(lines, composer)
+        cfg = checked.compose(lines, composer)
+        if args.cfg is None:
+            _check_data(cfg)
+        return lines, False, cfg
     parsed = arguments.parse(lines)
     base = composer.compose([line for line in lines if line.startswith("hydra")])
     first: DictConfig | None = None
     for job in composing.jobs(composing.swept(base, parsed)):
         try:
             cfg = checked.compose(job, composer)
+            if args.cfg is None:
+                _check_data(cfg)
         except UserError as error:
             problem = f"{error.problem}, in the job {' '.join(job)}"
             raise UserError(problem, key=error.key, remedy=error.remedy) from error
@@ -184,6 +234,16 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
         first = first or cfg
     assert first is not None, "a product of axes with values has an element"
     return lines, True, first
+
+
+def _check_data(cfg: DictConfig) -> None:
+    """Refuse to train on nothing (`data=base`), before there is a run.
+
+    Raises:
+        UserError: there is no training data.
+    """
+    if cfg.data.get("train") is None:
+        raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits")
 
 
 def _mode_is_multirun(lines: Sequence[str], composer: composing.Composer) -> bool:
@@ -205,28 +265,39 @@ def _settled(cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]
         UserError: it cannot be written, it holds a run, or there is nothing to resume.
     """
     key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-    explicit = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
+    typed = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
     with composing.hydra_config(cfg):
         directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
+    fixed = {key: directory}
+    found = run_directory.Resumed(None, None)
     if cfg.resume is not None:
-        found = run_directory.find(cfg, directory if explicit else None)
-        if found.run_dir is None and cfg.resume == "auto":
-            print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
-        directory = found.run_dir or directory
-    elif run_directory.holds_run(directory) or (multirun and (directory / "multirun.yaml").exists()):
-        raise UserError(
-            f"{directory} holds a run already",
-            key=key,
-            remedy="Name another directory" + ("." if multirun else f", or go on with it: resume={directory}"),
-        )
+        named = typed or (cfg.resume == "auto" and _is_constant(cfg))
+        found = run_directory.find(cfg, directory if named else None)
+    if found.run_dir is not None:
+        fixed = {key: found.run_dir, "hydra.output_subdir": run_directory.next_attempt(found.run_dir)}
+        fixed["hydra.output_subdir"] = fixed["hydra.output_subdir"].relative_to(found.run_dir)
+    elif cfg.resume == "auto":
+        print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
+    else:
+        remedy = "Name another directory" + ("." if multirun else f", or go on with it: resume={directory}")
+        run_directory.refuse_held(directory, key=key, remedy=remedy)
+        if multirun and (directory / "multirun.yaml").exists():
+            raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
+    directory = fixed[key]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".writable").touch()
         (directory / ".writable").unlink()
     except OSError as error:
         raise UserError(f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another.") from error
-    others = [line for line in overrides if not line.lstrip("+").startswith(f"{key}=")]
-    return [*others, f"{key}={hydra_run.quoted(directory)}"]
+    others = [line for line in overrides if line.lstrip("+").partition("=")[0] not in fixed]
+    return [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
+
+
+def _is_constant(cfg: DictConfig) -> bool:
+    """Whether the config files name one run directory, not a new one for each start."""
+    written = OmegaConf.to_container(cfg.hydra.run, resolve=False)
+    return isinstance(written, dict) and not any(new in str(written["dir"]) for new in ("${now:", "${run_id:"))
 
 
 def _flags(argv: Sequence[str], args: argparse.Namespace) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 from torch import nn, optim
 
 from hydraloop import hydra_versions, run_directory
@@ -29,6 +30,7 @@ from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.seeding import seed_everything
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError, suggestion
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.schedule import Schedule, build_schedule
 from hydraloop.optim.startup import avoid_dynamo_import
@@ -44,7 +46,8 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
 
     Args:
         cfg: as composed; not changed.
-        run_dir: where the run's files go; null makes a new directory under `outputs/`.
+        run_dir: where the run's files go; None makes a new directory under `outputs/`, or goes on in the resumed
+            run's.
 
     Raises:
         UserError: an option that cannot be built; names the key and what to do.
@@ -52,6 +55,7 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
     """
     _check_available(cfg)
     resumed = run_directory.settle(cfg, run_dir)
+    settings = _settings(cfg, resumed.checkpoint)
     seed_everything(cfg.seed)
     if cfg.engine.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(cfg.engine.deterministic)  # imports torch's compiler, 1 s
@@ -62,10 +66,9 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
     loaders = _build_loaders(cfg, device)
     task = _build_task(cfg)
     initialise(task.model, cfg.init.checkpoint, cfg.init.prefix)
-    settings = _settings(cfg, resumed.checkpoint)
     optimizer = _build_optimizer(cfg, task)
     hooks, slots, on_error = _build_hooks(cfg)
-    return Engine(
+    engine = Engine(
         task=task,
         optimizer=optimizer,
         loaders=loaders,
@@ -77,6 +80,11 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
         run_dir=resumed.run_dir or run_directory.new(),
         seed=cfg.seed,
     )
+    if engine.distributed.is_main:
+        checkpointing = [hook for hook in hooks.values() if isinstance(hook, CheckpointHook)]
+        out_dirs = [hook.out_dir for hook in checkpointing if hook.out_dir is not None]
+        run_directory.record(cfg, engine.run_dir, out_dirs, resumed=resumed.checkpoint is not None)
+    return engine
 
 
 @functools.cache
@@ -221,6 +229,10 @@ def _check_available(cfg: DictConfig) -> None:
             raise UserError(
                 f"{value!r} is not available yet", key=key, remedy=f"Use {key}={available}.".replace("False", "false")
             )
+    if cfg.resume is not None and cfg.load_from is not None:
+        raise UserError(
+            "resume takes the weights of the run it goes on with", key="load_from", remedy="Leave one of the two out."
+        )
     if cfg.weights not in ("averaged", "raw"):
         raise UserError(f"{cfg.weights!r} is unknown", key="weights", remedy="Use averaged or raw.")
     for key in ("max_epochs", "max_iters", "accumulate", "val_interval", "threads"):
@@ -234,6 +246,14 @@ def _check_available(cfg: DictConfig) -> None:
 
 
 def _settings(cfg: DictConfig, resume: Path | None) -> Settings:
+    try:
+        resolved = OmegaConf.to_yaml(cfg, resolve=True)
+    except InterpolationResolutionError as error:
+        raise UserError(
+            f"an interpolation does not resolve: {str(error).splitlines()[0]}",
+            key=error.full_key or None,
+            remedy="Write a value; what Hydra says of a job, ${hydra:…}, only runs of the command line have.",
+        ) from error
     engine = {str(name): value for name, value in cfg.engine.items() if name not in _ENGINE_ONLY}
     return Settings(
         **engine,
@@ -241,13 +261,17 @@ def _settings(cfg: DictConfig, resume: Path | None) -> Settings:
         resume_strict=cfg.resume_strict,
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        metadata={"experiment_name": cfg.experiment_name, "config": OmegaConf.to_yaml(cfg, resolve=True)},
+        metadata={"experiment_name": cfg.experiment_name, "config": resolved},
     )
 
 
 def _build_loaders(cfg: DictConfig, device: torch.device) -> Loaders:
     options = cast(dict[str, Any], OmegaConf.to_container(cfg.data.loader, resolve=True))
-    eval_batch_size = options.pop("eval_batch_size", None) or options["batch_size"]
+    eval_batch_size = options.pop("eval_batch_size", None)
+    if eval_batch_size is None:
+        eval_batch_size = options["batch_size"]
+    elif eval_batch_size < 1:
+        raise UserError(f"{eval_batch_size} is below 1", key="data.loader.eval_batch_size", remedy="Use 1 or more.")
     loaders: dict[str, Any] = {}
     for split in ("train", "val", "test"):
         if cfg.data.get(split) is None:
@@ -279,6 +303,16 @@ def _build_optimizer(cfg: DictConfig, task: Task) -> optim.Optimizer:
     parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze some, or check it.")
+    saved = {id(parameter) for parameter in task.model.parameters()}
+    outside = [
+        name for name, parameter in task.named_parameters() if parameter.requires_grad and id(parameter) not in saved
+    ]
+    if outside:
+        raise UserError(
+            f"{', '.join(outside)} would be trained and is no part of task.model, which is what checkpoints save",
+            key="task",
+            remedy="Make it a part of the model (a module around both), or set requires_grad=False.",
+        )
     node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
     if "fused" in node:
         node.fused = resolve_fused(node.fused, parameters)

@@ -1,14 +1,19 @@
-"""Run directories: where a new run goes, which one a resumed run goes on in. Without torch: it comes before all."""
+"""Run directories: where a new run goes, which one a resumed run goes on in. Without torch: it comes before all.
+
+`.hydra/config.yaml` is the config a run was begun with, and stays: it says which run this is. Each attempt to resume
+has a folder `.hydra/resume_<n>` with its own config.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -20,6 +25,14 @@ from hydraloop.errors import UserError
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
 CHECKPOINTS = "checkpoints"
+RECORDS = ".hydra"
+"""In a run directory: what the run was started with."""
+_CONFIG = "config.yaml"
+_ATTEMPT = "resume_"
+"""In RECORDS: begins the name of the folder of an attempt to resume."""
+_FOLDERS = "checkpoint_folders"
+"""In RECORDS: a text file, a line for each folder the run has written checkpoints to: its `out_dir`, resolved. Inside
+the run relative to it, so that it can be moved, elsewhere absolute."""
 
 
 def run_id() -> str:
@@ -36,13 +49,56 @@ def new() -> Path:
 
 def holds_run(directory: Path) -> bool:
     """Whether a run was started in the directory."""
-    return any((directory / name).exists() for name in (".hydra", RESULT_FILE, CHECKPOINTS))
+    return any((directory / name).exists() for name in (RECORDS, RESULT_FILE, CHECKPOINTS))
 
 
-def checkpoints_of(run_dir: Path) -> Path:
-    """Where a run's checkpoints are: its own folder, or the checkpoint hook's `out_dir`."""
-    out_dir = OmegaConf.select(_config_of(run_dir), "default_hooks.checkpoint.out_dir")
-    return run_dir / CHECKPOINTS if out_dir is None else Path(out_dir)
+def next_attempt(run_dir: Path) -> Path:
+    """The folder for the records of an attempt to resume the run, not made: `<run_dir>/.hydra/resume_<n>`."""
+    numbers = [path.name.removeprefix(_ATTEMPT) for path in (run_dir / RECORDS).glob(f"{_ATTEMPT}*")]
+    return (
+        run_dir / RECORDS / f"{_ATTEMPT}{1 + max((int(number) for number in numbers if number.isdigit()), default=0)}"
+    )
+
+
+def is_attempt(records: Path) -> bool:
+    """Whether a folder is one of `next_attempt`'s."""
+    return records.parent.name == RECORDS and records.name.startswith(_ATTEMPT)
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Where a run's checkpoints are: in its own folder, or in each that the checkpoint hook's `out_dir` has named."""
+    try:
+        recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        recorded = []
+    folders = [run_dir / line for line in recorded]
+    for records in (run_dir / RECORDS, *sorted((run_dir / RECORDS).glob(f"{_ATTEMPT}*"))):
+        try:
+            out_dir = OmegaConf.select(_config_in(records), "default_hooks.checkpoint.out_dir")
+        except OmegaConfBaseException:  # ${hydra:…} takes a running job, which has recorded what it was
+            continue
+        folders.append(run_dir / CHECKPOINTS if out_dir is None else Path(out_dir))
+    return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
+
+
+def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool) -> None:
+    """Write what a later `resume=` looks for: the config, where Hydra has not done so, and the checkpoint folders.
+
+    Args:
+        out_dirs: of the run's checkpoint hooks, where they are not the run's own folder.
+        resumed: the run goes on with what an earlier process began.
+    """
+    records = run_dir / RECORDS
+    begun = (records / _CONFIG).exists()
+    by_hydra = _is_hydras(run_dir)
+    if not begun or not by_hydra:
+        folder = next_attempt(run_dir) if begun and resumed else records
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(cfg, folder / _CONFIG)
+    within = run_dir.resolve()
+    for path in map(Path.resolve, out_dirs):
+        with (records / _FOLDERS).open("a", encoding="utf-8") as file:
+            file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +110,13 @@ class Resumed:
     checkpoint: Path | None
 
 
-def find(cfg: DictConfig, explicit: Path | None) -> Resumed:
+def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> Resumed:
     """What `resume=` means for this config.
 
     Args:
         cfg: as composed, with `resume` set.
         explicit: the run directory named by the user, if one was.
+        key: what named it, for errors.
 
     Raises:
         UserError: there is nothing to resume, or two directories are named.
@@ -81,8 +138,8 @@ def find(cfg: DictConfig, explicit: Path | None) -> Resumed:
     if explicit is not None and found.run_dir is not None and explicit.resolve() != found.run_dir.resolve():
         raise UserError(
             f"a resumed run goes on in its own directory, {found.run_dir}",
-            key="hydra.run.dir",
-            remedy=f"Leave hydra.run.dir out; or start a new run there with load_from={found.checkpoint}.",
+            key=key,
+            remedy=f"Leave {key} out; or start a new run there with load_from={found.checkpoint}.",
         )
     return found
 
@@ -91,22 +148,42 @@ def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
     """The directory and the checkpoint of a run that is built now.
 
     Args:
-        run_dir: given by whoever starts the run (settled before, for `resume`); None: found or made here.
+        run_dir: given by whoever starts the run; None: found or made here.
+
+    Raises:
+        UserError: the directory holds another run, or there is nothing to resume.
     """
-    if cfg.resume is None:
-        return Resumed(run_dir or new(), None)
-    found = find(cfg, run_dir if str(cfg.resume) == "auto" else None)
+    found = Resumed(None, None) if cfg.resume is None else find(cfg, run_dir, key="run_dir")
+    if run_dir is not None and found.run_dir is None and cfg.resume != "auto" and not _is_hydras(run_dir):
+        refuse_held(run_dir, key="run_dir", remedy=f"Name another directory, or go on with it: resume={run_dir}")
     return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
+
+
+def refuse_held(directory: Path, *, key: str, remedy: str) -> None:
+    """A new run would overwrite the one that is there.
+
+    Raises:
+        UserError: the directory holds a run; names `key`.
+    """
+    if holds_run(directory):
+        raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
+
+
+def _is_hydras(run_dir: Path) -> bool:
+    """Whether Hydra has made the directory, and written its records, for the job that is running."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+        return False
+    return Path(HydraConfig.get().runtime.output_dir).resolve() == run_dir.resolve()
 
 
 def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:
     if explicit is not None:
-        checkpoint = newest_complete(checkpoints_of(explicit)) if explicit.is_dir() else None
+        checkpoint = _newest_of(explicit)
         return Resumed(explicit if checkpoint else None, checkpoint)
     wanted = _identity(cfg)
     for run_dir in _newest_first():
-        if _identity(_config_of(run_dir)) == wanted:
-            checkpoint = newest_complete(checkpoints_of(run_dir))
+        if _identity(_config_in(run_dir / RECORDS)) == wanted:
+            checkpoint = _newest_of(run_dir)
             if checkpoint is not None:
                 return Resumed(run_dir, checkpoint)
     raise UserError(
@@ -118,7 +195,7 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:
 
 def _newest_first() -> Iterator[Path]:
     """Run directories by their names, which begin with date and time; the id decides nothing."""
-    runs = [path.parent for path in OUTPUTS.glob("*/*/.hydra")]
+    runs = [path.parent for path in OUTPUTS.glob(f"*/*/{RECORDS}")]
     return iter(sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True))
 
 
@@ -141,31 +218,46 @@ def _plain(node: Any) -> Any:
     return written if "${hydra:" in str(written) else OmegaConf.to_container(node, resolve=True)
 
 
-def _config_of(run_dir: Path) -> DictConfig:
-    """The config a run was started with; empty where there is none or it cannot be read."""
+def _config_in(records: Path) -> DictConfig:
+    """The config in a folder of records; empty where there is none or it cannot be read."""
     try:
-        loaded = OmegaConf.load(run_dir / ".hydra" / "config.yaml")
+        loaded = OmegaConf.load(records / _CONFIG)
     except (OSError, OmegaConfBaseException, YAMLError, ValueError):
         return OmegaConf.create()
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
 
 
+def _newest_of(run_dir: Path) -> Path | None:
+    """The checkpoint written last in any of the run's folders."""
+    found = [newest_complete(folder) for folder in checkpoint_folders(run_dir)]
+    return max((path for path in found if path is not None), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
 def _newest(run_dir: Path) -> Path:
-    directory = checkpoints_of(run_dir)
-    checkpoint = newest_complete(directory)
+    checkpoint = _newest_of(run_dir)
     if checkpoint is None:
+        folders = checkpoint_folders(run_dir) or [run_dir / CHECKPOINTS]
         raise UserError(
-            f"{directory} has no complete checkpoint",
+            f"{run_dir} has no complete checkpoint in {', '.join(map(str, folders))}",
             key="resume",
-            remedy="Name another run, or start a new one without resume.",
+            remedy="Name another run or a checkpoint file, or start a new one without resume.",
         )
     return checkpoint
 
 
+def _is_of(folder: Path, run_dir: Path) -> bool:
+    """Whether a folder's checkpoints are the run's: an attempt to resume may have named another run's folder."""
+    pointer = folder / RUN_DIR_FILE
+    if folder.resolve().is_relative_to(run_dir.resolve()) or not pointer.is_file():
+        return True
+    owner = Path(pointer.read_text(encoding="utf-8").strip())
+    return owner.resolve() == run_dir.resolve() or not owner.exists()  # a run may have been moved
+
+
 def _run_of(checkpoint: Path) -> Path | None:
     """The run a checkpoint file belongs to: above its folder, or named beside it where `out_dir` was elsewhere."""
-    pointer = checkpoint.parent / RUN_DIR_FILE
-    if pointer.is_file():
-        return Path(pointer.read_text(encoding="utf-8").strip())
     above = checkpoint.resolve().parent.parent
-    return above if (above / ".hydra").exists() else None
+    if (above / RECORDS).exists():
+        return above
+    pointer = checkpoint.parent / RUN_DIR_FILE
+    return Path(pointer.read_text(encoding="utf-8").strip()) if pointer.is_file() else None

@@ -26,5 +26,7 @@ class ConsoleHandler(logging.Handler):
             stream.flush()
         except RecursionError:
             raise
+        except BrokenPipeError:  # whoever read has gone (`| head`): the run goes on, its log file has everything
+            self.setLevel(logging.CRITICAL + 1)
         except Exception:
             self.handleError(record)

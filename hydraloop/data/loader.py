@@ -51,7 +51,7 @@ def build_loader(
     num_workers: int = 0,
     pin_memory: bool | Literal["auto"] = "auto",
     drop_last: bool = False,
-    persistent_workers: bool = True,
+    persistent_workers: bool = False,
     prefetch_factor: int | None = None,
     timeout: float = 0.0,
     collate_fn: Callable[[Any], Any] | None = None,
@@ -80,7 +80,7 @@ def build_loader(
         UserError: the data set is iterable only, empty, or shorter than the one batch that `drop_last` asks for, or an
             option is out of range.
     """
-    _check_options(batch_size, num_workers, pin_memory)
+    _check_options(batch_size, num_workers, pin_memory, prefetch_factor, timeout)
     if isinstance(dataset, IterableDataset):
         raise UserError(
             f"{type(dataset).__name__} is an IterableDataset, whose length and order are unknown",
@@ -113,12 +113,18 @@ def build_loader(
     )
 
 
-def _check_options(batch_size: int, num_workers: int, pin_memory: object) -> None:
+def _check_options(
+    batch_size: int, num_workers: int, pin_memory: object, prefetch_factor: int | None, timeout: float
+) -> None:
     """Refuse values that torch would answer with a traceback, or take for something else."""
     if batch_size < 1:
         raise UserError(f"{batch_size} is below 1", key="data.loader.batch_size", remedy="Use 1 or more.")
     if num_workers < 0:
         raise UserError(f"{num_workers} is negative", key="data.loader.num_workers", remedy="Use 0 for none.")
+    if prefetch_factor is not None and prefetch_factor < 1:
+        raise UserError(f"{prefetch_factor} is below 1", key="data.loader.prefetch_factor", remedy="Use 1 or null.")
+    if timeout < 0:
+        raise UserError(f"{timeout} is negative", key="data.loader.timeout", remedy="Use 0 to wait for ever.")
     if pin_memory not in (True, False, "auto"):
         raise UserError(f"{pin_memory!r} is unknown", key="data.loader.pin_memory", remedy="Use auto, true or false.")
 

@@ -35,7 +35,20 @@ FORMAT = 1
 
 Checkpoint = dict[str, Any]
 
-_PLAIN = (Tensor, int, float, complex, str, bool, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_PLAIN = (
+    Tensor,
+    nn.Parameter,
+    int,
+    float,
+    complex,
+    str,
+    bool,
+    bytes,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
@@ -70,13 +83,19 @@ def load(path: Path, *, key: str = "resume") -> Checkpoint:
     Raises:
         UserError: no such file, an incomplete one, one that needs pickle, or no checkpoint of hydraloop's format.
     """
+    other = ", or a run directory" if key == "resume" else ""
     if not path.is_file():
-        raise UserError(f"there is no checkpoint file {path}", key=key, remedy="Name a .pth file or a run directory.")
+        raise UserError(
+            f"there is no checkpoint file {path}",
+            key=key,
+            remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
+        )
     if not is_complete(path):
         raise UserError(
             f"{path} is not a complete checkpoint: it was cut off while it was written, or is no checkpoint",
             key=key,
-            remedy="Use an earlier one of the same run, or resume=auto for the newest complete one.",
+            remedy="Use an earlier one of the same run"
+            + (", or resume=auto for the newest complete one." if key == "resume" else "."),
         )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -154,7 +173,9 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
     Raises:
         UserError: names what is missing.
     """
-    missing = [entry for entry in ("state_dict", "progress", "rng", "hooks") if entry not in checkpoint]
+    missing = [
+        entry for entry in ("state_dict", "meta", "progress", "rng", "hooks", "precision") if entry not in checkpoint
+    ]
     if missing:
         raise UserError(
             f"{path} has no {', '.join(missing)}: a run cannot go on from it",
@@ -171,11 +192,12 @@ def _check_loadable(value: Any, where: str) -> None:
     """Refuse what torch.load(weights_only=True) would refuse later, while the run that made it can still say so."""
     if type(value) in (dict, OrderedDict, Counter):
         for name, item in value.items():
+            _check_loadable(name, f"the key {name!r} in {where}")
             _check_loadable(item, f"{where}[{name!r}]")
     elif type(value) in (list, tuple, set):
         for index, item in enumerate(value):
             _check_loadable(item, f"{where}[{index}]")
-    elif not (type(value) in _PLAIN or isinstance(value, Tensor)):
+    elif type(value) not in _PLAIN:
         raise TypeError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle; "
             f"keep tensors, numbers, strings, lists and dicts in state_dict()"

@@ -110,6 +110,8 @@ class Engine:
         """Whether the optimizer stepped in the iteration just done."""
         self.window_closed = True
         """Whether no gradients are waiting for an optimizer step."""
+        self.loaded = False
+        """Whether `resume` or `load_from` have been done; they are, once an engine."""
         self.checkpoint_rng: dict[str, Any] | None = None
         """States of the generators to put back before training goes on."""
         self._window = Window(self.accumulate) if self.accumulate > 1 else None
@@ -134,6 +136,7 @@ class Engine:
                 self._validate_if_due(making_up=True)
                 while progress.iteration < self.max_iters and not self.stopping:
                     self.resumed_in_epoch = progress.batch_in_epoch > 0
+                    self.task.train()
                     self._call(at.before_train_epoch)
                     self._train_epoch()
                     if progress.batch_in_epoch == 0:
@@ -150,7 +153,6 @@ class Engine:
         """The rest of an epoch, or what is left of it until training ends or stops."""
         at, progress, move, requests = self.stages, self.progress, self._move, self._requests
         by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
-        self.task.train()
         for batch_idx, batch in enumerate(loading.from_position(self.loaders.train, first), start=first):
             batch = move(batch)
             for call in at.before_train_iter:
@@ -238,33 +240,48 @@ class Engine:
             self.test_metrics = metrics
             self._call(at.after_test_epoch, metrics)
             self._call(at.after_test)
+        self._requests.act()
         return metrics
 
     @torch.no_grad()
     def _evaluate(self, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
         """Run the task's `evaluate` over a loader. Returns the metrics; one host sync."""
         task, move = self.task, self._move
+        modes = [(module, module.training) for module in task.modules()]
         task.eval()
-        task.reset_metrics()
-        for batch_idx, batch in enumerate(loader or ()):
-            batch = move(batch)
-            for call in before:
-                call(self, batch_idx, batch)
-            outputs = task.evaluate(batch)
-            for call in after:
-                call(self, batch_idx, batch, outputs)
-        task.train()
+        try:
+            task.reset_metrics()
+            for batch_idx, batch in enumerate(loader or ()):
+                batch = move(batch)
+                for call in before:
+                    call(self, batch_idx, batch)
+                outputs = task.evaluate(batch)
+                for call in after:
+                    call(self, batch_idx, batch, outputs)
+        finally:  # a part that was frozen in eval mode stays so
+            for module, training in modes:
+                module.training = training
         metrics: dict[str, float] = task.compute_metrics(self.distributed.sum)
         return metrics
 
     def validate(self) -> dict[str, float]:
-        """Validate once, on its own, from before_run to after_run. Returns the metrics."""
+        """Validate once, on its own, from before_run to after_run. Returns the metrics.
+
+        Raises:
+            UserError: there is no validation data.
+        """
+        _require(self.loaders.val, "data.val")
         with lifecycle.run(self, write_result=False):
             loading.load(self)
             return self._validate()
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
-        """Test once, on its own, on the weights of a checkpoint file or those at hand. Returns the metrics."""
+        """Test once, on its own, on the weights of a checkpoint file or those at hand. Returns the metrics.
+
+        Raises:
+            UserError: there is no test data, or the file does not fit.
+        """
+        _require(self.loaders.test, "data.test")
         with lifecycle.run(self, write_result=False):
             loading.load(self)
             return self._test(checkpoint)
@@ -315,14 +332,17 @@ class Engine:
         """Ask for an orderly end: after this window, with the last validation, the last checkpoint and the test."""
         self._requests.stop(reason)
 
-    def request_checkpoint(self, tag: str, write: Callable[[Engine], None] | None = None) -> None:
+    def request_checkpoint(
+        self, tag: str, write: Callable[[Engine], None] | None = None, owner: Hook | None = None
+    ) -> None:
         """Ask for a checkpoint, written after all hooks of this mount point, once the accumulation window is closed.
 
         Args:
             tag: one request a tag; the file's stem where `write` is None.
             write: called to write it; None writes `<run_dir>/checkpoints/<tag>.pth`.
+            owner: the hook whose work the writing is: its `on_error` counts, and its time.
         """
-        self._requests.checkpoint(tag, write)
+        self._requests.checkpoint(tag, write, owner)
 
     @property
     def stopping(self) -> bool:
@@ -392,6 +412,12 @@ class Engine:
             UserError: the loader yielded fewer batches than its length, so that no window could close rightly.
         """
         progress = self.progress
+        if progress.batch_in_epoch > self.epoch_length:
+            raise UserError(
+                f"the loader has a length of {self.epoch_length} batches and yielded more",
+                key="data.train",
+                remedy="Let __len__ of the data set (or loader) be what it yields.",
+            )
         if progress.batch_in_epoch == self.epoch_length:
             progress.epoch += 1
             progress.batch_in_epoch = 0
@@ -401,3 +427,8 @@ class Engine:
                 key="data.train",
                 remedy="Let __len__ of the data set (or loader) be what it yields.",
             )
+
+
+def _require(loader: Loader | None, key: str) -> None:
+    if loader is None:
+        raise UserError("there is no such data", key=key, remedy=f"Give {key} a data set.")

@@ -28,6 +28,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         write_result: False for a validation or test on its own, which is not the run's result.
     """
     start, main = perf_counter(), engine.distributed.is_main
+    _begin(engine)
     git = git_state(Path.cwd()) if write_result and main else {}
     if main:
         log.info("%s", format_start(engine))
@@ -51,6 +52,11 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
             log.info("%s", format_summary(engine))
 
 
+def _begin(engine: Engine) -> None:
+    """Forget how an earlier use of the engine ended."""
+    engine.error = engine.result = None
+
+
 @contextmanager
 def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
     """Call all the closing hooks after the body, also when it raised and when one of them raises.
@@ -63,17 +69,16 @@ def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
         raised(engine, error)
         raise
     finally:
-        failed: list[BaseException] = []
+        first: BaseException | None = None
         for call in closing:
             try:
                 call(engine)
-            except BaseException as error:
-                failed.append(error)
-        first = failed.pop(0) if engine.error is None and failed else None
-        if first is not None:
-            raised(engine, first)
-        for late in failed:
-            log.error("while closing after the first error: %s", describe(late), exc_info=late)
+            except BaseException as late:  # an interrupt must not keep the others from closing
+                if engine.error is None:
+                    first = late
+                    raised(engine, late)
+                else:
+                    log.error("while closing after the first error: %s", describe(late), exc_info=late)
         if first is not None:
             raise first
 
@@ -86,7 +91,7 @@ def raised(engine: Engine, error: BaseException) -> None:
     for call in engine.stages.on_exception:
         try:
             call(engine, error)
-        except Exception as another:
+        except BaseException as another:  # as in `always`
             log.error("in on_exception: %s", describe(another), exc_info=another)
 
 

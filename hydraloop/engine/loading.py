@@ -40,7 +40,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "epoch_length": engine.epoch_length,
         },
         "state_dict": engine.model.state_dict(),
-        "hooks": {name: hook.state_dict() for name, hook in engine.hooks.items() if has_state(hook)},
+        "hooks": _hook_states(engine),
         "precision": engine.precision.state_dict(),
         "rng": seeding.rng_state(),
         "progress": engine.progress.state_dict(),
@@ -51,6 +51,16 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
     return checkpoint
+
+
+def _hook_states(engine: Engine) -> dict[str, Any]:
+    """Each hook's state; one that fails with `on_error` other than raise has none in this checkpoint."""
+    states = {
+        name: engine.stages.run_for(name, "state_dict", hook.state_dict)
+        for name, hook in engine.hooks.items()
+        if has_state(hook)
+    }
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def has_state(hook: Hook) -> bool:
@@ -65,6 +75,9 @@ def load(engine: Engine) -> None:
         UserError: the file does not fit the run; names the entry.
     """
     settings = engine.settings
+    if engine.loaded:
+        return
+    engine.loaded = True
     if settings.resume is not None:
         checkpoint = load_file(settings.resume, key="resume")
         check_resumable(checkpoint, settings.resume)
@@ -105,6 +118,8 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
         except ValueError as error:
             raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
     _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
+    if "optimizer" not in checkpoint and "schedulers" in checkpoint:
+        _take_over_lr(engine, checkpoint["schedulers"])
     hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
     _load_named("hooks", hooks, checkpoint["hooks"], strict)
     engine.precision.load_state_dict(checkpoint["precision"])
@@ -112,6 +127,14 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     _check_position(engine, checkpoint["meta"].get("epoch_length"))
     engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
+
+
+def _take_over_lr(engine: Engine, schedulers: dict[str, Any]) -> None:
+    """The lr where the schedules stand: without the optimizer's state the groups still have the first one."""
+    for state in schedulers.values():
+        last = (state.get("scheduler") or {}).get("_last_lr")
+        for group, lr in zip(engine.optimizer.param_groups, last or (), strict=False):
+            group["lr"] = lr
 
 
 def _check_optimizer(engine: Engine, saved: str | None) -> None:

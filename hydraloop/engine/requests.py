@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import perf_counter
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from hydraloop.engine.hook import Hook
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+    from hydraloop.engine.hook import Hook
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ class Requests:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._checkpoints: dict[str, Write | None] = {}
+        self._checkpoints: dict[str, tuple[Write, Hook | None]] = {}
         self._asked_to_stop: str | None = None
         self.stop_reason: str | None = None
         """Why training stops, once agreed."""
@@ -34,31 +33,32 @@ class Requests:
         self._asked_to_stop = self._asked_to_stop or reason
         self.pending = True
 
-    def checkpoint(self, tag: str, write: Write | None) -> None:
+    def checkpoint(self, tag: str, write: Write | None, owner: Hook | None) -> None:
         """See `Engine.request_checkpoint`."""
-        self._checkpoints[tag] = write
+        if write is None and Path(tag).name != tag:
+            raise ValueError(f"the tag {tag!r} becomes a file's name and cannot have a path in it")
+        self._checkpoints[tag] = (write or _default_writer(tag), owner)
         self.pending = True
 
     def act(self) -> None:
         """Write the checkpoints asked for, then agree on stopping."""
         if not self.pending:
             return
+        self.pending = False
         self._write_all()
         if self.stop_reason is None and self._engine.distributed.any(self._asked_to_stop is not None):
             self.stop_reason = self._asked_to_stop or "another rank asked"
             log.info("stopping: %s", self.stop_reason)
-        self.pending = False
 
     def _write_all(self) -> None:
-        engine = self._engine
-        while self._checkpoints:
-            tag = next(iter(self._checkpoints))
-            write = self._checkpoints.pop(tag)
-            if write is not None:
-                start = perf_counter()
-                write(engine)
-                owner = getattr(write, "__self__", None)
-                if isinstance(owner, Hook):  # the writing is that hook's work, and counts as its time
-                    engine.stages.seconds[owner.name][0] += perf_counter() - start
+        """Each request once; what is asked for meanwhile waits for the next time. An owner's errors do as it says."""
+        asked, self._checkpoints = self._checkpoints, {}
+        for write, owner in asked.values():
+            if owner is None:
+                write(self._engine)
             else:
-                engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{tag}.pth")
+                self._engine.stages.run_for(owner.name, "a checkpoint", write, self._engine)
+
+
+def _default_writer(tag: str) -> Write:
+    return lambda engine: engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{tag}.pth")

@@ -61,8 +61,14 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
                     f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
                     f"whose work it relies on, and would run before it",
                     key=f"{key_of(slot.name)}.priority",
-                    remedy=f"Give it a number above {other.priority}, or set engine.check_order=false if you mean it.",
+                    remedy=f"{_remedy(slot, other)}, or set engine.check_order=false if you mean it.",
                 )
+
+
+def _remedy(slot: Slot, earlier: Slot) -> str:
+    if earlier.priority < 100:
+        return f"Give it a number above {earlier.priority}"
+    return f"Give {earlier.name} a number below {slot.priority}"
 
 
 def mount_points_of(cls: type[Hook]) -> tuple[str, ...]:
@@ -131,19 +137,35 @@ class Stages:
     ) -> None:
         self.slots = in_order(slots)
         self.seconds: dict[str, list[float]] = {slot.name: [0.0] for slot in self.slots}
-        """By name, a cell with the seconds spent in the hook, nested points (a save within a point) counted in."""
+        """By name, a cell with the seconds spent in the hook, without those of hooks called from within it."""
+        self._nested = [0.0]
+        self._policies: dict[str, _Policy] = {}
         table: dict[str, list[_Part]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
             hook = hooks[slot.name]
             if hook.rank_zero_only and rank != 0:
                 continue
-            policy = _Policy(slot.name, on_error[slot.name])
+            policy = self._policies[slot.name] = _Policy(slot.name, on_error[slot.name])
             for point, method in _methods(hook):
                 if point not in hook.idle_points:
                     table[point].append((method, policy, self.seconds[slot.name]))
         for point, parts in table.items():
             groups = [[part] for part in parts] if point in _CLOSING else [parts] if parts else []
-            setattr(self, point, tuple(_one_call(point, group) for group in groups))
+            setattr(self, point, tuple(_one_call(point, group, self._nested) for group in groups))
+
+    def run_for(self, name: str, point: str, work: Callable[..., Any], *args: Any) -> Any:
+        """Do work of the hook `name` outside its mount points: its `on_error` and its clock apply.
+
+        Returns:
+            What the work returns; None where it failed and the run goes on.
+        """
+        result: list[Any] = [None]
+
+        def kept(*args: Any) -> None:
+            result[0] = work(*args)
+
+        _one_call(point, [(kept, self._policies[name], self.seconds[name])], self._nested)(*args)
+        return result[0]
 
     @classmethod
     def of(
@@ -215,8 +237,12 @@ _Part = tuple[Call, _Policy, list[float]]
 """A bound method, its hook's policy, and the cell for its hook's seconds."""
 
 
-def _one_call(point: str, parts: Sequence[_Part]) -> Call:
-    """The methods of a mount point as one call: a single clock reading stands between two hooks."""
+def _one_call(point: str, parts: Sequence[_Part], nested: list[float]) -> Call:
+    """The methods of a mount point as one call: a single clock reading stands between two hooks.
+
+    Args:
+        nested: a cell with the seconds of all hooks, by which a hook's time is told from that of those it makes run.
+    """
     clock = perf_counter
     closing = point in _CLOSING  # a hook that is switched off still closes what it opened
 
@@ -225,12 +251,15 @@ def _one_call(point: str, parts: Sequence[_Part]) -> Call:
         for method, policy, seconds in parts:
             if policy.disabled and not closing:
                 continue
+            others = nested[0]
             try:
                 method(*args)
             except Exception as error:
                 policy.handle(error, point)
             now = clock()
-            seconds[0] += now - start
+            own = now - start - (nested[0] - others)
+            seconds[0] += own
+            nested[0] += own
             start = now
 
     return call

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,12 +170,12 @@ class CheckpointHook(Hook):
         if self.by_epoch and (
             self._every.due(engine.progress.epoch) or (self.save_last and self.is_last_train_epoch(engine))
         ):
-            engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Ask for the iteration's checkpoint where it is due."""
         if self._every.due(engine.progress.iteration) or (self.save_last and self.is_last_train_iter(engine)):
-            engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Ask for a checkpoint for each metric that is the best so far."""
@@ -183,7 +184,8 @@ class CheckpointHook(Hook):
         for name, higher in self._higher.items():
             best = self._best.get(name)
             if is_better(metrics[name], None if best is None else best.value, higher=higher):
-                engine.request_checkpoint(f"{self.name}: best {name}", _BestWriter(self, name, metrics[name]))
+                write = partial(self._write_best, name=name, value=metrics[name])
+                engine.request_checkpoint(f"{self.name}: best {name}", write, self)
 
     def after_train(self, engine: Engine) -> None:
         """Ask for the last checkpoint where training ended early, and for the published files."""
@@ -191,9 +193,9 @@ class CheckpointHook(Hook):
         if engine.error is not None:
             return
         if self.save_last and engine.progress.iteration > self._last_saved:
-            engine.request_checkpoint(f"{self.name}: regular", self._write_regular)
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self)
         if self.published_keys is not None:
-            engine.request_checkpoint(f"{self.name}: published", self._publish)
+            engine.request_checkpoint(f"{self.name}: published", self._publish, self)
 
     # State. --------------------------------------------------------------------------------------------------------
 
@@ -307,18 +309,6 @@ class CheckpointHook(Hook):
                 remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
             )
         return list(dict.fromkeys(names))
-
-
-@dataclass(frozen=True, slots=True)
-class _BestWriter:
-    """A best checkpoint that was asked for: the value is that of the validation just done."""
-
-    hook: CheckpointHook
-    metric: str
-    value: float
-
-    def __call__(self, engine: Engine) -> None:
-        self.hook._write_best(engine, self.metric, self.value)
 
 
 def _every(interval: int | None, begin: int) -> Every:

@@ -90,7 +90,8 @@ class EMAHook(Hook):
 
     def before_run(self, engine: Engine) -> None:
         """Find the model's tensors, of which a checkpoint may bring averages."""
-        self._averaged = Averaged(engine.model, buffers=self.update_buffers)
+        if self._averaged is None:  # an engine that is used again keeps what it has averaged
+            self._averaged = Averaged(engine.model, buffers=self.update_buffers)
         self._strict = engine.settings.resume_strict
 
     def before_train_epoch(self, engine: Engine) -> None:

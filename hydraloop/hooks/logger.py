@@ -68,12 +68,14 @@ class LoggerHook(Hook):
         self._at_epoch_end = not ignore_last and interval is not None
         self._filename = filename
         self._file: _RecordFile | None = None
+        self._warned = False
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record where one is due."""
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
             means = engine.messages.means(engine.distributed.mean if engine.distributed.world_size > 1 else None)
             if engine.distributed.is_main:
+                self._warn_of_nonfinite(engine, means)
                 self._put(engine, _train_record(engine, means))
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -89,6 +91,14 @@ class LoggerHook(Hook):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _warn_of_nonfinite(self, engine: Engine, means: Mapping[str, float]) -> None:
+        """Once a run: everything after a loss that is not finite is usually lost time."""
+        loss = means.get("loss", 0.0)
+        if self._warned or math.isfinite(loss):
+            return
+        self._warned = True
+        log.warning("the loss is %s since iteration %d or a little earlier", loss, engine.progress.iteration)
 
     def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
         if engine.distributed.is_main:

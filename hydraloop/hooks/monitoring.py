@@ -64,7 +64,8 @@ def higher_is_better(
     if rule is not None:
         return rule == "greater"
     # The loss of an evaluation is the task's own: no metric object stands behind it, and the lists know it.
-    declared = getattr(getattr(engine.task, "metrics", {}).get(name), "higher_is_better", None)
+    declare = getattr(engine.task, "higher_is_better", None)
+    declared = None if declare is None else declare(name)
     found = _by_keys(name, greater_keys or (), less_keys or ())
     if found is None:
         found = declared

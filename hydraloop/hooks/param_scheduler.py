@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 class Steppable(Protocol):
     """What the hook needs of a schedule; `hydraloop.optim.schedule.Schedule` is one."""
 
+    name: str
+    """Its key under `scheduler`."""
     by_epoch: bool
     """Count epochs; False: optimizer steps."""
     monitor: str | None
@@ -47,6 +50,7 @@ class ParamSchedulerHook(Hook):
         self._monitoring: list[Steppable] = []
         self._group: dict[str, Any] | None = None
         self._first = self._highest = 0.0
+        self._began = 0
 
     def before_run(self, engine: Engine) -> None:
         """Sort the schedules by when they step.
@@ -54,6 +58,7 @@ class ParamSchedulerHook(Hook):
         Raises:
             UserError: a schedule monitors what no validation reports.
         """
+        self._by_step, self._by_epoch, self._monitoring = [], [], []
         for schedule in cast("dict[str, Steppable]", engine.schedulers).values():
             if schedule.monitor is not None:
                 schedule.check_monitor(engine.metric_names)
@@ -63,9 +68,17 @@ class ParamSchedulerHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Note the lr that training begins with."""
+        if self._monitoring and (engine.loaders.val is None or engine.settings.val_interval is None):
+            schedule = self._monitoring[0]
+            raise UserError(
+                f"it follows {schedule.monitor}, and nothing is validated",
+                key=f"scheduler.{schedule.name}.monitor",
+                remedy="Set engine.val_interval and data.val, or use a schedule that follows no metric.",
+            )
         group = engine.optimizer.param_groups[0]
         self._group = group if "lr" in group else None
         self._first = self._highest = self._lr()
+        self._began = engine.progress.iteration
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Step those that count optimizer steps, if there was one."""
@@ -93,7 +106,8 @@ class ParamSchedulerHook(Hook):
 
     def after_train(self, engine: Engine) -> None:
         """Summarise the lr where something has scheduled it."""
-        if self._group is not None and engine.schedulers and engine.distributed.is_main:
+        trained = engine.progress.iteration > self._began
+        if self._group is not None and engine.schedulers and engine.distributed.is_main and trained:
             last = self._lr()
             log.info("lr: first %.3g, highest %.3g, last %.3g", self._first, max(self._highest, last), last)
         self._group = None

@@ -123,6 +123,13 @@ class ProfilerHook(Hook):
         """Refuse a profile that would end before, or outlast, what is to be recorded."""
         if engine.loaders.train is None:
             return
+        if engine.device.type == "cpu" and (self._with_device or not self._with_cpu):
+            key = "activity_with_cuda" if self._with_device else "activity_with_cpu"
+            raise UserError(
+                "this run is on the CPU, which is all there is to profile",
+                key=f"{self.key}.{key}",
+                remedy=f"Use {key}={'null' if self._with_device else 'true'}.",
+            )
         what, most = ("epochs", engine.max_epochs) if self._by_epoch else ("iterations", engine.max_iters)
         if self._times > most:
             raise UserError(

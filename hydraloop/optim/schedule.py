@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hydraloop.errors import UserError, suggestion
-from hydraloop.optim.horizon import fill_horizon
+from hydraloop.optim.horizon import HORIZONS, fill_horizon
+
+log = logging.getLogger(__name__)
 
 
 class Schedule:
@@ -55,6 +58,7 @@ class Schedule:
         self.monitor = monitor
         self.scheduler: LRScheduler | None = None
         """None until `begin`."""
+        self._horizons = {name: value for name, value in factory.keywords.items() if name in HORIZONS}
         if begin == 0:
             self.scheduler = factory(optimizer)
         else:
@@ -116,6 +120,26 @@ class Schedule:
             with _groups_kept(self.optimizer):
                 self.scheduler = self.factory(self.optimizer)
         self.scheduler.load_state_dict(state["scheduler"])
+        self._keep_horizon()
+
+    def _keep_horizon(self) -> None:
+        """The length stays what this run's config says: a longer run goes on along its own, longer schedule."""
+        scheduler: Any = self.scheduler
+        changed = {name: value for name, value in self._horizons.items() if getattr(scheduler, name, value) != value}
+        if not changed:
+            return
+        before = [group.get("lr") for group in self.optimizer.param_groups]
+        for name, value in changed.items():
+            setattr(scheduler, name, value)
+        closed_form = getattr(scheduler, "_get_closed_form_lr", None)
+        if closed_form is not None:  # the recursive form would go on from a value of the other schedule
+            scheduler._last_lr = list(closed_form())
+            for group, lr in zip(self.optimizer.param_groups, scheduler._last_lr, strict=True):
+                group["lr"] = lr
+        after = [group.get("lr") for group in self.optimizer.param_groups]
+        lengths = ", ".join(f"{name}={value}" for name, value in changed.items())
+        log.warning("%s: this run has %s, the one it goes on from had another length: lr %s, was %s",
+                    self.key, lengths, after, before)  # fmt: skip
 
 
 def build_schedule(

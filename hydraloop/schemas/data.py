@@ -22,9 +22,9 @@ class LoaderConf:
     drop_last: bool = False
     """Whether the short last batch of a train epoch is left out. It is not: every sample counts, and its window is
     weighted by its samples."""
-    persistent_workers: bool = True
-    """Whether the workers outlive an epoch. They do: starting them takes longer than many an epoch. Their random
-    numbers are then seeded once, at their start; false seeds them for each epoch."""
+    persistent_workers: bool = False
+    """Whether the workers outlive an epoch. Not: their random numbers would be seeded once, at their start, and a
+    resumed run would not be the same to the last bit. True saves their start in each epoch (some 0.1 s each)."""
     prefetch_factor: Optional[int] = None
     """Batches that each worker loads ahead; null: torch's own (2)."""
     timeout: float = 0.0

@@ -126,8 +126,9 @@ class ProfilerHookConf:
     `warmup`, record `active`. The first iterations pay for start-up, and three show the pattern in a file that can be
     opened. Null, MMEngine's default, records everything."""
     on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
-    """`tb_trace`, `chrome_trace`, `log_trace`, a mapping with `_target_`, a list of these, or null (MMEngine's default)
-    for nothing. The default leaves a file for TensorBoard and Chrome, and a table for who has neither."""
+    """A list of `tb_trace`, `chrome_trace`, `log_trace` and mappings with `_target_` (`[{_target_: …}]`), one of the
+    names alone, or null (MMEngine's default) for nothing. The default leaves a file for TensorBoard and Chrome, and a
+    table for who has neither."""
     record_shapes: bool = False
     """Record input shapes; false: it costs time in every operator (MMEngine's default)."""
     profile_memory: bool = True

@@ -48,6 +48,18 @@ class Task(nn.Module):
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self._loss_sums = torch.zeros(2, dtype=torch.float64)
 
+    @property
+    def model(self) -> nn.Module:
+        """The model. A property, since `nn.Module.__getattr__` would take 0.4 µs to find it in every iteration."""
+        model = self._modules.get("model")
+        if model is None:
+            raise AttributeError("this task has no model")
+        return model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self._modules["model"] = model
+
     # Training. -------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
@@ -57,12 +69,6 @@ class Task(nn.Module):
         """
         inputs, targets = batch
         return {LOSS: self.loss(self.model(inputs), targets)}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """As in `nn.Module`; a submodule is also found like any attribute, without the 0.4 µs of its `__getattr__`."""
-        super().__setattr__(name, value)
-        if isinstance(value, nn.Module):
-            self.__dict__[name] = value
 
     def num_samples(self, batch: Any) -> int:
         """The samples in a batch: the length of the first tensor found in it. No host sync.

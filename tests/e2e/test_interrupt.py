@@ -15,7 +15,8 @@ def test_an_interrupted_run_says_so_and_can_be_resumed(project: Project) -> None
     try:
         until = time.monotonic() + 120
         while not (project.runs and project.run.path.joinpath("checkpoints", "last_checkpoint").exists()):
-            assert process.poll() is None and time.monotonic() < until, "the run has no checkpoint"
+            assert process.poll() is None, "the run has ended"
+            assert time.monotonic() < until, "the run has no checkpoint"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)

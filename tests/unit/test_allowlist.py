@@ -28,7 +28,42 @@ ALLOWED = [
     "torch.optim.lr_scheduler.CosineAnnealingLR",
     "torch.utils.data.TensorDataset",
     "torch.utils.data.random_split",
-    "torch.profiler.schedule",
+    "torch.utils.data.sampler.RandomSampler",
+    "torch.utils.data.default_collate",
+    *(
+        f"torch.profiler.{name}"
+        for name in (
+            "profile",
+            "schedule",
+            "tensorboard_trace_handler",
+            "ProfilerActivity",
+            "ProfilerAction",
+            "record_function",
+        )
+    ),
+    "torch.profiler.profiler.profile",
+    *(
+        f"torch.nn.functional.{name}"
+        for name in (
+            "conv2d",
+            "linear",
+            "pixel_shuffle",
+            "pairwise_distance",
+            "cosine_similarity",
+            "celu_",
+            "max_pool2d",
+            "adaptive_max_pool1d",
+            "softplus",
+        )
+    ),
+    "torch.nn.init.xavier_uniform_",
+    "torchmetrics.classification.MulticlassAccuracy",
+    "torchmetrics.functional.accuracy",
+    "hydraloop.models.mlp.MLP",
+    "hydraloop.hooks.ema.EMAHook",
+    "own_project.parts.EMAHook",
+    "own_project.parts.cached",
+    "own_project.parts.Net.Inner",
     "own_project.parts.Net",
     "own_project.parts.make_net",
     "own_project.parts.Net.small",
@@ -60,6 +95,34 @@ REFUSED = [
     "torch.optim.optimizer.torch.load",
     "torch.nn.functional.importlib.import_module",
     "torch.nn.functional.warnings.warn",
+    "torch.nn.functional.importlib",
+    "torch.nn.functional.torch",
+    "torch.nn.functional.torch.conv2d",
+    "torch.nn.functional.Tensor",
+    "torch.nn.functional.boolean_dispatch",
+    "torch.nn.functional.handle_torch_function",
+    "torch.nn.functional.has_torch_function",
+    "torch.conv2d",
+    "torch.profiler.ExecutionTraceObserver",
+    "torch.profiler.profiler.ExecutionTraceObserver",
+    "torch.profiler.profiler.ExecutionTraceObserver.build_execution_trace_obs_from_env",
+    "torch.profiler.supported_activities",
+    "torch.profiler.itt.mark",
+    "torch.utils.data.graph.traverse_dps",
+    "torch.utils.data.functional_datapipe",
+    "torch.utils.data.backward_compatibility.worker_init_fn",
+    "torchmetrics.detection.helpers.CocoBackend",
+    "torchmetrics.functional.multimodal.clip_score.clip_score",
+    "torchmetrics.multimodal.clip_score.CLIPScore",
+    "torchmetrics.functional.text.bert.bert_score",
+    "torchmetrics.functional.image.arniqa.arniqa",
+    "hydraloop.data.bundled.find_data_file",
+    "hydraloop.data.bundled.read_table",
+    "hydraloop.hooks.checkpoint_folder.CheckpointFolder",
+    "hydraloop.hooks.checkpoint_folder.CheckpointFolder.locate",
+    "hydraloop.hooks.publishing.publish",
+    "own_project.parts.publish",
+    "own_project.parts.ExecutionTraceObserver",
     "hydraloop.tasks.metrics.torch.load",
     "hydraloop.hooks.checkpoint.os.system",
     "hydraloop.data.bundled.Path",
@@ -104,6 +167,10 @@ import logging, os, subprocess
 import torch
 import torch.hub as loaded
 from subprocess import Popen as run
+from hydraloop.hooks import EMAHook
+from hydraloop.hooks.publishing import publish
+from torch.profiler import ExecutionTraceObserver
+import functools
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +183,25 @@ class Net(torch.nn.Module):
     def small(cls):
         return cls()
 
+    @staticmethod
+    def static():
+        return Net()
+
+    def method(self, path):
+        return path
+
+    class Inner:
+        pass
+
 def make_net():
     return Net()
+
+@functools.cache
+def cached():
+    return Net()
+
+made = Net()
+bound = made.method
 
 number = 5
 """
@@ -164,6 +248,44 @@ def test_refused(target: str, allowlist: Allowlist) -> None:
     assert target in caught.value.problem
     assert "is not among what a config may instantiate" in caught.value.problem
     assert "hydraloop.main(trusted=[" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.nn.Linear.forward",
+        "torch.nn.Module.load_state_dict",
+        "torch.nn.Module.share_memory",
+        "torch.optim.Optimizer.profile_hook_step",
+        "torchmetrics.Metric.plot",
+        "torchmetrics.detection.mean_ap.MeanAveragePrecision.tm_to_coco",
+        "own_project.parts.Net.method",
+        "own_project.parts.Net.static",
+        "own_project.parts.Net.__init__",
+        "own_project.parts.made",
+        "own_project.parts.made.method",
+        "own_project.parts.made.small",
+        "own_project.parts.bound",
+    ],
+)
+def test_methods_and_objects_are_refused(target: str, allowlist: Allowlist) -> None:
+    with pytest.raises(UserError, match="not a class, a classmethod or a function of a module") as caught:
+        allowlist.locate(target, "hooks.x")
+    assert caught.value.key == "hooks.x._target_"
+
+
+@pytest.mark.parametrize("package", ["hooks", "tasks", "data", "models", "optim"])
+def test_all_that_a_component_package_exports_is_allowed(package: str, allowlist: Allowlist) -> None:
+    names = importlib.import_module(f"hydraloop.{package}").__all__
+    for name in names:
+        found = allowlist.locate(f"hydraloop.{package}.{name}", "hooks.x")
+        assert allowlist.locate(f"{found.__module__}.{name}", "hooks.x") is found
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "conv2d"])
+def test_a_function_of_torch_without_a_place_of_its_own_is_built(name: str) -> None:
+    node = OmegaConf.create({"_target_": f"torch.nn.functional.{name}", "_partial_": True})
+    assert instantiate(node, "task.loss").func is getattr(nn.functional, name)
 
 
 def test_the_rest_of_hydraloop_is_refused_where_it_lies_in_the_projects_folder(allowlist: Allowlist) -> None:

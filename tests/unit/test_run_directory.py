@@ -36,7 +36,7 @@ def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None) -> Pat
     run_dir = Path("outputs") / name
     (run_dir / ".hydra").mkdir(parents=True)
     OmegaConf.save(config() if cfg is None else cfg, run_dir / ".hydra" / "config.yaml")
-    folder = run_directory.checkpoints_of(run_dir)
+    (folder,) = run_directory.checkpoint_folders(run_dir)
     folder.mkdir()
     for age, checkpoint in enumerate(checkpoints):
         torch.save({"format": 1}, folder / checkpoint)
@@ -161,6 +161,82 @@ def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
     assert run_directory.find(config(resume=str(checkpoint)), None) == run_directory.Resumed(run_dir, checkpoint)
 
 
+def attempt(run_dir: Path, **changed: object) -> None:
+    """The records of an attempt to resume, as Hydra writes them."""
+    folder = run_directory.next_attempt(run_dir)
+    folder.mkdir()
+    OmegaConf.save(config(**changed), folder / "config.yaml")
+
+
+def test_each_attempt_to_resume_has_a_folder_of_its_own() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    for number in range(1, 12):
+        assert run_directory.next_attempt(run_dir) == run_dir / ".hydra" / f"resume_{number}"
+        assert run_directory.is_attempt(run_directory.next_attempt(run_dir))
+        attempt(run_dir)
+    assert not run_directory.is_attempt(run_dir / ".hydra")
+
+
+def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    attempt(run_dir, task__model__width=32)
+    assert run_directory.find(config(), None).run_dir == run_dir
+    with pytest.raises(UserError, match="same experiment, model and data"):
+        run_directory.find(config(task__model__width=32), None)
+
+
+def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    elsewhere = tmp_path / "elsewhere"
+    attempt(run_dir, default_hooks={"checkpoint": {"out_dir": str(elsewhere)}})
+    found = run_directory.find(config(), None)
+    assert found.checkpoint == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
+    elsewhere.mkdir()
+    torch.save({"format": 1}, elsewhere / "epoch_2.pth")
+    assert run_directory.find(config(), None).checkpoint == elsewhere / "epoch_2.pth"
+    other = make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth")
+    (elsewhere / "run_dir").write_text(f"{other}\n")
+    assert run_directory.find(config(), None).checkpoint == run_dir / "checkpoints" / "epoch_1.pth"
+
+
+def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_run() -> None:
+    cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
+    run_dir = Path("outputs/2026-01-01/10-00-00-aaaaaa")
+    run_directory.record(cfg, run_dir, [run_dir.absolute() / "ck"], resumed=False)
+    (run_dir / "ck").mkdir()
+    torch.save({"format": 1}, run_dir / "ck" / "epoch_1.pth")
+    assert run_directory.find(cfg, None) == run_directory.Resumed(run_dir, run_dir / "ck" / "epoch_1.pth")
+    moved = run_dir.rename("moved")
+    found = run_directory.find(config(resume="moved"), None)
+    assert found == run_directory.Resumed(moved, moved / "ck" / "epoch_1.pth")
+
+
+def test_a_folder_that_nobody_can_name_is_a_mistake_explained() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
+    OmegaConf.save(cfg, run_dir / ".hydra" / "config.yaml")
+    with pytest.raises(UserError, match="has no complete checkpoint") as caught:
+        run_directory.find(config(resume=str(run_dir)), None)
+    assert "a checkpoint file" in str(caught.value.remedy)
+
+
+def test_what_is_recorded_without_hydra() -> None:
+    run_dir = Path("mine")
+    run_directory.record(config(seed=1), run_dir, [], resumed=False)
+    run_directory.record(config(seed=2), run_dir, [], resumed=True)
+    seeds = [OmegaConf.load(run_dir / ".hydra" / name / "config.yaml").seed for name in ("", "resume_1")]
+    assert seeds == [1, 2]
+    run_directory.record(config(seed=3), run_dir, [], resumed=False)
+    assert OmegaConf.load(run_dir / ".hydra" / "config.yaml").seed == 3
+
+
+def test_a_moved_runs_checkpoint_leads_to_where_it_is_now(tmp_path: Path) -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    (run_dir / "checkpoints" / "run_dir").write_text(f"{tmp_path / 'copied from'}\n")
+    found = run_directory.find(config(resume=str(run_dir / "checkpoints" / "epoch_1.pth")), None)
+    assert found.run_dir == run_dir.resolve()
+
+
 @pytest.mark.parametrize("resume", ["outputs/none", "none.pth"])
 def test_what_is_not_there(resume: str) -> None:
     with pytest.raises(UserError, match="neither a run directory nor a checkpoint file") as caught:
@@ -193,3 +269,20 @@ def test_settling_a_run_from_python() -> None:
     assert run_directory.settle(config(), None).run_dir == run_dir
     assert run_directory.settle(config(), run_dir).checkpoint == run_dir / "checkpoints" / "epoch_1.pth"
     assert run_directory.settle(config(), Path("empty")) == run_directory.Resumed(Path("empty"), None)
+
+
+@pytest.mark.parametrize("resume", [None, "alone.pth"])
+def test_a_new_run_from_python_overwrites_no_other(resume: str | None) -> None:
+    torch.save({}, "alone.pth")
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    with pytest.raises(UserError, match="holds a run already") as caught:
+        run_directory.settle(config(resume=resume), run_dir)
+    assert caught.value.key == "run_dir"
+    assert f"resume={run_dir}" in str(caught.value.remedy)
+
+
+def test_going_on_elsewhere_is_refused_from_python_too() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    with pytest.raises(UserError, match="goes on in its own directory") as caught:
+        run_directory.settle(config(resume=str(run_dir)), Path("other"))
+    assert caught.value.key == "run_dir"

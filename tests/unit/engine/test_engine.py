@@ -99,7 +99,7 @@ def test_the_first_of_several_closing_errors_is_raised_and_the_others_logged(
         engine.train()
     assert str(engine.error) == "one"
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["two"]
-    assert recorder.trace[-3:] == ["after_train", "on_exception", "after_run"]
+    assert recorder.trace[-3:] == ["on_exception", "after_train", "after_run"]
 
 
 def test_the_error_is_known_to_the_closing_hooks(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_interrupt_while_closing_does_not_keep_the_others_from_closing(tmp_pa
     hooks: dict[str, Hook] = {"failing": failing("after_train", KeyboardInterrupt()), "recorder": recorder}
     with pytest.raises(KeyboardInterrupt):
         make_engine(tmp_path, hooks).train()
-    assert recorder.trace[-3:] == ["after_train", "on_exception", "after_run"]
+    assert recorder.trace[-3:] == ["on_exception", "after_train", "after_run"]
 
 
 def test_a_validation_on_its_own_closes_after_an_error(tmp_path: Path) -> None:

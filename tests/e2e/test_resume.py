@@ -1,0 +1,175 @@
+"""Resuming that fails, from Python, with folders of one's own: no run loses its records, every run is found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from tests.e2e.projects import Project, Run
+
+QUICK = ("engine.max_epochs=1", "engine.test=false")
+STOPPING = """
+import hydraloop
+
+
+class Stopping(hydraloop.Hook):
+    def before_train(self, engine):
+        self.first = engine.progress.iteration
+
+    def after_train_iter(self, engine, batch_idx, batch, outputs):
+        if engine.progress.iteration - self.first == 3:
+            raise RuntimeError("in the middle")
+"""
+
+
+def records_of(run: Run) -> dict[str, bytes]:
+    """The files that say what a run was and how it ended."""
+    names = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "result.json", "metrics.jsonl")
+    return {name: (run.path / name).read_bytes() for name in names}
+
+
+def test_an_attempt_that_fails_leaves_the_run_as_it_was(project: Project) -> None:
+    assert project.train("engine.max_epochs=1").code == 0
+    run, before = project.run, records_of(project.run)
+    name = run.path.relative_to(project.path)
+
+    done = project.train(f"resume={name}", "model=mlp", "engine.max_epochs=2")
+    assert done.code == 1, done.text
+    assert records_of(run) == before
+    assert OmegaConf.load(run.path / ".hydra/resume_1/config.yaml").resume == str(name)
+    assert Run(run.path / ".hydra/resume_1").result["status"] == "failed"
+
+    done = project.train(f"resume={name}", "task.model.width=32", "engine.max_epochs=2")
+    assert done.code == 1, done.text
+    assert "the weights do not fit the model" in done.err
+    assert "the weights do not fit the model" in run.log
+    assert records_of(run) == before
+    assert "do not fit" in Run(run.path / ".hydra/resume_2").result["error"]
+
+    done = project.train("resume=auto", "engine.max_epochs=2")
+    assert done.code == 0, done.text
+    assert project.run.result["progress"]["epoch"] == 2
+    after = records_of(run)
+    assert {name for name in before if before[name] != after[name]} == {"result.json", "metrics.jsonl"}
+    assert not (run.path / ".hydra/resume_3/result.json").exists()
+
+
+def test_a_resumed_run_that_fails_later_says_so(project: Project) -> None:
+    project.write("stopping.py", STOPPING)
+    assert project.train(*QUICK).code == 0
+    done = project.train("resume=auto", "engine.max_epochs=2", "+hooks.stop._target_=stopping.Stopping")
+    assert done.code == 1, done.text
+    result = project.run.result
+    assert (result["status"], result["error"]) == ("failed", "RuntimeError: in the middle")
+    assert result["progress"]["iteration"] == 23
+
+
+def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Project) -> None:
+    assert project.train(*QUICK).code == 0
+    (project.run.path / "result.json").unlink()
+    assert project.train(f"resume={project.run.path}", "task.model.width=32").code == 1
+    assert not (project.run.path / "result.json").exists()
+    assert Run(project.run.path / ".hydra/resume_1").result["status"] == "failed"
+
+
+def test_runs_from_python_and_from_the_command_line_find_each_other(project: Project) -> None:
+    script = "import hydraloop\ncfg = hydraloop.compose({lines})\nprint(hydraloop.build(cfg{more}).train().status)\n"
+    project.write("own.py", script.format(lines=[*QUICK], more=""))
+    done = project.python("own.py")
+    assert done.code == 0, done.text
+    run = project.run
+    assert run.config.engine.max_epochs == 1
+    done = project.train("resume=auto", "engine.max_epochs=2", "engine.test=false")
+    assert done.code == 0, done.text
+    checkpoint = run.path / "checkpoints" / "epoch_2.pth"
+    project.write("own.py", script.format(lines=[f"resume={checkpoint}", "engine.max_epochs=3"], more=""))
+    done = project.python("own.py")
+    assert done.code == 0, done.text
+    assert project.run.result["progress"]["epoch"] == 3
+    assert run.config.engine.max_epochs == 1, "the config it was begun with"
+    for number, epochs in ((1, 2), (2, 3)):
+        assert OmegaConf.load(run.path / f".hydra/resume_{number}/config.yaml").engine.max_epochs == epochs
+
+    before = records_of_python(run)
+    more = f", run_dir=__import__('pathlib').Path({str(run.path)!r})"
+    project.write("own.py", script.format(lines=[*QUICK], more=more))
+    done = project.python("own.py")
+    assert "run_dir: " in done.err
+    assert "holds a run already" in done.err
+    assert records_of_python(run) == before
+
+
+def records_of_python(run: Run) -> dict[str, bytes]:
+    """All files of a run but its checkpoints."""
+    files = [path for path in run.path.rglob("*") if path.is_file() and path.suffix != ".pth"]
+    return {str(path): path.read_bytes() for path in files}
+
+
+def test_checkpoints_in_a_folder_that_only_the_job_knows(project: Project) -> None:
+    line = ["default_hooks.checkpoint.out_dir=${hydra:runtime.output_dir}/ck", "engine.test=false"]
+    assert project.train(*line, "engine.max_epochs=1").code == 0
+    name = str(project.run.path.relative_to(project.path))
+    for epochs, resume in ((2, name), (3, "auto"), (4, f"{name}/ck/epoch_3.pth")):
+        done = project.train(*line, f"engine.max_epochs={epochs}", f"resume={resume}")
+        assert done.code == 0, done.text
+        assert project.run.result["progress"]["epoch"] == epochs
+    assert sorted(path.name for path in (project.run.path / "ck").glob("*.pth")) == [
+        f"epoch_{epoch}.pth" for epoch in range(1, 5)
+    ]
+
+
+def test_what_only_a_job_knows_is_a_mistake_in_python(project: Project) -> None:
+    project.write(
+        "own.py",
+        "import hydraloop\n"
+        "cfg = hydraloop.compose(['default_hooks.checkpoint.out_dir=${hydra:runtime.output_dir}/ck'])\n"
+        "try:\n"
+        "    hydraloop.build(cfg)\n"
+        "except hydraloop.UserError as error:\n"
+        "    print(error.key, '|', error.remedy)\n",
+    )
+    done = project.python("own.py")
+    assert done.out.startswith("default_hooks.checkpoint.out_dir | Write a value"), done.text
+
+
+def test_a_run_without_hydras_records_is_found_again(project: Project) -> None:
+    line = ["hydra.output_subdir=null", "engine.test=false"]
+    assert project.train(*line, "engine.max_epochs=1").code == 0
+    done = project.train(*line, "engine.max_epochs=2", "resume=auto")
+    assert done.code == 0, done.text
+    assert project.run.result["progress"]["epoch"] == 2
+
+
+def test_a_directory_named_in_the_config_file(project: Project) -> None:
+    config = project.path / "conf" / "config.yaml"
+    config.write_text(config.read_text() + "\nhydra: {run: {dir: 'runs/${experiment_name}'}}\n")
+    run = Run(project.path / "runs" / "digits")
+    for epochs in (1, 2):
+        done = project.train("resume=auto", f"engine.max_epochs={epochs}", "engine.test=false")
+        assert done.code == 0, done.text
+        assert done.err.count("runs/digits has no checkpoint: a new run starts there") == (epochs == 1)
+        assert run.result["progress"]["epoch"] == epochs
+    done = project.train(*QUICK)
+    assert done.code == 2
+    assert "hydra.run.dir: runs/digits holds a run already" in done.err
+    # It is no order to go on there with another run, and nothing starts anew over a run.
+    assert project.train(*QUICK, "hydra.run.dir=runs/two").code == 0
+    done = project.train("resume=runs/two", "engine.max_epochs=2", "engine.test=false")
+    assert done.code == 0, done.text
+    assert Run(project.path / "runs" / "two").result["progress"]["epoch"] == 2
+    alone = Path(project.path, "alone.pth")
+    alone.write_bytes((run.path / "checkpoints" / "epoch_2.pth").read_bytes())
+    done = project.train("resume=alone.pth", "engine.max_epochs=3")
+    assert done.code == 2
+    assert "hydra.run.dir: runs/digits holds a run already" in done.err
+
+
+def test_nothing_to_train_on_is_refused_before_there_is_a_run(project: Project) -> None:
+    for line in (["data=base"], ["data.train=null"], ["-m", "data=digits,base"], ["-m", "data.train=null", "seed=1,2"]):
+        done = project.train(*line)
+        assert done.code == 2, done.text
+        assert done.err.startswith("error: data.train: there is no training data"), done.text
+        assert not done.out
+    assert not {"outputs", "multirun"} & project.files
+    assert project.train("--cfg", "job", "data=base").code == 0
