@@ -1,8 +1,9 @@
 """Which `_target_`s a config may name: checked by name before anything is imported, and by origin afterwards.
 
 A config can come from anywhere (a colleague, a sweep's file, the web), and instantiating it calls whatever it names. So
-only these may be named: hydraloop's component packages, the public classes and functions of a few parts of torch and of
-torchmetrics, the project's own files, and what `hydraloop.main(trusted=[…])` adds.
+only these may be named: what hydraloop's component packages export, the public classes and functions of a few parts of
+torch and of torchmetrics (allowed.py), the project's own files, and what `hydraloop.main(trusted=[…])` adds. Of all of
+them, only what needs no object to be called on: classes, classmethods, functions of a module.
 """
 
 from __future__ import annotations
@@ -18,16 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydraloop.allowed import COMPONENTS, LIBRARIES, REFUSED, is_constructor, is_ours_or_a_library, is_public, within
 from hydraloop.errors import UserError, suggestion
 
-COMPONENTS = tuple(
-    f"hydraloop.{package}" for package in ("hooks", "tasks", "data", "models", "optim", "tracking", "compat")
-)
-LIBRARIES = ("torch.nn", "torch.optim", "torch.utils.data", "torch.profiler", "torchmetrics")
-REFUSED = ("torch.utils.data.datapipes",)
-"""Inside the libraries, but able to unpickle what a config hands them."""
-_BUILTIN_ORIGINS = ("torch._C._nn",)
-"""Where the functions of torch.nn.functional that are written in C++ say they are from."""
 _NOT_A_PROJECT = ("site-packages", "dist-packages")
 _OURSELVES = "hydraloop"
 """The rest of hydraloop is not for configs, even where its source lies in the project's folder: this list is in it."""
@@ -68,42 +62,53 @@ class Allowlist:
             if top_level not in sys.stdlib_module_names and _file_of(top_level) is None:
                 raise _missing(target, f"there is no module {top_level!r}", (), key)
             raise self._refused(target, key)
-        found = self._find(target, key)
+        found, owner = self._find(target, key)
         if isinstance(found, ModuleType) and self._origin_allowed(found.__name__):
             raise UserError(
                 f"{target} is a module, not a class or function",
                 key=f"{key}._target_",
                 remedy=f"Name what is in it, {target}.Class.",
             )
+        if target in self._trusted and callable(found):
+            return found
         origin = _origin(found)
-        if target not in self._trusted and (origin is None or not self._origin_allowed(origin)):
+        if not self._object_allowed(found, origin):
             where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
             raise self._refused(target, key, where)
-        if not callable(found):
+        # Packages that are trusted also have functions of their own kind, such as NumPy's.
+        of_its_own = isinstance(owner, ModuleType) and callable(found) and within(origin or "", self._trusted)
+        if not of_its_own and not is_constructor(found, owner):
             raise UserError(
-                f"{target} is a {type(found).__name__}, not a class or function",
+                f"{target} is not a class, a classmethod or a function of a module",
                 key=f"{key}._target_",
-                remedy="Name a class, or a function that returns the object.",
+                remedy="Name one of these; a function may return the object you want.",
             )
         return found
 
     def _name_allowed(self, target: str) -> bool:
         parts = target.split(".")
-        if _within(target, self._trusted):
+        if within(target, self._trusted):
             return True
-        if _within(target, COMPONENTS) or _within(target, LIBRARIES):
-            return not any(part.startswith("_") for part in parts) and not _within(target, REFUSED)
-        if _within(target, (_OURSELVES,)):
+        if within(target, (*COMPONENTS, *LIBRARIES)):
+            return is_public(target)
+        if within(target, (_OURSELVES,)):
             return False
         return parts[0] == "__main__" or self._is_project_file(_file_of(parts[0]))
 
-    def _origin_allowed(self, origin: str) -> bool:
+    def _object_allowed(self, found: Any, origin: str | None) -> bool:
         """`origin` is the module the object was defined in."""
-        if _within(origin, self._trusted):
+        if is_ours_or_a_library(found, origin):
             return True
-        if _within(origin, (*COMPONENTS, *LIBRARIES, *_BUILTIN_ORIGINS)) and not _within(origin, REFUSED):
+        if origin is None or (within(origin, (*COMPONENTS, *LIBRARIES)) and not within(origin, self._trusted)):
+            return False
+        return self._origin_allowed(origin)
+
+    def _origin_allowed(self, origin: str) -> bool:
+        if within(origin, self._trusted):
             return True
-        if _within(origin, (_OURSELVES,)):
+        if within(origin, (*COMPONENTS, *LIBRARIES)) and not within(origin, REFUSED):
+            return True
+        if within(origin, (_OURSELVES,)):
             return False
         if origin == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
             return True  # a notebook's own cells
@@ -120,28 +125,30 @@ class Allowlist:
             return False
         return any(path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders)
 
-    def _find(self, target: str, key: str) -> Any:
-        """Import what must be imported, then follow attributes."""
+    def _find(self, target: str, key: str) -> tuple[Any, Any]:
+        """Import what must be imported, then follow attributes. Returns the object, and what it was found in."""
         parts = target.split(".")
         found: Any = importlib.import_module(parts[0])
+        owner: Any = None
         for index, part in enumerate(parts[1:], start=1):
             path = ".".join(parts[: index + 1])
             if hasattr(found, part):
-                found = getattr(found, part)
+                found, owner = getattr(found, part), found
                 continue
             file = _file_of(path) if isinstance(found, ModuleType) else None
             if file is None:
                 raise _missing(target, f"{'.'.join(parts[:index])} has no {part!r}", _public(found), key, part)
-            if not _within(path, (*self._trusted, *COMPONENTS, *LIBRARIES)) and not self._is_project_file(file):
+            if not within(path, (*self._trusted, *COMPONENTS, *LIBRARIES)) and not self._is_project_file(file):
                 # A link, or an environment, inside the project.
                 raise self._refused(target, key, f" (it comes from {file})")
-            found = importlib.import_module(path)
-        return found
+            found, owner = importlib.import_module(path), found
+        return found, owner
 
     def _refused(self, target: str, key: str, where: str = "") -> UserError:
         top_level = target.split(".")[0]
-        # Of torch and the standard library never all: both have functions that run what they are given.
-        package = target if top_level == "torch" or top_level in sys.stdlib_module_names else top_level
+        # Of these never all: they have functions that run what they are given, or write it to any file.
+        wide = top_level in ("torch", _OURSELVES) or top_level in sys.stdlib_module_names
+        package = target if wide else top_level
         return UserError(
             f"{target}{where} is not among what a config may instantiate",
             key=f"{key}._target_",
@@ -152,10 +159,6 @@ class Allowlist:
 
 ALLOWLIST = Allowlist()
 """What this process may instantiate; `main()` and `compose()` add their caller's folder."""
-
-
-def _within(name: str, packages: Iterable[str]) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _is_path(target: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from hydraloop.cli import arguments, checks, mistakes, plan
+from hydraloop.cli import arguments, checks, hydra_targets, mistakes, plan
 from hydraloop.cli.composing import Composer
 
 
@@ -24,6 +24,7 @@ def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
         cfg = composer.compose(lines)
     except mistakes.COMPOSING_ERRORS as error:
         raise mistakes.explain(error, parsed, composer) from error
+    hydra_targets.check_hydra(cfg)
     checks.check_complete(cfg)
     checks.check_hooks(cfg, {group: composer.options(group) for group in arguments.HOOK_GROUPS})
     plan.check_plan(cfg)

@@ -48,9 +48,12 @@ class Task(nn.Module):
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self._loss_sums = torch.zeros(2, dtype=torch.float64)
 
+    # Properties, since nn.Module.__getattr__ would take 0.4 µs to find each of them, in every iteration. Modules are kept
+    # where nn.Module keeps them, so that everything that replaces a submodule still does.
+
     @property
     def model(self) -> nn.Module:
-        """The model. A property, since `nn.Module.__getattr__` would take 0.4 µs to find it in every iteration."""
+        """The model."""
         model = self._modules.get("model")
         if model is None:
             raise AttributeError("this task has no model")
@@ -59,6 +62,15 @@ class Task(nn.Module):
     @model.setter
     def model(self, model: nn.Module) -> None:
         self._modules["model"] = model
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Of (outputs, targets), a scalar mean over the batch."""
+        return self._modules.get("loss") or self._loss_function
+
+    @loss.setter
+    def loss(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:  # a plain function; nn.Module takes the modules
+        self._loss_function = loss
 
     # Training. -------------------------------------------------------------------------------------------------------
 

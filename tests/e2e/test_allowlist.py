@@ -23,10 +23,10 @@ EXPERIMENTS = {
     "hydra.hydra_logging.handlers.x.()": (
         'hydra:\n  hydra_logging:\n    handlers:\n      x:\n        "()": runpy.run_path\n        path_name: evil.py\n'
     ),
-    "data.train._target_": (
-        "data:\n  train:\n    _target_: hydraloop.data.bundled.find_data_file\n    name: passwd\n    root: /etc\n"
+    "hooks.x._target_": (
+        "hooks:\n  x:\n    _target_: hydraloop.data.bundled.find_data_file\n    name: passwd\n    root: /etc\n"
     ),
-    "hooks.x._target_": "hooks:\n  x:\n    _target_: torch.profiler.ExecutionTraceObserver\n",
+    "hooks.y._target_": "hooks:\n  y:\n    _target_: torch.profiler.ExecutionTraceObserver\n",
 }
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydraloop.cli.hydra_targets import check_hydra
+from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import checked
+from hydraloop.cli.hydra_targets import check_hydra
 from hydraloop.errors import UserError
 from tests.config.composed import composer
 
@@ -35,12 +36,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def config(**sections: Any) -> DictConfig:
-    return OmegaConf.create(
-        {
-            "hydra": {"runtime": {"output_dir": "???"}, "job": {"num": "???"}, **sections},
-            "evil": {"_target_": "os.abort"},
-        }
-    )
+    cfg = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf), "evil": {"_target_": "os.abort"}})
+    for section, value in sections.items():
+        cfg.hydra[section] = value
+    return cfg
 
 
 def handler(**options: Any) -> dict[str, Any]:
@@ -159,7 +158,7 @@ def test_an_unresolvable_handler_is_refused() -> None:
 
 
 def test_a_config_without_the_sections_passes() -> None:
-    check_hydra(OmegaConf.create({"hydra": {"job_logging": None}}))
+    check_hydra(config())
     check_hydra(OmegaConf.create({"seed": 1}))
 
 

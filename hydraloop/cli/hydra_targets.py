@@ -1,0 +1,121 @@
+"""What Hydra itself makes from a config (callbacks, launcher, sweeper, log handlers): behind the allowlist, too."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import logging.handlers
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hydraloop.allowed import within
+from hydraloop.allowlist import ALLOWLIST
+from hydraloop.cli.composing import hydra_config
+from hydraloop.errors import UserError
+
+_MADE = ("callbacks", "launcher", "sweeper")
+_LOGGING = ("job_logging", "hydra_logging")
+_PLUGINS = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hydra_plugins")
+_FACTORIES = ("()", "class", "factory", "queue", "listener")
+"""Keys of a logging section whose value Python imports and calls."""
+_STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+_LOG_CLASSES = (
+    "hydraloop.cli.console.ConsoleHandler",
+    *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),
+    "colorlog.formatter.ColoredFormatter",
+)
+_UNKNOWN = object()
+_SET_BY_HYDRA = re.compile(r"\$\{hydra[.:](runtime|job|run|sweep)\.\w+\}")
+"""The start of a value known only once Hydra runs, `${hydra.runtime.output_dir}/train.log`."""
+
+
+def check_hydra(cfg: DictConfig) -> None:
+    """Refuse what Hydra would import and call on its own, unless it is Hydra's, or the allowlist has it.
+
+    Raises:
+        UserError: names the key.
+    """
+    if "hydra" not in cfg:
+        return
+    with hydra_config(cfg):
+        for section in (*_MADE, *_LOGGING):
+            if section not in cfg.hydra and not OmegaConf.is_interpolation(cfg.hydra, section):
+                continue
+            for key, name, value in _values(cfg.hydra, section, "hydra"):
+                if name in _FACTORIES and section in _LOGGING:
+                    _check_factory(value, key)
+                elif name == "_target_":
+                    _check_target(value, key)
+                elif value is _UNKNOWN:
+                    raise UserError("does not resolve before the run", key=key, remedy="Write the value itself.")
+                elif section in _LOGGING and str(value).startswith("ext://") and value not in _STREAMS:
+                    raise UserError(f"{value} is refused", key=key, remedy=f"Use {' or '.join(_STREAMS)}.")
+
+
+def _check_target(target: Any, key: str) -> None:
+    if not isinstance(target, str):
+        raise UserError("is not the path of a class", key=key, remedy="Write package.module.Class.")
+    if not _is_plugin(target):
+        ALLOWLIST.locate(target, key.removesuffix("._target_"))
+
+
+def _is_plugin(target: str) -> bool:
+    """Whether it is a class of Hydra's own or of an installed plugin, in the module that defines it."""
+    module, _, name = target.rpartition(".")
+    if not within(module, _PLUGINS):
+        return False
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return False
+    return isinstance(found, type) and within(found.__module__, _PLUGINS)
+
+
+def _check_factory(target: Any, key: str) -> None:
+    if not isinstance(target, str) or ":" in target:
+        raise UserError("is not the path of a class", key=key, remedy="Write logging.FileHandler, or the like.")
+    if not _is_log_class(target):
+        try:
+            ALLOWLIST.locate(target, key)
+        except UserError as error:
+            raise UserError(error.problem, key=key, remedy=error.remedy) from error
+
+
+def _is_log_class(target: str) -> bool:
+    """Whether it is a handler, formatter or filter of the standard library, or one of ours or colorlog's."""
+    module, _, name = target.rpartition(".")
+    if module not in ("logging", "logging.handlers"):
+        return target in _LOG_CLASSES
+    found = getattr(sys.modules[module], name, None)
+    return isinstance(found, type) and issubclass(found, logging.Handler | logging.Formatter | logging.Filter)
+
+
+def _values(node: Any, name: str | int, prefix: str) -> Iterator[tuple[str, str, Any]]:
+    """(key, last part of it, value) of each value at and under `node[name]`; `_UNKNOWN` for what only a run knows."""
+    key = f"{prefix}[{name}]" if isinstance(name, int) else f"{prefix}.{name}"
+    value = _resolved(node, name)
+    if isinstance(value, DictConfig):
+        for inner in value:
+            yield from _values(value, str(inner), key)
+    elif isinstance(value, ListConfig):
+        for index in range(len(value)):
+            yield from _values(value, index, key)
+    elif value is not None:
+        yield key, str(name), value
+
+
+def _resolved(node: Any, name: str | int) -> Any:
+    called = name in (*_FACTORIES, "_target_")
+    if OmegaConf.is_missing(node, name):
+        return _UNKNOWN if called else None
+    try:
+        return node[name]
+    except OmegaConfBaseException:
+        # Hydra fills some in: a path or a number, in text.
+        raw = node._get_node(name)
+        return None if not called and raw is not None and _SET_BY_HYDRA.match(str(raw._value())) else _UNKNOWN
