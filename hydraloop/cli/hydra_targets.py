@@ -95,13 +95,13 @@ def _is_log_class(target: str) -> bool:
     return isinstance(found, type) and issubclass(found, logging.Handler | logging.Formatter | logging.Filter)
 
 
-def _values(node: Any, name: str | int, prefix: str) -> Iterator[tuple[str, str, Any]]:
+def _values(node: Any, name: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
     """(key, last part of it, value) of each value at and under `node[name]`; `_UNKNOWN` for what only a run knows."""
-    key = f"{prefix}[{name}]" if isinstance(name, int) else f"{prefix}.{name}"
+    key = f"{prefix}[{name}]" if isinstance(node, ListConfig) else f"{prefix}.{name}"
     value = _resolved(node, name)
     if isinstance(value, DictConfig):
         for inner in value:
-            yield from _values(value, str(inner), key)
+            yield from _values(value, inner, key)
     elif isinstance(value, ListConfig):
         for index in range(len(value)):
             yield from _values(value, index, key)
@@ -109,7 +109,7 @@ def _values(node: Any, name: str | int, prefix: str) -> Iterator[tuple[str, str,
         yield key, str(name), value
 
 
-def _resolved(node: Any, name: str | int) -> Any:
+def _resolved(node: Any, name: Any) -> Any:
     called = name in (*_FACTORIES, "_target_")
     if OmegaConf.is_missing(node, name):
         return _UNKNOWN if called else None

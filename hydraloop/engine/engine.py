@@ -14,8 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine import lifecycle, loading
+from hydraloop.engine import lifecycle, loading, seeding
 from hydraloop.engine.checkpoint import write
+from hydraloop.engine.checks import check_epoch, check_evaluable, check_trainable
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.hook import Hook, OnError
@@ -112,8 +113,6 @@ class Engine:
         """Whether no gradients are waiting for an optimizer step."""
         self.loaded = False
         """Whether `resume` or `load_from` have been done; they are, once an engine."""
-        self.checkpoint_rng: dict[str, Any] | None = None
-        """States of the generators to put back before training goes on."""
         self._window = Window(self.accumulate) if self.accumulate > 1 else None
 
     # The run. --------------------------------------------------------------------------------------------------------
@@ -127,13 +126,14 @@ class Engine:
         """
         at, progress = self.stages, self.progress
         with lifecycle.run(self, write_result=True):
-            self._check_trainable()
-            loading.load(self)  # after_load_checkpoint
+            check_trainable(self)
+            rng = loading.load(self)  # after_load_checkpoint
             with lifecycle.always(self, at.after_train):
                 self._call(at.before_train)
-                loading.restore_rng(self)
+                if rng is not None:  # last of all, so that nothing that starts up moves the generators on
+                    seeding.set_rng_state(rng)
                 self._requests.act()
-                self._validate_if_due(making_up=True)
+                self._validate_if_due()
                 while progress.iteration < self.max_iters and not self.stopping:
                     self.resumed_in_epoch = progress.batch_in_epoch > 0
                     self.task.train()
@@ -168,7 +168,9 @@ class Engine:
                 self._validate_if_due()
             if progress.iteration >= self.max_iters or requests.stop_reason is not None:
                 break
-        self._close_epoch()
+        check_epoch(self)
+        if progress.batch_in_epoch == self.epoch_length:
+            progress.epoch, progress.batch_in_epoch = progress.epoch + 1, 0
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
         """One iteration: forward, backward, and at the window's end the optimizer step. No host sync.
@@ -270,7 +272,7 @@ class Engine:
         Raises:
             UserError: there is no validation data.
         """
-        _require(self.loaders.val, "data.val")
+        check_evaluable(self.loaders.val, "data.val")
         with lifecycle.run(self, write_result=False):
             loading.load(self)
             return self._validate()
@@ -281,7 +283,7 @@ class Engine:
         Raises:
             UserError: there is no test data, or the file does not fit.
         """
-        _require(self.loaders.test, "data.test")
+        check_evaluable(self.loaders.test, "data.test")
         with lifecycle.run(self, write_result=False):
             loading.load(self)
             return self._test(checkpoint)
@@ -304,26 +306,22 @@ class Engine:
         finally:
             self._evaluation = None
 
-    def _validate_if_due(self, *, making_up: bool = False) -> None:
+    def _validate_if_due(self) -> None:
         """Validate where the interval says so and at the end of training, once for each iteration.
 
-        Args:
-            making_up: a resumed run looks whether the validation of its checkpoint's epoch was still to come.
+        A resumed run begins with this: a validation that was still to come when its checkpoint was written is made up.
         """
         progress, by_epoch = self.progress, self.settings.val_by_epoch
+        ends = progress.iteration >= self.max_iters or self.stopping
         if self.loaders.val is None or progress.last_validation == progress.iteration:
             return
-        if by_epoch and progress.batch_in_epoch != 0 and not self.stopping and progress.iteration < self.max_iters:
-            return
         if by_epoch:
-            due = self._validation.due(progress.epoch)
+            due = progress.batch_in_epoch == 0 and self._validation.due(progress.epoch)
         else:  # one that was due inside an accumulation window has waited for its end
             unseen = range(max(self._val_seen, progress.last_validation) + 1, progress.iteration + 1)
             due = any(map(self._validation.due, unseen))
             self._val_seen = progress.iteration
-        ends = not making_up and (progress.iteration >= self.max_iters or self.stopping)
-        made_up_end = making_up and progress.iteration >= self.max_iters
-        if self.settings.val_interval is not None and (due or ends or made_up_end):
+        if self.settings.val_interval is not None and (due or ends):
             self._validate()
 
     # Asking and acting. ----------------------------------------------------------------------------------------------
@@ -389,46 +387,3 @@ class Engine:
     def _call(self, calls: Sequence[Call], *args: Any) -> None:
         for call in calls:
             call(self, *args)
-
-    def _check_trainable(self) -> None:
-        """Refuse to train on nothing.
-
-        Raises:
-            UserError: there is no train loader, or it has no batch.
-        """
-        if self.loaders.train is None:
-            raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
-        if self.epoch_length == 0:
-            raise UserError(
-                "the train loader has no batch",
-                key="data.loader.batch_size",
-                remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
-            )
-
-    def _close_epoch(self) -> None:
-        """Count a completed epoch.
-
-        Raises:
-            UserError: the loader yielded fewer batches than its length, so that no window could close rightly.
-        """
-        progress = self.progress
-        if progress.batch_in_epoch > self.epoch_length:
-            raise UserError(
-                f"the loader has a length of {self.epoch_length} batches and yielded more",
-                key="data.train",
-                remedy="Let __len__ of the data set (or loader) be what it yields.",
-            )
-        if progress.batch_in_epoch == self.epoch_length:
-            progress.epoch += 1
-            progress.batch_in_epoch = 0
-        elif progress.iteration < self.max_iters and not self.stopping:
-            raise UserError(
-                f"the loader has a length of {self.epoch_length} batches and yielded {progress.batch_in_epoch}",
-                key="data.train",
-                remedy="Let __len__ of the data set (or loader) be what it yields.",
-            )
-
-
-def _require(loader: Loader | None, key: str) -> None:
-    if loader is None:
-        raise UserError("there is no such data", key=key, remedy=f"Give {key} a data set.")

@@ -68,37 +68,35 @@ def has_state(hook: Hook) -> bool:
     return type(hook).state_dict is not Hook.state_dict
 
 
-def load(engine: Engine) -> None:
-    """Do what `resume=` or `load_from=` ask for, then call after_load_checkpoint.
+def load(engine: Engine) -> dict[str, Any] | None:
+    """Do what `resume=` or `load_from=` ask for, once an engine, then call after_load_checkpoint.
+
+    Returns:
+        The states of the random generators to go on with; None where nothing is resumed.
 
     Raises:
         UserError: the file does not fit the run; names the entry.
     """
     settings = engine.settings
     if engine.loaded:
-        return
+        return None
     engine.loaded = True
+    rng: dict[str, Any] | None = None
     if settings.resume is not None:
         checkpoint = load_file(settings.resume, key="resume")
         check_resumable(checkpoint, settings.resume)
         _resume(engine, checkpoint)
-        engine.checkpoint_rng = checkpoint["rng"]
+        rng = checkpoint["rng"]
         log.info("resumed from %s, iteration %d", settings.resume, engine.progress.iteration)
     elif settings.load_from is not None:
         checkpoint = load_file(settings.load_from, key="load_from")
         _load_weights(engine, evaluation_weights(checkpoint, settings.weights), "load_from")
         log.info("weights loaded from %s", settings.load_from)
     else:
-        return
+        return None
     for call in engine.stages.after_load_checkpoint:
         call(engine, checkpoint)
-
-
-def restore_rng(engine: Engine) -> None:
-    """Put the generators back to where the checkpoint left them: last of all, so that no start-up draw moves them."""
-    if engine.checkpoint_rng is not None:
-        seeding.set_rng_state(engine.checkpoint_rng)
-        engine.checkpoint_rng = None
+    return rng
 
 
 def _resume(engine: Engine, checkpoint: Checkpoint) -> None:

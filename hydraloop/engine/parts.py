@@ -1,13 +1,11 @@
-"""What an engine is given: loaders, settings, and what it needs of a task and of a schedule."""
+"""What an engine is given: loaders, settings, and what it needs of a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-
-from torch import Tensor, nn
 
 from hydraloop.engine.progress import Progress
 
@@ -23,18 +21,6 @@ class Loaders:
     train: Loader | None = None
     val: Loader | None = None
     test: Loader | None = None
-
-
-class TrainableTask(Protocol):
-    """An `nn.Module` with these; `hydraloop.tasks.Task` is the class to inherit from."""
-
-    model: nn.Module
-    metric_names: tuple[str, ...]
-
-    def num_samples(self, batch: Any) -> int: ...
-    def evaluate(self, batch: Any) -> dict[str, Any]: ...
-    def reset_metrics(self) -> None: ...
-    def compute_metrics(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
 
 
 class Stateful(Protocol):

@@ -48,8 +48,8 @@ class Task(nn.Module):
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self._loss_sums = torch.zeros(2, dtype=torch.float64)
 
-    # Properties, since nn.Module.__getattr__ would take 0.4 µs to find each of them, in every iteration. Modules are kept
-    # where nn.Module keeps them, so that everything that replaces a submodule still does.
+    # Properties, since nn.Module.__getattr__ would take 0.4 µs to find each of them, in every iteration. Modules are
+    # kept where nn.Module keeps them, so that everything that replaces a submodule still does.
 
     @property
     def model(self) -> nn.Module:

@@ -15,7 +15,9 @@ class Mine(Callback):
         print("the callback was called")
 """
 EXPERIMENTS = {
-    "hydra.callbacks.x._target_": "hydra:\n  callbacks:\n    x:\n      _target_: runpy.run_path\n      path_name: evil.py\n",
+    "hydra.callbacks.x._target_": (
+        "hydra:\n  callbacks:\n    x:\n      _target_: runpy.run_path\n      path_name: evil.py\n"
+    ),
     "hydra.job_logging.handlers.x.()": (
         "hydra:\n  job_logging:\n    handlers:\n      x:\n"
         '        "()": torch.load\n        f: evil.pt\n        weights_only: false\n'

@@ -97,7 +97,6 @@ REFUSED = [
     "torch.nn.functional.warnings.warn",
     "torch.nn.functional.importlib",
     "torch.nn.functional.torch",
-    "torch.nn.functional.torch.conv2d",
     "torch.nn.functional.Tensor",
     "torch.nn.functional.boolean_dispatch",
     "torch.nn.functional.handle_torch_function",

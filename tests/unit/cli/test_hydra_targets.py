@@ -55,7 +55,7 @@ def handler(**options: Any) -> dict[str, Any]:
     ],
 )
 def test_targets_of_hydra_and_of_the_project_pass(target: str) -> None:
-    check_hydra(config(callbacks={"x": {"_target_": target}, "none": None}))
+    check_hydra(config(callbacks={"x": {"_target_": target, 5: [6]}, "none": None}))
 
 
 @pytest.mark.parametrize(

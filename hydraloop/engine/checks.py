@@ -1,0 +1,55 @@
+"""What the engine refuses to train or to evaluate on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydraloop.engine.parts import Loader
+from hydraloop.errors import UserError
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+def check_trainable(engine: Engine) -> None:
+    """Refuse to train on nothing.
+
+    Raises:
+        UserError: there is no train loader, or it has no batch.
+    """
+    if engine.loaders.train is None:
+        raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
+    if engine.epoch_length == 0:
+        raise UserError(
+            "the train loader has no batch",
+            key="data.loader.batch_size",
+            remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
+        )
+
+
+def check_evaluable(loader: Loader | None, key: str) -> None:
+    """Refuse to evaluate on nothing.
+
+    Raises:
+        UserError: there is no loader.
+    """
+    if loader is None:
+        raise UserError("there is no such data", key=key, remedy=f"Give {key} a data set.")
+
+
+def check_epoch(engine: Engine) -> None:
+    """Refuse a loader that yields more or fewer batches than its length: no window would close where it should.
+
+    Raises:
+        UserError: says how many.
+    """
+    progress, length = engine.progress, engine.epoch_length
+    cut_short = progress.iteration >= engine.max_iters or engine.stopping
+    if progress.batch_in_epoch == length or (progress.batch_in_epoch < length and cut_short):
+        return
+    got = "more" if progress.batch_in_epoch > length else progress.batch_in_epoch
+    raise UserError(
+        f"the loader has a length of {length} batches and yielded {got}",
+        key="data.train",
+        remedy="Let __len__ of the data set (or loader) be what it yields.",
+    )
