@@ -23,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop import run_directory
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
+from hydraloop.cli.attempt import Attempt
 from hydraloop.cli.help import format_help
-from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.engine.result import Result, command, describe
 from hydraloop.errors import UserError
 
@@ -86,6 +86,8 @@ class _App:
     """Errors of jobs, shown when they happened."""
     jobs: int = 0
     """Jobs started."""
+    directories: set[Path] = field(default_factory=set)
+    """Of the jobs started."""
 
     def run(self, argv: Sequence[str]) -> None:
         argv, dry_run = arguments.take_dry_run(argv)
@@ -126,7 +128,8 @@ class _App:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
         self.jobs += 1
         run_dir = Path(HydraConfig.get().runtime.output_dir)
-        before = _Before.of(run_dir)
+        self._own(run_dir)
+        attempt = Attempt.in_job(run_dir)
         engine: Any = None
         try:
             from hydraloop.builder import build  # torch is imported here
@@ -138,11 +141,23 @@ class _App:
             if engine is None or engine.result is None:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 Result(status="interrupted" if interrupted else "failed", error=describe(error)).write(run_dir)
-            before.put_back_unless_trained(engine)
+            attempt.put_back_unless_trained(engine)
             raise
         if result.best is not None:
             return result.best.value
         return next(iter(result.val_metrics.values()), None)
+
+    def _own(self, run_dir: Path) -> None:
+        """Refuse a directory that another job of this sweep has had."""
+        if run_dir in self.directories:
+            error = UserError(
+                f"{run_dir} is another job's already",
+                key="hydra.sweep.subdir",
+                remedy="Let it tell the jobs apart: ${hydra.job.num}.",
+            )
+            self._report(error)
+            raise error
+        self.directories.add(run_dir)
 
     def _report(self, error: BaseException) -> None:
         """Show an error of a job when it happens, in the terminal and in train.log."""
@@ -153,48 +168,6 @@ class _App:
             log.error("%s", error)
         else:
             log.error("%s", describe(error), exc_info=error)
-
-
-@dataclass(frozen=True)
-class _Before:
-    """What `result.json` said before an attempt to resume the run.
-
-    An attempt that fails before it has trained anything (another model, a cut-off file) must not replace the result of
-    the run; its own goes to the attempt's folder, `.hydra/resume_<n>/result.json`.
-    """
-
-    result: Path
-    text: bytes | None
-    attempt: Path | None
-    """The attempt's folder; None: the run is new."""
-
-    @classmethod
-    def of(cls, run_dir: Path) -> _Before:
-        """As it is now, in a job of Hydra's."""
-        result, records = run_dir / RESULT_FILE, run_dir / (HydraConfig.get().output_subdir or "")
-        attempt = records if run_directory.is_attempt(records) else None
-        return cls(result, result.read_bytes() if result.exists() else None, attempt)
-
-    def put_back_unless_trained(self, engine: Any) -> None:
-        """Undo what a failed attempt did to the file, unless it has done an iteration; `engine` may be None."""
-        if self.attempt is None or not self.result.exists() or _has_trained(engine):
-            return
-        self.result.replace(self.attempt / RESULT_FILE)
-        if self.text is not None:
-            self.result.write_bytes(self.text)
-
-
-def _has_trained(engine: Any) -> bool:
-    """Whether the resumed run has gone on for an iteration at least."""
-    if engine is None or engine.progress.iteration == 0:
-        return False
-    import torch
-
-    path = engine.settings.resume
-    if not path.exists():  # the run itself has deleted it, for newer ones
-        return True
-    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # mmap: tensors are not read
-    return bool(engine.progress.iteration > checkpoint["progress"]["iteration"])
 
 
 def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[list[str], bool, DictConfig]:
@@ -210,7 +183,7 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
     lines, rewritten = arguments.with_hook_lists(typed)
     multirun = args.multirun or _mode_is_multirun(lines, composer)
     if multirun:
-        lines = typed
+        lines = arguments.with_hook_options_swept(typed)
     elif rewritten:
         print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
     if not multirun:
@@ -219,7 +192,8 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
             _check_data(cfg)
         return lines, False, cfg
     parsed = arguments.parse(lines)
-    base = composer.compose([line for line in lines if line.startswith("hydra")])
+    checked.check_sweep(lines, composer)
+    base = checked.composed([line for line in lines if line.startswith("hydra")], composer)
     first: DictConfig | None = None
     for job in composing.jobs(composing.swept(base, parsed)):
         try:

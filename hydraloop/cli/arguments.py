@@ -64,6 +64,25 @@ def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return lines, rewritten
 
 
+def with_hook_options_swept(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a sweep, `hooks.ema.priority=30` rewritten to `=choice(30)` where `hooks=` itself is swept.
+
+    Hydra composes a config for the sweep itself too, without what is swept, and there the hook would be missing. As a
+    sweep of one value the override is left to the jobs.
+    """
+    parsed = parse(overrides)
+    swept = {override.key_or_group for override in parsed if is_sweep(override)} & set(HOOK_GROUPS)
+    lines: list[str] = []
+    for override in parsed:
+        group, _, option = override.key_or_group.partition(".")
+        line = override.input_line or ""
+        plain = not (is_sweep(override) or override.is_delete() or override.is_add() or override.is_force_add())
+        if group in swept and option and plain:
+            line = f"{override.key_or_group}=choice({override.get_value_element_as_str()})"
+        lines.append(line)
+    return lines
+
+
 def _is_plain_list(override: Override) -> bool:
     if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP or not isinstance(override._value, ChoiceSweep):
         return False

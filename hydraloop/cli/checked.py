@@ -20,12 +20,34 @@ def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
     arguments.refuse_null_groups(parsed)
     checks.check_groups(parsed, composer)
     checks.check_overrides(parsed)
-    try:
-        cfg = composer.compose(lines)
-    except mistakes.COMPOSING_ERRORS as error:
-        raise mistakes.explain(error, parsed, composer) from error
+    cfg = composed(lines, composer)
     hydra_targets.check_hydra(cfg)
     checks.check_complete(cfg)
     checks.check_hooks(cfg, {group: composer.options(group) for group in arguments.HOOK_GROUPS})
     plan.check_plan(cfg)
     return cfg
+
+
+def composed(lines: Sequence[str], composer: Composer) -> DictConfig:
+    """The config of the overrides, unchecked.
+
+    Raises:
+        UserError: Hydra cannot compose it.
+    """
+    try:
+        return composer.compose(lines)
+    except mistakes.COMPOSING_ERRORS as error:
+        raise mistakes.explain(error, arguments.parse(lines), composer) from error
+
+
+def check_sweep(lines: Sequence[str], composer: Composer) -> None:
+    """Check what Hydra composes for the sweep itself, whose callbacks, sweeper and launcher it makes.
+
+    Raises:
+        UserError: Hydra cannot compose it, or one of them is not allowed.
+    """
+    try:
+        cfg = composer.compose_sweep(lines)
+    except mistakes.COMPOSING_ERRORS as error:
+        raise mistakes.explain(error, arguments.parse(lines), composer) from error
+    hydra_targets.check_hydra(cfg)

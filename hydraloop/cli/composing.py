@@ -14,6 +14,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import hydra_versions
@@ -39,6 +40,11 @@ class Composer:
             cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
             self._last = (list(overrides), cfg)
         return self._last[1]
+
+    def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
+        """What Hydra composes for a sweep before its jobs: without the values that are swept."""
+        loader = GlobalHydra.instance().config_loader()
+        return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
 
     def options(self, group: str) -> list[str]:
         """The options of a config group."""

@@ -111,6 +111,8 @@ class Engine:
         """Whether the optimizer stepped in the iteration just done."""
         self.window_closed = True
         """Whether no gradients are waiting for an optimizer step."""
+        self.began_at = 0
+        """The iteration at which this process went on."""
         self.loaded = False
         """Whether `resume` or `load_from` have been done; they are, once an engine."""
         self._window = Window(self.accumulate) if self.accumulate > 1 else None

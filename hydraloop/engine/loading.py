@@ -122,6 +122,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     _load_named("hooks", hooks, checkpoint["hooks"], strict)
     engine.precision.load_state_dict(checkpoint["precision"])
     engine.progress.load_state_dict(checkpoint["progress"])
+    engine.began_at = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     _check_position(engine, checkpoint["meta"].get("epoch_length"))
     engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)

@@ -50,7 +50,6 @@ class ParamSchedulerHook(Hook):
         self._monitoring: list[Steppable] = []
         self._group: dict[str, Any] | None = None
         self._first = self._highest = 0.0
-        self._began = 0
 
     def before_run(self, engine: Engine) -> None:
         """Sort the schedules by when they step.
@@ -78,7 +77,6 @@ class ParamSchedulerHook(Hook):
         group = engine.optimizer.param_groups[0]
         self._group = group if "lr" in group else None
         self._first = self._highest = self._lr()
-        self._began = engine.progress.iteration
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Step those that count optimizer steps, if there was one."""
@@ -106,7 +104,7 @@ class ParamSchedulerHook(Hook):
 
     def after_train(self, engine: Engine) -> None:
         """Summarise the lr where something has scheduled it."""
-        trained = engine.progress.iteration > self._began
+        trained = engine.progress.iteration > engine.began_at
         if self._group is not None and engine.schedulers and engine.distributed.is_main and trained:
             last = self._lr()
             log.info("lr: first %.3g, highest %.3g, last %.3g", self._first, max(self._highest, last), last)

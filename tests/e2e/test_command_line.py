@@ -441,3 +441,20 @@ def test_the_repository_has_its_own_copy_untouched() -> None:
     assert {path.name for path in (REPOSITORY / "conf").iterdir()} == {
         "config.yaml", "data", "debug", "experiment", "hooks", "model",
     }  # fmt: skip
+
+
+def test_an_option_of_a_hook_that_every_swept_set_has(project: Project) -> None:
+    done = project.train("-m", "hooks=[ema],[ema,profiler]", "hooks.ema.priority=30", "engine.max_epochs=1")
+    assert done.code == 0, done.text
+    assert [sorted(job.config.hooks) for job in project.jobs] == [["ema"], ["ema", "profiler"]]
+    assert [job.config.hooks.ema.priority for job in project.jobs] == [30, 30]
+
+
+def test_jobs_do_not_share_a_directory(project: Project) -> None:
+    done = project.train("-m", "seed=1,2", "hydra.sweep.subdir=same", "engine.max_epochs=1")
+    assert done.code == 1
+    assert "hydra.sweep.subdir" in done.err
+    assert "${hydra.job.num}" in done.err
+    (sweep,) = project.path.glob("multirun/*/*")
+    assert "1 of 2 jobs failed" in done.err
+    assert Run(sweep / "same").result["status"] == "finished", "the first one's"

@@ -137,9 +137,9 @@ BUILDING: dict[str, tuple[str, str]] = {
     "distributed.nproc_per_node=2": ("distributed.nproc_per_node", "Use distributed.nproc_per_node=1."),
     "seed=-1": ("seed", "Use 0"),
     "weights=rw": ("weights", "Use averaged or raw."),
-    "load_from=/nonexistent.pth": ("load_from", "Name a .pth file"),
+    "load_from=/nonexistent.pth": ("load_from", "Name a file"),
     "load_from=train.py": ("load_from", "earlier"),
-    "init.checkpoint=/nonexistent.pth": ("init.checkpoint", "Name a .pth file"),
+    "init.checkpoint=/nonexistent.pth": ("init.checkpoint", "Name a file"),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
 MISSPELT = "from hydraloop import Hook\nclass Misspelt(Hook):\n    def after_trian_iter(self, engine): ...\n"

@@ -1,0 +1,42 @@
+"""An attempt to resume a run: one that comes to nothing leaves the run as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+
+from hydraloop import run_directory
+from hydraloop.engine.result import FILENAME
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What `result.json` said before the attempt.
+
+    One that fails before it has trained anything (another model, a cut-off file) must not replace the run's result; its
+    own goes to the attempt's folder, `.hydra/resume_<n>/result.json`.
+    """
+
+    result: Path
+    text: bytes | None
+    folder: Path | None
+    """The attempt's folder; None: the run is new."""
+
+    @classmethod
+    def in_job(cls, run_dir: Path) -> Attempt:
+        """As it is now, in a job of Hydra's."""
+        result, records = run_dir / FILENAME, run_dir / (HydraConfig.get().output_subdir or "")
+        folder = records if run_directory.is_attempt(records) else None
+        return cls(result, result.read_bytes() if result.exists() else None, folder)
+
+    def put_back_unless_trained(self, engine: Any) -> None:
+        """Undo what a failed attempt did to the file, unless it has done an iteration; `engine` may be None."""
+        trained = engine is not None and engine.progress.iteration > engine.began_at
+        if self.folder is None or not self.result.exists() or trained:
+            return
+        self.result.replace(self.folder / FILENAME)
+        if self.text is not None:
+            self.result.write_bytes(self.text)
