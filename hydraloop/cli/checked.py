@@ -23,7 +23,7 @@ def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
     cfg = composed(lines, composer)
     hydra_targets.check_hydra(cfg)
     checks.check_complete(cfg)
-    checks.check_hooks(cfg, {group: composer.options(group) for group in arguments.HOOK_GROUPS})
+    checks.check_hooks(cfg, composer.options)
     plan.check_plan(cfg)
     return cfg
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -47,7 +47,7 @@ def check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         group = override.key_or_group
         if is_sweep(override) or isinstance(override.value(), dict) or not composer.is_group(group):
             continue
-        value, known = override.value(), f"Options: {', '.join(composer.options(group))}."
+        value = override.value()
         if not group:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
         if override.is_delete():
@@ -57,10 +57,12 @@ def check_groups(overrides: Sequence[Override], composer: Composer) -> None:
             raise UserError(
                 f"{'null' if value is None else 'nothing'} is no option",
                 key=group,
-                remedy=known if group in _REQUIRED else f"To have none, take the group out: ~{group}. {known}",
+                remedy=_options(group, composer)
+                if group in _REQUIRED
+                else f"To have none, take the group out: ~{group}. {_options(group, composer)}",
             )
         elif not isinstance(value, str) and not (isinstance(value, list) and all(_is_name(item) for item in value)):
-            raise UserError(f"{value!r} is no option", key=group, remedy=known)
+            raise UserError(f"{value!r} is no option", key=group, remedy=_options(group, composer))
 
 
 def check_complete(cfg: DictConfig) -> None:
@@ -120,7 +122,11 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def not_selected(override: Override, cfg: DictConfig, known: dict[str, list[str]]) -> UserError | None:
+def _options(group: str, composer: Composer) -> str:
+    return f"Options: {', '.join(composer.options(group))}."
+
+
+def not_selected(override: Override, cfg: DictConfig, options: Callable[[str], list[str]]) -> UserError | None:
     """The error of an override under a hook that is not in the config; None where it is something else."""
     group, _, rest = override.key_or_group.partition(".")
     name, _, option = rest.partition(".")
@@ -136,7 +142,7 @@ def not_selected(override: Override, cfg: DictConfig, known: dict[str, list[str]
     if OmegaConf.select(cfg, f"{other_group}.{name}") is not None:
         works = f"{other_group}.{name}.{option}".rstrip(".")
         return UserError(f"{name} is a {_kind(other_group)}", key=key, remedy=f"Write {works}=…")
-    if name in known[group]:
+    if name in options(group):
         works = f"'{group}=[{','.join([*selected, name])}]' {line if option else ''}".rstrip()
         return UserError(f"the hook {name} is not selected", key=key, remedy=f"This works: {works}")
     if option in ("", "_target_"):
@@ -144,11 +150,11 @@ def not_selected(override: Override, cfg: DictConfig, known: dict[str, list[str]
     return UserError(
         f"there is no hook {name} here",
         key=key,
-        remedy=f"{suggestion(name, known[group])} For one of your own, +{key}._target_=package.Class adds it.",
+        remedy=f"{suggestion(name, options(group))} For one of your own, +{key}._target_=package.Class adds it.",
     )
 
 
-def check_hooks(cfg: DictConfig, known: dict[str, list[str]]) -> None:
+def check_hooks(cfg: DictConfig, options: Callable[[str], list[str]]) -> None:
     """Refuse half hooks, and priorities and `on_error`s that mean nothing.
 
     Raises:
@@ -165,7 +171,7 @@ def check_hooks(cfg: DictConfig, known: dict[str, list[str]]) -> None:
                 continue
             key = f"{group}.{name}"
             if not isinstance(node, DictConfig) or "_target_" not in node:
-                raise _half_hook(str(name), node, key, group, known)
+                raise _half_hook(str(name), node, key, group, options)
             priority, on_error = node.get("priority"), node.get("on_error")
             if priority is not None:
                 Priority.of(priority, key=f"{key}.priority")
@@ -173,9 +179,9 @@ def check_hooks(cfg: DictConfig, known: dict[str, list[str]]) -> None:
                 raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {', '.join(ON_ERROR)}.")
 
 
-def _half_hook(name: str, node: object, key: str, group: str, known: dict[str, list[str]]) -> UserError:
+def _half_hook(name: str, node: object, key: str, group: str, options: Callable[[str], list[str]]) -> UserError:
     """A value under a hook group that is no hook: selected without a package line, or put together by `+`."""
-    if name in known[group]:
+    if name in options(group):
         remedy = f"Select it: {group}=[…,{name}]; its options are then changed without a +."
     elif isinstance(node, DictConfig):
         remedy = f"Add +{key}._target_=package.Class, or in its file the line: # @package {group}.<name>"

@@ -76,9 +76,7 @@ def _bad_override(
     key = culprit.key_or_group
     cfg = _without(culprit, overrides, composer)
     if cfg is not None:
-        unselected = not_selected(
-            culprit, cfg, {group: composer.options(group) for group in ("default_hooks", "hooks")}
-        )
+        unselected = not_selected(culprit, cfg, composer.options)
         if unselected is not None:
             return unselected
     if key in HOOK_GROUPS and (culprit.is_delete() or isinstance(culprit.value(), dict)):
