@@ -217,15 +217,16 @@ def from_position(loader: Any, first: int) -> Iterable[Any]:
 
     A sampler with `set_position` starts there without reading what comes before; any other loader is run through.
     """
+    batches: Iterable[Any] = loader
     if first == len(loader):
         return ()
     if first == 0:
-        return loader  # type: ignore[no-any-return]  # whatever the user built
+        return batches
     set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
     if set_position is not None:
         set_position(first * loader.batch_size)
-        return loader  # type: ignore[no-any-return]
-    return islice(iter(loader), first, None)
+        return batches
+    return islice(iter(batches), first, None)
 
 
 def no_loss(task: Any, outputs: Any) -> UserError:

@@ -19,7 +19,7 @@ class Precision:
 
     def backward(self, loss: Tensor) -> None:
         """Backpropagate, the loss scaled where the precision needs it."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Bring gradients back to their true size, before anything looks at or clips them."""

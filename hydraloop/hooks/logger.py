@@ -201,8 +201,8 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**20
     if device.type == "cuda":  # Without the flattening and sorting in max_memory_allocated.
-        return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"] / 2**20  # type: ignore[no-any-return]
-    return torch.get_device_module(device).max_memory_allocated(device) / 2**20  # type: ignore[no-any-return]
+        return float(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]) / 2**20
+    return float(torch.get_device_module(device).max_memory_allocated(device)) / 2**20
 
 
 if sys.platform == "win32":

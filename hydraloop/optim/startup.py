@@ -35,7 +35,7 @@ def avoid_dynamo_import() -> None:
         step: Any = vars(optimizer).get("step")
         # An optimizer class of which an object was built has a profiler's wrapper around its step, for good.
         if _is_wrapper(step, "torch.optim.optimizer", "_use_grad") and not hasattr(step, "hooked"):
-            optimizer.step = _without_import(step)  # type: ignore[method-assign]
+            optimizer.step = _without_import(step)  # type: ignore[method-assign]  # that is the point
 
 
 def _keep_lazy(method: Any) -> None:
@@ -57,7 +57,7 @@ def _keep_lazy(method: Any) -> None:
 
 def _without_import(step: Callable[..., Any]) -> Callable[..., Any]:
     """A `step` like torch's own wrapper, for as long as `torch._dynamo` is not there."""
-    function = step.__wrapped__  # type: ignore[attr-defined]
+    function = step.__wrapped__  # type: ignore[attr-defined]  # functools.wraps sets it, as was looked at before
 
     @functools.wraps(function)
     def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:

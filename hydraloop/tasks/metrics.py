@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -28,7 +29,7 @@ class Metric(Protocol):
         """Move the state to the device of the batches."""
 
 
-class SumMetric:
+class SumMetric(ABC):
     """A metric that is a function of sums over the samples, so that ranks only have to add theirs.
 
     A subclass says how many sums there are, adds to `self.sums` in `update`, and makes the value of them in `value`.
@@ -39,13 +40,13 @@ class SumMetric:
     def __init__(self, size: int) -> None:
         self.sums = torch.zeros(size, dtype=torch.float64)
 
+    @abstractmethod
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch to the sums; no host sync."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, sums: Tensor) -> Tensor:
         """The metric, a scalar, of the sums `[size]` over all samples; nan where there are none. No host sync."""
-        raise NotImplementedError
 
     def compute(self) -> Tensor:
         """The metric over this rank's samples, a scalar."""

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import IO
 
 import torch
 from torch import Tensor, nn
@@ -261,7 +262,7 @@ def _factor(step: int) -> float:
 
 
 def _write(
-    file: object, iteration: int, optimizer: torch.optim.Optimizer, total: Tensor, norms: Tensor, seconds: float
+    file: IO[str], iteration: int, optimizer: torch.optim.Optimizer, total: Tensor, norms: Tensor, seconds: float
 ) -> None:
     record = {
         "iteration": iteration,
@@ -270,7 +271,7 @@ def _write(
         "loss": total.item() / RECORD_EVERY,
         "grad_norm": norms.item() / RECORD_EVERY,
     }
-    print(json.dumps(record), file=file, flush=True)  # type: ignore[call-overload]
+    print(json.dumps(record), file=file, flush=True)
 
 
 if __name__ == "__main__":
