@@ -7,14 +7,15 @@ first job starts.
 from __future__ import annotations
 
 import argparse
+import glob
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -25,8 +26,13 @@ from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
 from hydraloop.cli.attempt import Attempt
 from hydraloop.cli.help import format_help
-from hydraloop.engine.result import Result, command, describe
+from hydraloop.engine.result import command, describe
 from hydraloop.errors import UserError
+from hydraloop.launch import checks as launch_checks
+from hydraloop.launch import elastic, here, torchrun
+from hydraloop.launch.ended import Ended
+from hydraloop.launch.job import Job
+from hydraloop.launch.outcome import RankError, Terminated
 
 log = logging.getLogger("hydraloop")
 
@@ -51,20 +57,28 @@ def main(
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
     show_all = os.environ.get(hydra_run.FULL_ERROR) == "1"
-    app = _App(folder / config_path, config_name, show_all)
+    if torchrun.is_several():
+        torchrun.keep_quiet()
+    if torchrun.rank() > 0:
+        sys.exit(torchrun.follow(sys.argv[1:]))
+    app = _App(folder / config_path, config_name, show_all, project=folder, trusted=tuple(trusted))
+    code = 1
     try:
         app.run(sys.argv[1:])
+        code = 0
     except UserError as error:
         if error not in app.reported:
             _print_mistake(error, show_all)
-            sys.exit(2)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+            code = 2
+    except KeyboardInterrupt as error:
+        code = 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     except Exception as error:
         if error not in app.reported:
             traceback.print_exception(error)
-        sys.exit(1)
+    if code and torchrun.is_several():
+        app.leader.leave(code)
+    if code:
+        sys.exit(code)
 
 
 def _print_mistake(error: UserError, show_all: bool) -> None:
@@ -82,6 +96,14 @@ class _App:
     name: str
     show_all: bool
     """Whether mistakes are shown with their traceback, too."""
+    project: Path
+    """The folder whose Python files a config may name."""
+    trusted: tuple[str, ...] = ()
+    """Packages that a config may name."""
+    leader: torchrun.Leader = field(default_factory=torchrun.Leader)
+    """What is told to the other ranks of a torchrun."""
+    restarted: run_directory.Resumed | None = None
+    """Where torchrun's restart of the run goes on; None: it is no restart."""
     reported: list[BaseException] = field(default_factory=list)
     """Errors of jobs, shown when they happened."""
     jobs: int = 0
@@ -108,12 +130,12 @@ class _App:
             if args.help:
                 print(format_help(composer, command()))
                 return
-            overrides, multirun, cfg = _checked(args, composer)
+            overrides, multirun, cfg = _checked(args, composer, starts=args.cfg is None and not dry_run)
             if dry_run:
                 print(plan.format_plan(cfg))
                 return
         if args.cfg is None:
-            overrides = _settled(cfg, overrides, multirun)
+            overrides = self._settled(cfg, overrides, multirun)
         try:
             hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
         finally:
@@ -130,22 +152,67 @@ class _App:
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         self._own(run_dir)
         attempt = Attempt.in_job(run_dir)
-        engine: Any = None
-        try:
-            from hydraloop.builder import build  # torch is imported here
+        ended = self._by_ranks(cfg, run_dir) if launch_checks.several(cfg) else here.train(cfg, run_dir)
+        if ended.error is None:
+            return ended.value
+        self._report(ended.error)
+        ended.write(run_dir, written=attempt.has_result)
+        if not ended.trained:
+            attempt.put_back()
+        raise ended.error
 
-            engine = build(cfg, run_dir=run_dir)
-            result: Result = engine.train()
+    def _by_ranks(self, cfg: DictConfig, run_dir: Path) -> Ended:
+        """The run, trained by several processes: of our own, or of the torchrun this one is part of."""
+        try:
+            resumed = self.restarted or run_directory.settle(cfg, run_dir)
+            job = Job.of(cfg, resumed, folders=[self.project], trusted=self.trusted)
+            if torchrun.is_several():
+                return Ended.of(self.leader.lead(job))
+            options = cfg.distributed
+            return Ended.of(elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts))
         except BaseException as error:
-            self._report(error)
-            if engine is None or engine.result is None:
-                interrupted = isinstance(error, KeyboardInterrupt)
-                Result(status="interrupted" if interrupted else "failed", error=describe(error)).write(run_dir)
-            attempt.put_back_unless_trained(engine)
-            raise
-        if result.best is not None:
-            return result.best.value
-        return next(iter(result.val_metrics.values()), None)
+            return Ended(error=error, trained=False)
+
+    def _settled(self, cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]:
+        """The overrides with the directory fixed, which is thereby known to be writable and not another run's.
+
+        Raises:
+            UserError: it cannot be written, it holds a run, or there is nothing to resume.
+        """
+        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+        typed = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
+        with composing.hydra_config(cfg):
+            directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
+        fixed = {key: directory}
+        found = run_directory.Resumed(None, None)
+        launched = None if multirun else torchrun.earlier(_pattern(cfg, directory))
+        if launched is not None:
+            found = self.restarted = launched.resumed()
+            print(f"restarted in {found.run_dir}, from {found.checkpoint or 'the beginning'}")
+        elif cfg.resume is not None:
+            named = typed or (cfg.resume == "auto" and _is_constant(cfg))
+            found = run_directory.find(cfg, directory if named else None)
+        if found.run_dir is not None:
+            fixed = {key: found.run_dir, "hydra.output_subdir": run_directory.next_attempt(found.run_dir)}
+            fixed["hydra.output_subdir"] = fixed["hydra.output_subdir"].relative_to(found.run_dir)
+        elif cfg.resume == "auto":
+            print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
+        else:
+            remedy = "Name another directory" + ("." if multirun else f", or go on with it: resume={directory}")
+            run_directory.refuse_held(directory, key=key, remedy=remedy)
+            if multirun and (directory / "multirun.yaml").exists():
+                raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
+        directory = fixed[key]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / ".writable").touch()
+            (directory / ".writable").unlink()
+        except OSError as error:
+            raise UserError(
+                f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another."
+            ) from error
+        others = [line for line in overrides if line.lstrip("+").partition("=")[0] not in fixed]
+        return [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
 
     def _own(self, run_dir: Path) -> None:
         """Refuse a directory that another job of this sweep has had."""
@@ -163,15 +230,22 @@ class _App:
         """Show an error of a job when it happens, in the terminal and in train.log."""
         self.reported.append(error)
         if isinstance(error, KeyboardInterrupt):
-            log.error("interrupted")
+            log.error("%s", f"ended {error}" if isinstance(error, Terminated) else "interrupted")
+        elif isinstance(error, RankError):
+            log.error("%s", "\n".join(filter(None, (str(error), error.trace.rstrip()))))
         elif isinstance(error, UserError) and not self.show_all:
             log.error("%s", error)
         else:
             log.error("%s", describe(error), exc_info=error)
 
 
-def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[list[str], bool, DictConfig]:
+def _checked(
+    args: argparse.Namespace, composer: composing.Composer, *, starts: bool
+) -> tuple[list[str], bool, DictConfig]:
     """The overrides to hand to Hydra, whether they are a sweep, and the config (of a sweep's first job).
+
+    Args:
+        starts: whether something is to be trained, not only shown.
 
     Raises:
         UserError: anything wrong with what was typed, or with the config files.
@@ -190,7 +264,11 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
         cfg = checked.compose(lines, composer)
         if args.cfg is None:
             _check_data(cfg)
+        if starts:
+            launch_checks.check(cfg)
         return lines, False, cfg
+    if starts:
+        launch_checks.check_single_run()
     parsed = arguments.parse(lines)
     checked.check_sweep(lines, composer)
     base = checked.composed([line for line in lines if line.startswith("hydra")], composer)
@@ -200,6 +278,8 @@ def _checked(args: argparse.Namespace, composer: composing.Composer) -> tuple[li
             cfg = checked.compose(job, composer)
             if args.cfg is None:
                 _check_data(cfg)
+            if starts:
+                launch_checks.check(cfg)
         except UserError as error:
             problem = f"{error.problem}, in the job {' '.join(job)}"
             raise UserError(problem, key=error.key, remedy=error.remedy) from error
@@ -232,46 +312,20 @@ def _mode_is_multirun(lines: Sequence[str], composer: composing.Composer) -> boo
     return False
 
 
-def _settled(cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]:
-    """The overrides with the directory fixed, which is thereby known to be writable and not another run's.
-
-    Raises:
-        UserError: it cannot be written, it holds a run, or there is nothing to resume.
-    """
-    key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-    typed = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
-    with composing.hydra_config(cfg):
-        directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
-    fixed = {key: directory}
-    found = run_directory.Resumed(None, None)
-    if cfg.resume is not None:
-        named = typed or (cfg.resume == "auto" and _is_constant(cfg))
-        found = run_directory.find(cfg, directory if named else None)
-    if found.run_dir is not None:
-        fixed = {key: found.run_dir, "hydra.output_subdir": run_directory.next_attempt(found.run_dir)}
-        fixed["hydra.output_subdir"] = fixed["hydra.output_subdir"].relative_to(found.run_dir)
-    elif cfg.resume == "auto":
-        print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
-    else:
-        remedy = "Name another directory" + ("." if multirun else f", or go on with it: resume={directory}")
-        run_directory.refuse_held(directory, key=key, remedy=remedy)
-        if multirun and (directory / "multirun.yaml").exists():
-            raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
-    directory = fixed[key]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".writable").touch()
-        (directory / ".writable").unlink()
-    except OSError as error:
-        raise UserError(f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another.") from error
-    others = [line for line in overrides if line.lstrip("+").partition("=")[0] not in fixed]
-    return [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
-
-
 def _is_constant(cfg: DictConfig) -> bool:
     """Whether the config files name one run directory, not a new one for each start."""
     written = OmegaConf.to_container(cfg.hydra.run, resolve=False)
     return isinstance(written, dict) and not any(new in str(written["dir"]) for new in ("${now:", "${run_id:"))
+
+
+def _pattern(cfg: DictConfig, directory: Path) -> str:
+    """Where other starts of the same command line have their run directories, as of `Path.glob`."""
+    written = Path(str(cfg.hydra.run._get_node("dir")._value())).parts
+    parts = directory.absolute().parts
+    if len(written) > len(parts):
+        return str(directory.absolute())
+    known = parts[: len(parts) - len(written)]
+    return str(Path(*known, *("*" if "${" in one else glob.escape(one) for one in written)))
 
 
 def _flags(argv: Sequence[str], args: argparse.Namespace) -> list[str]:

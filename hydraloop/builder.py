@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +22,15 @@ from torch import nn, optim
 from hydraloop import hydra_versions, run_directory
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.data.loader import build_loader
+from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint import initialise
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
+from hydraloop.engine.modules import checkpoint_activations, compile_model, use_channels_last
 from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.precision import Precision, make_precision
+from hydraloop.engine.ranks import connect
 from hydraloop.engine.seeding import seed_everything
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError, suggestion
@@ -36,36 +40,55 @@ from hydraloop.optim.schedule import Schedule, build_schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.tasks.task import Task
 
-_ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads"}
+_ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads", "activation_checkpointing", "channels_last"}
 """Keys of `engine` that are not settings of the Engine object."""
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
-def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
+def build(
+    cfg: DictConfig,
+    *,
+    run_dir: Path | None = None,
+    resumed: run_directory.Resumed | None = None,
+    distributed: Distributed | None = None,
+) -> Engine:
     """Everything a run needs, from its config.
+
+    Where a launcher has started several processes (torchrun), each calls it, and they train together.
 
     Args:
         cfg: as composed; not changed.
         run_dir: where the run's files go; None makes a new directory under `outputs/`, or goes on in the resumed
             run's.
+        resumed: what whoever starts the run has settled and recorded: directory and checkpoint; None: it is done here.
+        distributed: the ranks; None: as the launcher's environment variables say.
 
     Raises:
         UserError: an option that cannot be built; names the key and what to do.
         Exception: whatever a constructor of the user's own raises.
     """
-    _check_available(cfg)
-    resumed = run_directory.settle(cfg, run_dir)
-    settings = _settings(cfg, resumed.checkpoint)
+    _check_options(cfg)
+    if distributed is None:
+        distributed = connect(cfg.distributed, cfg.engine.device)
+        if cfg.distributed.nproc_per_node > 1 and distributed.world_size == 1:
+            raise UserError(
+                "from Python no processes are started",
+                key="distributed.nproc_per_node",
+                remedy=f"Use train.py, or torchrun --nproc-per-node={cfg.distributed.nproc_per_node} script.py.",
+            )
+    settled = _settle(cfg, run_dir, distributed) if resumed is None else resumed
+    device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
     if cfg.engine.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(cfg.engine.deterministic)  # imports torch's compiler, 1 s
-    own_threads = _own_threads()
-    torch.set_num_threads(cfg.engine.threads or own_threads)
+    torch.set_num_threads(cfg.engine.threads or _own_threads())
     avoid_dynamo_import()
-    device = Distributed().device(cfg.engine.device)
-    loaders = _build_loaders(cfg, device)
+    precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
+    loaders = _build_loaders(cfg, device, distributed)
     task = _build_task(cfg)
     initialise(task.model, cfg.init.checkpoint, cfg.init.prefix)
+    channels_last = _prepare_model(cfg, task, device, distributed, precision)
+    settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
     optimizer = _build_optimizer(cfg, task)
     hooks, slots, on_error = _build_hooks(cfg)
     engine = Engine(
@@ -77,14 +100,29 @@ def build(cfg: DictConfig, *, run_dir: Path | None = None) -> Engine:
         on_error=on_error,
         schedules=_build_schedules(cfg, optimizer, settings, loaders),
         settings=settings,
-        run_dir=resumed.run_dir or run_directory.new(),
+        run_dir=settled.run_dir or run_directory.new(),
         seed=cfg.seed,
+        distributed=distributed,
+        precision=precision,
     )
-    if engine.distributed.is_main:
+    if distributed.is_main:
         checkpointing = [hook for hook in hooks.values() if isinstance(hook, CheckpointHook)]
         out_dirs = [hook.out_dir for hook in checkpointing if hook.out_dir is not None]
-        run_directory.record(cfg, engine.run_dir, out_dirs, resumed=resumed.checkpoint is not None)
+        again = settled.checkpoint is not None
+        run_directory.record(cfg, engine.run_dir, out_dirs, resumed=again, recorded=resumed is not None)
+    else:
+        seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     return engine
+
+
+def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> run_directory.Resumed:
+    """The directory and checkpoint to use, as rank 0 finds them."""
+    found: list[str | None] = [None, None]
+    if distributed.is_main:
+        settled = run_directory.settle(cfg, run_dir)
+        found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
+    shared = distributed.from_main(found)
+    return run_directory.Resumed(*(None if path is None else Path(path) for path in shared))
 
 
 @functools.cache
@@ -217,18 +255,14 @@ def _shown(value: Any) -> str:
 # The parts. ----------------------------------------------------------------------------------------------------------
 
 
-def _check_available(cfg: DictConfig) -> None:
-    """What the config tree has room for and this version does not do."""
-    for key, available, value in (
-        ("engine.compile", False, cfg.engine.compile),
-        ("distributed.nproc_per_node", 1, cfg.distributed.nproc_per_node),
-        ("distributed.strategy", "auto", cfg.distributed.strategy),
-        ("precision.name", "fp32", cfg.precision.name),
-    ):
-        if value != available:
-            raise UserError(
-                f"{value!r} is not available yet", key=key, remedy=f"Use {key}={available}.".replace("False", "false")
-            )
+def _check_options(cfg: DictConfig) -> None:
+    """Values out of range, and options that contradict each other."""
+    if cfg.distributed.strategy not in ("auto", "ddp", "fsdp2"):
+        raise UserError(
+            f"{cfg.distributed.strategy!r} is unknown", key="distributed.strategy", remedy="Use auto, ddp or fsdp2."
+        )
+    if cfg.engine.peak_tflops is not None and not cfg.engine.peak_tflops > 0:
+        raise UserError(f"{cfg.engine.peak_tflops} is not above 0", key="engine.peak_tflops", remedy="Or use null.")
     if cfg.resume is not None and cfg.load_from is not None:
         raise UserError(
             "resume takes the weights of the run it goes on with", key="load_from", remedy="Leave one of the two out."
@@ -245,7 +279,7 @@ def _check_available(cfg: DictConfig) -> None:
         raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
 
 
-def _settings(cfg: DictConfig, resume: Path | None) -> Settings:
+def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> Settings:
     try:
         resolved = OmegaConf.to_yaml(cfg, resolve=True)
     except InterpolationResolutionError as error:
@@ -257,6 +291,7 @@ def _settings(cfg: DictConfig, resume: Path | None) -> Settings:
     engine = {str(name): value for name, value in cfg.engine.items() if name not in _ENGINE_ONLY}
     return Settings(
         **engine,
+        channels_last=channels_last,
         resume=resume,
         resume_strict=cfg.resume_strict,
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
@@ -265,7 +300,26 @@ def _settings(cfg: DictConfig, resume: Path | None) -> Settings:
     )
 
 
-def _build_loaders(cfg: DictConfig, device: torch.device) -> Loaders:
+def _prepare_model(
+    cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed, precision: Precision
+) -> bool:
+    """Bring the model to the device and into the form that is trained, before an optimizer looks at its parameters.
+
+    Returns:
+        Whether images are laid out channels last.
+    """
+    task.to(device)
+    channels_last = use_channels_last(task.model, cfg.engine.channels_last)
+    checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
+    distributed.prepare(task.model, precision.dtype)
+    options = cfg.engine.compile
+    if isinstance(options, DictConfig):
+        options = OmegaConf.to_container(options, resolve=True)
+    compile_model(task.model, options, cfg.distributed.fsdp.wrap if distributed.sharded else ())
+    return channels_last
+
+
+def _build_loaders(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
     options = cast(dict[str, Any], OmegaConf.to_container(cfg.data.loader, resolve=True))
     eval_batch_size = options.pop("eval_batch_size", None)
     if eval_batch_size is None:
@@ -280,7 +334,14 @@ def _build_loaders(cfg: DictConfig, device: torch.device) -> Loaders:
         training = split == "train"
         changed = {} if training else {"batch_size": eval_batch_size, "drop_last": False}
         loaders[split] = build_loader(
-            dataset, shuffle=training, seed=cfg.seed, device=device, key=f"data.{split}", **{**options, **changed}
+            dataset,
+            shuffle=training,
+            seed=cfg.seed,
+            device=device,
+            key=f"data.{split}",
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            **{**options, **changed},
         )
     return Loaders(**loaders)
 

@@ -81,17 +81,17 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
 
 
-def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool) -> None:
-    """Write what a later `resume=` looks for: the config, where Hydra has not done so, and the checkpoint folders.
+def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
+    """Write what a later `resume=` looks for: the config, where nobody has done so, and the checkpoint folders.
 
     Args:
         out_dirs: of the run's checkpoint hooks, where they are not the run's own folder.
         resumed: the run goes on with what an earlier process began.
+        recorded: the process that launched this one has written the config.
     """
     records = run_dir / RECORDS
     begun = (records / _CONFIG).exists()
-    by_hydra = _is_hydras(run_dir)
-    if not begun or not by_hydra:
+    if not begun or not (recorded or _is_hydras(run_dir)):
         folder = next_attempt(run_dir) if begun and resumed else records
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(cfg, folder / _CONFIG)
@@ -225,6 +225,16 @@ def _config_in(records: Path) -> DictConfig:
     except (OSError, OmegaConfBaseException, YAMLError, ValueError):
         return OmegaConf.create()
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
+
+
+def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:
+    """The complete checkpoint a run has written last; None where it has written none since then.
+
+    Args:
+        since: seconds since 1970.
+    """
+    found = _newest_of(run_dir)
+    return None if found is None or found.stat().st_mtime < since else found
 
 
 def _newest_of(run_dir: Path) -> Path | None:

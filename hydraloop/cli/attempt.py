@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -32,10 +31,14 @@ class Attempt:
         folder = records if run_directory.is_attempt(records) else None
         return cls(result, result.read_bytes() if result.exists() else None, folder)
 
-    def put_back_unless_trained(self, engine: Any) -> None:
-        """Undo what a failed attempt did to the file, unless it has done an iteration; `engine` may be None."""
-        trained = engine is not None and engine.progress.iteration > engine.began_at
-        if self.folder is None or not self.result.exists() or trained:
+    @property
+    def has_result(self) -> bool:
+        """Whether the attempt has written the file."""
+        return self.result.exists() and self.result.read_bytes() != self.text
+
+    def put_back(self) -> None:
+        """Undo what an attempt that has failed before its first iteration did to the file."""
+        if self.folder is None or not self.result.exists():
             return
         self.result.replace(self.folder / FILENAME)
         if self.text is not None:

@@ -25,6 +25,14 @@ def check_trainable(engine: Engine) -> None:
             key="data.loader.batch_size",
             remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
         )
+    lengths = engine.distributed.gather(engine.epoch_length)
+    if len(set(lengths)) > 1:
+        raise UserError(
+            f"the ranks have unequal numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with more "
+            "would wait for the others for ever",
+            key="data.train",
+            remedy="Give each rank as many, as hydraloop's own loader does.",
+        )
 
 
 def check_evaluable(loader: Loader | None, key: str) -> None:

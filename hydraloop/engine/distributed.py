@@ -1,10 +1,12 @@
-"""What the engine asks of the other ranks. One process for now: every answer is this rank's own.
+"""What the engine asks of the other ranks. This is the face, and what it answers in a single process: its own values.
 
-The engine and the hooks go through this face everywhere, so that launching, wrapping (DDP, FSDP2) and agreement between
-ranks can be put behind it without a change elsewhere.
+Several processes are `ranks.Ranks`. The engine and the hooks know this face only, so none of them asks how many ranks
+there are before it does its work.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +19,23 @@ class Distributed:
 
     rank: int = 0
     """This process's number, 0 .. world_size - 1."""
+    local_rank: int = 0
+    """The same on this machine; chooses the GPU."""
     world_size: int = 1
     """How many processes train together."""
+    sharded: bool = False
+    """Whether each rank holds only a shard of the model, so that a forward needs all ranks."""
+    agree_interval: int = 10
+    """Iterations between two exchanges of what hooks asked for."""
+    tally: Tensor | None = None
+    """A parameter `[1]` whose gradient rides on the averaging of the model's; None where there is no such ride."""
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
+
+    # The model. ------------------------------------------------------------------------------------------------------
 
     def device(self, wanted: str) -> torch.device:
         """The device of this rank: `auto` is the current accelerator where there is one, else the CPU.
@@ -36,21 +48,78 @@ class Distributed:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module whose forward the engine calls."""
-        return module
+    def prepare(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Give this rank its part of the model, in place: on the device, before an optimizer is built.
+
+        Args:
+            dtype: in which the precision computes; None: the parameters' own.
+        """
+
+    def wrap(self, task: nn.Module) -> nn.Module:
+        """The module whose forward the engine calls in training."""
+        return task
+
+    def sync_gradients(self, on: bool) -> None:
+        """Whether the next forward's backward averages gradients over the ranks; said before the forward."""
+
+    def before_evaluation(self, task: nn.Module) -> None:
+        """Give all ranks the same to evaluate: rank 0's buffers (the statistics of normalisation layers)."""
+
+    def after_evaluation(self) -> None:
+        """Forget what was gathered for it."""
+
+    # Values; each method is called on every rank. --------------------------------------------------------------------
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of `values` (any shape) over all ranks; called on every rank."""
+        """The mean of `values` (any shape) over all ranks."""
         return values
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` (any shape) over all ranks; called on every rank."""
+        """The sum of `values` (any shape) over all ranks."""
         return values
 
+    def gather(self, value: Any) -> list[Any]:
+        """A plain value (numbers, strings, tensors on the CPU, lists and dicts of these) of all ranks, by rank."""
+        return [value]
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's plain value."""
+        return value
+
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; called on every rank."""
-        return flag
+        """Whether the flag is set on any rank."""
+        return any(self.gather(flag))
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+
+    def start_max(self, values: Tensor) -> Pending:
+        """Begin to bring `values` (on the CPU) to their maximum over all ranks, in place and in the background."""
+        return Pending()
+
+    def start_sum(self, values: Tensor) -> Pending:
+        """Begin to add `values` (on the device) up over all ranks, in place and in the background."""
+        return Pending()
+
+    # The end. --------------------------------------------------------------------------------------------------------
+
+    def abandon(self, error: BaseException) -> None:
+        """This rank has failed. It tells the others, and from now on every method answers as in a single process, so
+        that closing hooks do not wait for ranks that will not come."""
+
+    def first_failure(self) -> tuple[int, str] | None:
+        """(rank, what it raised) of the rank that failed first; None where none has."""
+        return None
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+
+
+class Pending:
+    """Something that goes on in the background; this one is done already."""
+
+    def wait(self) -> None:
+        """Wait until it is done; on a GPU only its stream waits."""
 
 
 def _checked(wanted: str) -> torch.device:

@@ -21,14 +21,15 @@ from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.messages import Messages
-from hydraloop.engine.parts import Loader, Loaders, Settings, Stateful
+from hydraloop.engine.parts import Loader, Loaders, Settings, Stateful, share_of
 from hydraloop.engine.precision import Precision
+from hydraloop.engine.prefetch import prefetched, reads_ahead
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.result import Best, Result
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.stages import Call, Slot, Stages
-from hydraloop.engine.window import Window
+from hydraloop.engine.window import Pair, Window
 from hydraloop.errors import UserError
 
 Outputs = dict[str, Any]
@@ -81,8 +82,9 @@ class Engine:
         self.stages = Stages.of(self.hooks, slots, on_error, rank=self.distributed.rank)
         self.messages = Messages()
         self.progress = Progress()
-        self._move = mover(self.device)
+        self._move = mover(self.device, self.settings.channels_last)
         self._forward = self.precision.forward(self.distributed.wrap(task))
+        self._evaluate_batch = self.precision.forward(self.task.evaluate)
         self._requests = Requests(self)
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
         self._evaluation: ExitStack | None = None
@@ -115,7 +117,9 @@ class Engine:
         """The iteration at which this process went on."""
         self.loaded = False
         """Whether `resume` or `load_from` have been done; they are, once an engine."""
-        self._window = Window(self.accumulate) if self.accumulate > 1 else None
+        self._window: Window | None = None
+        if self.accumulate > 1 or self.distributed.world_size > 1:
+            self._window = Window(self.accumulate, self.epoch_length, self.distributed, share_of(loaders.train))
 
     # The run. --------------------------------------------------------------------------------------------------------
 
@@ -153,10 +157,9 @@ class Engine:
 
     def _train_epoch(self) -> None:
         """The rest of an epoch, or what is left of it until training ends or stops."""
-        at, progress, move, requests = self.stages, self.progress, self._move, self._requests
+        at, progress, requests = self.stages, self.progress, self._requests
         by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
-        for batch_idx, batch in enumerate(loading.from_position(self.loaders.train, first), start=first):
-            batch = move(batch)
+        for batch_idx, batch in enumerate(self._on_device(self.loaders.train, first), start=first):
             for call in at.before_train_iter:
                 call(self, batch_idx, batch)
             outputs = self.train_iter(batch_idx, batch)
@@ -164,8 +167,8 @@ class Engine:
                 call(self, batch_idx, batch, outputs)
             if not self.window_closed or batch_idx + 1 == self.epoch_length:
                 continue  # what is due waits for the window's end; at the epoch's last batch, for the epoch's
-            if requests.pending:
-                requests.act()
+            if requests.pending or progress.iteration >= requests.next_exchange:
+                requests.exchange(progress.iteration)
             if not by_epoch:
                 self._validate_if_due()
             if progress.iteration >= self.max_iters or requests.stop_reason is not None:
@@ -180,27 +183,29 @@ class Engine:
         Returns:
             What the task returned, `loss` detached.
         """
-        at, progress = self.stages, self.progress
+        at, progress, window = self.stages, self.progress, self._window
         samples = self.task.num_samples(batch)
+        closes = True
+        if window is not None:
+            closes = window.begin(batch_idx, samples, self.max_iters - progress.iteration)
+            self.distributed.sync_gradients(closes)
         outputs: Outputs = self._forward(batch)
         try:
-            loss: Tensor = outputs["loss"]
+            loss: Tensor | Pair = outputs["loss"]
         except (KeyError, TypeError, IndexError):
             raise loading.no_loss(self.task, outputs) from None
-        closes = True
-        scaled = loss
-        if self._window is not None:
-            last = progress.iteration + 1 == self.max_iters or batch_idx + 1 == self.epoch_length
-            closes = self._window.closes(last=last)
-            scaled = self._window.weigh(loss, samples)
-        self.precision.backward(scaled)
-        outputs["loss"] = loss.detach()
+        mean = loss if isinstance(loss, Tensor) else loss[0] / loss[1]
+        if window is None:
+            self.precision.backward(mean)
+        else:
+            self.precision.backward(window.weigh(loss), window.riding() if closes else None)
+        outputs["loss"] = mean.detach()
         for call in at.after_backward:
             call(self, batch_idx, batch, outputs)
         self.stepped = self._step(batch_idx, batch, outputs) if closes else False
         self.window_closed = closes
         progress.iteration += 1
-        progress.samples += samples
+        progress.samples += samples if window is None else window.samples
         progress.batch_in_epoch = batch_idx + 1
         return outputs
 
@@ -250,22 +255,28 @@ class Engine:
     @torch.no_grad()
     def _evaluate(self, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
         """Run the task's `evaluate` over a loader. Returns the metrics; one host sync."""
-        task, move = self.task, self._move
+        task = self.task
         modes = [(module, module.training) for module in task.modules()]
         task.eval()
+        self.distributed.before_evaluation(task)
+        share = share_of(loader)
         try:
             task.reset_metrics()
-            for batch_idx, batch in enumerate(loader or ()):
-                batch = move(batch)
+            for batch_idx, batch in enumerate(self._on_device(loader)):
+                if share is not None and share(batch_idx)[0] == 0:  # another rank's turn; it may need this one's shard
+                    if self.distributed.sharded:
+                        self._forward(batch)
+                    continue
                 for call in before:
                     call(self, batch_idx, batch)
-                outputs = task.evaluate(batch)
+                outputs = self._evaluate_batch(batch)
                 for call in after:
                     call(self, batch_idx, batch, outputs)
-        finally:  # a part that was frozen in eval mode stays so
+        finally:
+            self.distributed.after_evaluation()
             for module, training in modes:
-                module.training = training
-        metrics: dict[str, float] = task.compute_metrics(self.distributed.sum)
+                module.training = training  # a part that was frozen in eval mode stays so
+        metrics: dict[str, float] = self.distributed.from_main(task.compute_metrics(self.distributed.sum))
         return metrics
 
     def validate(self) -> dict[str, float]:
@@ -328,21 +339,37 @@ class Engine:
 
     # Asking and acting. ----------------------------------------------------------------------------------------------
 
-    def request_stop(self, reason: str) -> None:
-        """Ask for an orderly end: after this window, with the last validation, the last checkpoint and the test."""
-        self._requests.stop(reason)
+    def request_stop(self, reason: str, *, agreed: bool = False) -> None:
+        """Ask for an orderly end: after this window, with the last validation, the last checkpoint and the test.
+
+        With several ranks one that asks is enough. All stop together, at the end of the epoch or validation, or within
+        two exchanges (`distributed.agree_interval`) inside an epoch.
+
+        Args:
+            agreed: every rank asks at this very point, since counters say so: they stop at once.
+        """
+        self._requests.stop(reason, agreed=agreed)
 
     def request_checkpoint(
-        self, tag: str, write: Callable[[Engine], None] | None = None, owner: Hook | None = None
+        self,
+        tag: str,
+        write: Callable[[Engine], None] | None = None,
+        owner: Hook | None = None,
+        *,
+        agreed: bool = False,
     ) -> None:
         """Ask for a checkpoint, written after all hooks of this mount point, once the accumulation window is closed.
+
+        With several ranks one that asks is enough, unless it brings a `write` that the others do not have: then all of
+        them have to. When: see `request_stop`.
 
         Args:
             tag: one request a tag; the file's stem where `write` is None.
             write: called to write it; None writes `<run_dir>/checkpoints/<tag>.pth`.
             owner: the hook whose work the writing is: its `on_error` counts, and its time.
+            agreed: every rank asks at this very point, since counters say so: it is written at once.
         """
-        self._requests.checkpoint(tag, write, owner)
+        self._requests.checkpoint(tag, write, owner, agreed=agreed)
 
     @property
     def stopping(self) -> bool:
@@ -385,6 +412,11 @@ class Engine:
         if self._optimizer is None:
             raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
         return self._optimizer
+
+    def _on_device(self, loader: Loader | None, first: int = 0) -> Iterator[Any]:
+        """The loader's batches from the `first` on, moved to the device."""
+        ahead = self.settings.prefetch and reads_ahead(loader)
+        return prefetched(loading.from_position(loader or (), first), self._move, self.device, ahead=ahead)
 
     def _call(self, calls: Sequence[Call], *args: Any) -> None:
         for call in calls:

@@ -33,7 +33,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
     if main:
         log.info("%s", format_start(engine))
     try:
-        with always(engine, engine.stages.after_run):
+        with engine.precision.active(), always(engine, engine.stages.after_run):
             try:
                 for call in engine.stages.before_run:
                     call(engine)
@@ -88,6 +88,7 @@ def raised(engine: Engine, error: BaseException) -> None:
     if engine.error is not None:
         return
     engine.error = error
+    engine.distributed.abandon(error)  # before any hook: what the hooks close must not wait for the other ranks
     for call in engine.stages.on_exception:
         try:
             call(engine, error)

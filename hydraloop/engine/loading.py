@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) -> Checkpoint:
-    """The run as it stands, as a checkpoint (see `checkpoint.py`); tensors are those of the run, not copies."""
+    """The run as it stands, as a checkpoint (see `checkpoint.py`); tensors are those of the run, not copies.
+
+    Called on every rank. Tensors in shards are gathered, one at a time; only rank 0 keeps them.
+    """
     checkpoint: Checkpoint = {
         "format": FORMAT,
         "meta": {
@@ -42,7 +45,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         "state_dict": engine.model.state_dict(),
         "hooks": _hook_states(engine),
         "precision": engine.precision.state_dict(),
-        "rng": seeding.rng_state(),
+        "rng": seeding.of_all_ranks(engine.distributed.gather(seeding.rng_state())),
         "progress": engine.progress.state_dict(),
     }
     if optimizer:
@@ -50,6 +53,10 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         checkpoint["meta"]["optimizer"] = type(engine.optimizer).__name__
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
+    if engine.distributed.sharded:
+        from hydraloop.engine.sharding import full
+
+        checkpoint = full(checkpoint, keep=engine.distributed.is_main)
     return checkpoint
 
 
@@ -86,7 +93,7 @@ def load(engine: Engine) -> dict[str, Any] | None:
         checkpoint = load_file(settings.resume, key="resume")
         check_resumable(checkpoint, settings.resume)
         _resume(engine, checkpoint)
-        rng = checkpoint["rng"]
+        rng = seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
         log.info("resumed from %s, iteration %d", settings.resume, engine.progress.iteration)
     elif settings.load_from is not None:
         checkpoint = load_file(settings.load_from, key="load_from")
@@ -111,8 +118,13 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
             )
     if "optimizer" in checkpoint:
         _check_optimizer(engine, checkpoint["meta"].get("optimizer"))
+        state = checkpoint["optimizer"]
+        if engine.distributed.sharded:
+            from hydraloop.engine.sharding import sharded_optimizer_state
+
+            state = sharded_optimizer_state(state, engine.optimizer)
         try:
-            engine.optimizer.load_state_dict(checkpoint["optimizer"])
+            engine.optimizer.load_state_dict(state)
         except ValueError as error:
             raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
     _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
@@ -149,6 +161,10 @@ def _check_optimizer(engine: Engine, saved: str | None) -> None:
 
 def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
     """Strictly: a missing, unknown or misshapen tensor is an error that names it."""
+    if engine.distributed.sharded:
+        from hydraloop.engine.sharding import like
+
+        state = like(state, engine.model.state_dict())
     try:
         engine.model.load_state_dict(state)
     except RuntimeError as error:
@@ -200,6 +216,7 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
+    engine.distributed.barrier()  # rank 0 may still be writing it
     checkpoint = load_file(path, key="test")
     own = {name: value.clone() for name, value in engine.model.state_dict().items()}
     try:

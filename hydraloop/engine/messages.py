@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hydraloop.engine.distributed import Distributed
 
 _FOLD_AT = 256
 """Kept tensors of one name before they are summed into one: bounds memory where records are rare."""
@@ -48,29 +51,49 @@ class Messages:
         if len(window.values) >= _FOLD_AT:
             window.fold()
 
-    def means(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+    def means(self, over: Distributed | None = None) -> dict[str, float]:
         """The mean of each name over its window, and an empty window for the next record.
 
-        One host sync in all, whatever the number of names, and only where tensors are among them (or ranks to reduce
-        over).
+        One host sync in all, whatever the number of names, and only where tensors are among them; with several ranks
+        one exchange among the hosts.
 
         Args:
-            reduce: from `[N]` sums of this rank to their mean over all ranks, called once, on every rank; None where
-                there is one rank only. Ranks count the same iterations.
+            over: the ranks to take the mean over, called on each of them; None: this rank's own. Of a name that only
+                some ranks have, it is theirs.
         """
         windows = {name: window for name, window in self._windows.items() if window.values or window.count}
         self._windows.clear()
         for window in windows.values():
             window.fold()
-        on_device = [name for name, window in windows.items() if isinstance(window.total, Tensor)]
-        sums: dict[str, float] = {
-            name: window.total for name, window in windows.items() if not isinstance(window.total, Tensor)
-        }
-        if on_device or (reduce is not None and sums):
-            vector = _vector([windows[name].total for name in on_device], list(sums.values()) if reduce else [])
-            reached = (vector if reduce is None else reduce(vector)).tolist()
-            sums.update(zip([*on_device, *(sums if reduce else ())], reached, strict=True))
-        return {name: sums[name] / window.count for name, window in windows.items()}
+        sums = {name: window.total for name, window in windows.items()}
+        on_device = {name: total for name, total in sums.items() if isinstance(total, Tensor)}
+        if on_device:
+            sums.update(zip(on_device, torch.stack(list(on_device.values())).tolist(), strict=True))
+        means = {name: float(sums[name]) / window.count for name, window in windows.items()}
+        return means if over is None or over.world_size == 1 else _over_ranks(means, over)
+
+
+_SLOTS = 128
+"""Numbers exchanged at once: all ranks have to send as many, also where one has a name more than the others."""
+
+
+def _over_ranks(means: dict[str, float], ranks: Distributed) -> dict[str, float]:
+    """The means over all ranks, in one exchange where all have the same names.
+
+    That they have is seen from a hash h of the names that is exchanged along: of n ranks n * sum(h^2) = sum(h)^2 only
+    where all h are equal (Cauchy and Schwarz). It has 16 bits, with which the sums are exact.
+    """
+    names = sorted(means)
+    h = zlib.crc32("\n".join(names).encode()) % 2**16
+    vector = torch.zeros(-(-(2 + len(names)) // _SLOTS) * _SLOTS, dtype=torch.float64)
+    vector[: 2 + len(names)] = torch.tensor([h, h * h, *(means[name] for name in names)], dtype=torch.float64)
+    sum_h, sum_h2, *sums = ranks.sum(vector).tolist()
+    if ranks.world_size * int(sum_h2) == int(sum_h) ** 2:
+        over_all = dict(zip(names, (total / ranks.world_size for total in sums), strict=False))
+        return {name: over_all[name] for name in means}
+    told: list[dict[str, float]] = ranks.gather(means)
+    reported = {name: [one[name] for one in told if name in one] for one in told for name in one}
+    return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 class _Window:
@@ -94,15 +117,3 @@ class _Window:
             self.total = self.total + sum(value for value in self.values if not isinstance(value, Tensor))
         self.count += len(self.values)
         self.values.clear()
-
-
-def _vector(totals: list[float | Tensor], floats: list[float]) -> Tensor:
-    """Device totals, then host ones, as one tensor on the device; the host ones are copied without a sync."""
-    tensors = [total for total in totals if isinstance(total, Tensor)]
-    if not tensors:
-        return torch.tensor(floats, dtype=torch.float64)
-    vector = torch.stack(tensors)
-    if not floats:
-        return vector
-    host = torch.tensor(floats, dtype=vector.dtype, pin_memory=vector.device.type == "cuda")
-    return torch.cat([vector, host.to(vector.device, non_blocking=True)])

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hydraloop.engine.progress import Progress
 
 
 class Loader(Sized, Iterable[Any], Protocol):
     """Anything with a length that yields batches, a DataLoader or a list."""
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A loader that knows how many samples the ranks have in a batch."""
+
+    def samples_at(self, batch_idx: int) -> tuple[int, int]:
+        """(samples of this rank in the batch, samples of all ranks); 0 of this rank: the batch only fills its place."""
+
+
+def share_of(loader: object) -> Callable[[int], tuple[int, int]] | None:
+    """`samples_at` of a loader that has it; None: its batches are this rank's own, and nothing is known of others'."""
+    return loader.samples_at if isinstance(loader, Shared) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,10 @@ class Settings:
     val_by_epoch: bool = True
     test: bool = True
     device: str = "auto"
+    peak_tflops: float | None = None
+    prefetch: bool = True
+    channels_last: bool = False
+    """Whether images are moved to the device channels last."""
     resume: Path | None = None
     """A checkpoint file to go on from."""
     resume_strict: bool = True

@@ -16,7 +16,7 @@ class Progress:
     optimizer_step: int = 0
     """Completed optimizer steps: one in `accumulate` iterations; a skipped fp16 step does not count."""
     samples: int = 0
-    """Training samples seen."""
+    """Training samples seen, by all ranks together."""
     batch_in_epoch: int = 0
     """Completed batches of the current epoch; 0 between epochs. The position a loader resumes at."""
     last_validation: int = 0

@@ -38,6 +38,19 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+def of_all_ranks(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """One entry for a checkpoint out of all ranks' states: rank 0's, and the others' in it."""
+    return states[0] if len(states) == 1 else {**states[0], "other_ranks": states[1:]}
+
+
+def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any] | None:
+    """A rank's state out of `of_all_ranks`; None where the run had fewer ranks."""
+    others = state.get("other_ranks", [])
+    if rank == 0:
+        return state
+    return others[rank - 1] if rank <= len(others) else None
+
+
 def _as_lists(value: Any) -> Any:
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
 

@@ -138,6 +138,8 @@ class Stages:
         self.slots = in_order(slots)
         self.seconds: dict[str, list[float]] = {slot.name: [0.0] for slot in self.slots}
         """By name, a cell with the seconds spent in the hook, without those of hooks called from within it."""
+        self.news: set[str] = set()
+        """Hooks that have been switched off (`on_error=disable`) since somebody last emptied the set."""
         self._nested = [0.0]
         self._policies: dict[str, _Policy] = {}
         table: dict[str, list[_Part]] = {point: [] for point in MOUNT_POINTS}
@@ -145,13 +147,20 @@ class Stages:
             hook = hooks[slot.name]
             if hook.rank_zero_only and rank != 0:
                 continue
-            policy = self._policies[slot.name] = _Policy(slot.name, on_error[slot.name])
+            policy = self._policies[slot.name] = _Policy(slot.name, on_error[slot.name], self.news)
             for point, method in _methods(hook):
                 if point not in hook.idle_points:
                     table[point].append((method, policy, self.seconds[slot.name]))
         for point, parts in table.items():
             groups = [[part] for part in parts] if point in _CLOSING else [parts] if parts else []
             setattr(self, point, tuple(_one_call(point, group, self._nested) for group in groups))
+
+    def disable(self, name: str) -> None:
+        """Switch a hook off, since it failed on another rank; its closing points are still called."""
+        policy = self._policies.get(name)
+        if policy is not None and not policy.disabled:
+            policy.disabled = True
+            log.warning("hook %s failed on another rank and is switched off (on_error=disable)", name)
 
     def run_for(self, name: str, point: str, work: Callable[..., Any], *args: Any) -> Any:
         """Do work of the hook `name` outside its mount points: its `on_error` and its clock apply.
@@ -215,6 +224,8 @@ class _Policy:
 
     name: str
     on_error: OnError
+    news: set[str]
+    """Where it says that the hook is switched off."""
     disabled: bool = False
 
     def handle(self, error: Exception, point: str) -> None:
@@ -225,6 +236,7 @@ class _Policy:
             raise error
         if self.on_error == "disable":
             self.disabled = True
+            self.news.add(self.name)
         goes_on = "is switched off" if self.disabled else "goes on"
         log.warning(
             "hook %s failed at %s and %s (on_error=%s): %s: %s",

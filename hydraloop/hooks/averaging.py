@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from hydraloop.engine.shards import local, part_of, sharded_like
 from hydraloop.errors import UserError, suggestion
 
 Weighting = Callable[[int], float]
@@ -78,7 +79,7 @@ def weighting(
 
 
 class Averaged:
-    """Averages of a model's tensors, in float32 or wider; shared tensors are averaged once.
+    """Averages of a model's tensors, in float32 or wider; shared tensors are averaged once, shards each on its rank.
 
     Bound to the parameters (and buffers) that the model has when it is made. Values may change in place, as optimizers
     change them; `rebind` finds storages that were replaced.
@@ -104,7 +105,7 @@ class Averaged:
 
     def start(self) -> None:
         """Begin with copies of the model's present values."""
-        self._averages = [tensor.detach().to(_wide(tensor), copy=True) for tensor in self._tensors]
+        self._averages = [local(tensor).to(_wide(tensor), copy=True) for tensor in self._tensors]
         self.rebind()
 
     def rebind(self) -> None:
@@ -112,7 +113,7 @@ class Averaged:
         if not self._averages:
             return
         # Detached views, made once: an update on them needs no no_grad() around it, which costs more than its Python.
-        pairs = [(average, tensor.detach()) for average, tensor in zip(self._averages, self._tensors, strict=True)]
+        pairs = [(average, local(tensor)) for average, tensor in zip(self._averages, self._tensors, strict=True)]
         floats = [pair for pair in pairs if _is_float(pair[1])]
         self._floats = _unzip([pair for pair in floats if pair[0].dtype == pair[1].dtype])
         self._narrow = _unzip([pair for pair in floats if pair[0].dtype != pair[1].dtype])
@@ -138,7 +139,7 @@ class Averaged:
 
         Costs a second copy of the averaged tensors for as long as it lasts.
         """
-        values = [tensor.detach() for tensor in self._tensors]
+        values = [local(tensor) for tensor in self._tensors]
         own = [value.clone() for value in values]
         try:
             torch._foreach_copy_(values, self._averages)
@@ -147,8 +148,11 @@ class Averaged:
             torch._foreach_copy_(values, own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages (not copies of them) by state-dict key; empty before `start`."""
-        return {key: self._averages[index] for key, index in self._index_of.items()} if self._averages else {}
+        """The averages (not copies of them) by state-dict key, in shards where the model is; empty before `start`."""
+        if not self._averages:
+            return {}
+        named = self._index_of.items()
+        return {key: sharded_like(self._averages[index], self._tensors[index]) for key, index in named}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool, key: str) -> None:
         """Take averages over; where they have none (only if not strict), begin with the model's present value.
@@ -167,7 +171,7 @@ class Averaged:
         self.start()
         for name, index in self._index_of.items():
             if name in state:
-                self._averages[index].copy_(state[name])
+                self._averages[index].copy_(part_of(state[name], self._tensors[index]))
 
 
 def _is_float(tensor: Tensor) -> bool:

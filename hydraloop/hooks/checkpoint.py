@@ -170,12 +170,12 @@ class CheckpointHook(Hook):
         if self.by_epoch and (
             self._every.due(engine.progress.epoch) or (self.save_last and self.is_last_train_epoch(engine))
         ):
-            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self)
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Ask for the iteration's checkpoint where it is due."""
         if self._every.due(engine.progress.iteration) or (self.save_last and self.is_last_train_iter(engine)):
-            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self)
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Ask for a checkpoint for each metric that is the best so far."""
@@ -185,7 +185,7 @@ class CheckpointHook(Hook):
             best = self._best.get(name)
             if is_better(metrics[name], None if best is None else best.value, higher=higher):
                 write = partial(self._write_best, name=name, value=metrics[name])
-                engine.request_checkpoint(f"{self.name}: best {name}", write, self)
+                engine.request_checkpoint(f"{self.name}: best {name}", write, self, agreed=True)
 
     def after_train(self, engine: Engine) -> None:
         """Ask for the last checkpoint where training ended early, and for the published files."""
@@ -193,9 +193,9 @@ class CheckpointHook(Hook):
         if engine.error is not None:
             return
         if self.save_last and engine.progress.iteration > self._last_saved:
-            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self)
+            engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
         if self.published_keys is not None:
-            engine.request_checkpoint(f"{self.name}: published", self._publish, self)
+            engine.request_checkpoint(f"{self.name}: published", self._publish, self, agreed=True)
 
     # State. --------------------------------------------------------------------------------------------------------
 

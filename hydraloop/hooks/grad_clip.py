@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.shards import whole
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class GradClipHook(Hook):
     """Clips the gradients of all of the optimizer's parameters, by their total norm or by value.
 
     Called once a window, after the gradients are unscaled (fp16) and weighted (accumulation), so the bound means the
-    same in every run. The norm before clipping goes into the record as `grad_norm`. With neither `max_norm` nor
-    `clip_value` it does nothing.
+    same in every run; of a model in shards the norm is that of all shards. The norm before clipping goes into the
+    record as `grad_norm`. With neither `max_norm` nor `clip_value` it does nothing.
 
     Mount points: before_train_epoch (lists the parameters), before_optimizer_step. Priority ABOVE_NORMAL: before hooks
     of normal priority look at the gradients that the step will use. No host sync, except with `error_if_nonfinite`: one
@@ -80,9 +81,9 @@ class GradClipHook(Hook):
             norm = clip_grad_norm_(
                 self._parameters, self.max_norm, self.norm_type, error_if_nonfinite=self.error_if_nonfinite
             )
-            engine.messages.add("grad_norm", norm)
+            engine.messages.add("grad_norm", whole(norm))
         elif self.clip_value is not None:
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
             norm = get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
             clip_grad_value_(self._parameters, self.clip_value)
-            engine.messages.add("grad_norm", norm)
+            engine.messages.add("grad_norm", whole(norm))

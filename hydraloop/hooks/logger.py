@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from hydraloop.engine.hook import Hook, Mode, Priority
+from hydraloop.engine.peak import peak_tflops
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.summary import clock, duration, number
 from hydraloop.errors import UserError
@@ -34,6 +35,9 @@ class LoggerHook(Hook):
     the iterations since the last record and over all ranks. After each validation and test: `{"mode": "val" or
     "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1, the current one included; `iteration` those
     completed. `memory` is the peak so far, on rank 0: allocated by torch on an accelerator, else of the process.
+    `mfu`, 0 .. 1, is the share of the device's peak (`engine.peak_tflops`) that the model's own operations of the
+    last batch, in the mean time, make use of; there where the task counts them (`Task.flops`). `skipped`: optimizer
+    steps that fp16 has skipped so far, if any.
 
     Each record goes to the terminal as one line, to `<run_dir>/metrics.jsonl` as one line of JSON, flushed, and to
     every hook with `on_log`. JSON has no NaN and no infinity: there the value is null, and `"nonfinite": {"loss":
@@ -42,7 +46,7 @@ class LoggerHook(Hook):
 
     Mount points: after_train_iter, after_val_epoch, after_test_epoch, after_run. Priority BELOW_NORMAL, MMEngine's:
     behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before `param_scheduler`, so that `lr`
-    is the one this iteration used. One host sync and one collective a record, none in between. No state.
+    is the one this iteration used. One host sync and one exchange among the hosts a record, none in between. No state.
 
     Args:
         interval: iterations between two records of training; None makes none.
@@ -73,10 +77,10 @@ class LoggerHook(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record where one is due."""
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
-            means = engine.messages.means(engine.distributed.mean if engine.distributed.world_size > 1 else None)
+            means = engine.messages.means(engine.distributed)
             if engine.distributed.is_main:
                 self._warn_of_nonfinite(engine, means)
-                self._put(engine, _train_record(engine, means))
+                self._put(engine, _train_record(engine, means, batch))
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Make the record of a validation."""
@@ -118,7 +122,7 @@ def _position(engine: Engine, mode: Mode) -> dict[str, Any]:
     return {"mode": mode, "epoch": progress.epoch + (progress.batch_in_epoch > 0), "iteration": progress.iteration}
 
 
-def _train_record(engine: Engine, means: dict[str, float]) -> dict[str, Any]:
+def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:
     record = _position(engine, "train")
     for name in ("lr", "momentum", "eta"):
         value = engine.messages.read(name)
@@ -128,6 +132,11 @@ def _train_record(engine: Engine, means: dict[str, float]) -> dict[str, Any]:
         if name in means:
             record[name] = means.pop(name)
     record["memory"] = peak_memory(engine.device)
+    peak = engine.settings.peak_tflops or peak_tflops(engine.device, engine.precision.name)
+    if peak is not None and "time" in record and (flops := engine.task.flops(batch)) is not None:
+        record["mfu"] = flops / (record["time"] * peak * 1e12)
+    if engine.precision.skipped:
+        record["skipped"] = engine.precision.skipped
     losses = {name: value for name, value in means.items() if "loss" in name}
     record.update((name, value) for name, value in means.items() if name not in losses)
     record.update(losses)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from hydraloop.models.gpt import GPT
 from hydraloop.models.mlp import MLP
 from hydraloop.models.small_cnn import SmallCNN
 
-__all__ = ["MLP", "SmallCNN"]
+__all__ = ["GPT", "MLP", "SmallCNN"]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import II
 
 
 @dataclass
@@ -11,14 +12,14 @@ class LoaderConf:
     """How batches are made; `hydraloop.data.build_loader` gets all but `eval_batch_size`."""
 
     batch_size: int = 64
-    """Samples a batch. 64, so that the 1,259 digits give 20 iterations an epoch: enough steps, each still cheap."""
+    """Samples a batch, on each rank. 64, so that the 1,259 digits give 20 iterations an epoch: enough, each cheap."""
     eval_batch_size: Optional[int] = None
     """Samples a batch in validation and test; null: `batch_size`, whose memory is known to suffice."""
     num_workers: int = 0
     """Processes that load; 0 loads in the training process, the fastest for data in memory."""
     pin_memory: Any = "auto"
-    """Whether batches are copied into page-locked memory: true, false, or `auto`, where the device is a CUDA one, since
-    copies to it are only asynchronous from there."""
+    """Whether batches are copied into page-locked memory: true, false, or `auto`, where the device is a CUDA or XPU
+    one, since copies to it are only asynchronous from there."""
     drop_last: bool = False
     """Whether the short last batch of a train epoch is left out. It is not: every sample counts, and its window is
     weighted by its samples."""
@@ -55,6 +56,22 @@ class DiabetesConf:
     """A folder that holds diabetes_data_raw.csv.gz and diabetes_target.csv.gz; null: scikit-learn's copy."""
     split_seed: int = 0
     """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same patients."""
+
+
+@dataclass
+class PythonSourcesConf:
+    """The sources of Python's own standard library, as bytes."""
+
+    _target_: str = "hydraloop.data.PythonSources"
+    split: str = "train"
+    """`train` (90 % of the files), `val` or `test` (5 % each)."""
+    block_size: int = 128
+    """Bytes of a sample, each with the one behind it as its target; the context of `model=gpt`."""
+    root: Optional[str] = None
+    """A folder to take the .py files of; null: the standard library, which is on every machine."""
+    megabytes: Optional[float] = 8.0
+    """Million bytes to read at most, so that any folder is read in 0.1 s; the library's 7 are within it. Null: no
+    limit."""
 
 
 @dataclass
@@ -99,8 +116,28 @@ class DiabetesDataConf:
     """The same for all three; only the train loader shuffles."""
 
 
+@dataclass
+class PythonSourcesDataConf:
+    """`data=python_sources`: text for language models; goes with `task=language_modeling model=gpt`."""
+
+    train: Any = field(default_factory=lambda: PythonSourcesConf(split="train"))
+    """What is trained on."""
+    val: Any = field(default_factory=lambda: _held_out("val"))
+    """What is validated on; null: no validation."""
+    test: Any = field(default_factory=lambda: _held_out("test"))
+    """What is tested on after training; null: no test."""
+    loader: LoaderConf = field(default_factory=LoaderConf)
+    """The same for all three; only the train loader shuffles."""
+
+
+def _held_out(split: str) -> PythonSourcesConf:
+    """A part to evaluate on, of the same folder and in blocks of the same size as the train part."""
+    return PythonSourcesConf(split=split, block_size=II("..train.block_size"), root=II("..train.root"))
+
+
 def register(store: ConfigStore) -> None:
     """Store the options of `data`."""
     store.store(group="data", name="base", package="data", node=DataConf)
     store.store(group="data", name="digits", package="data", node=DigitsDataConf)
     store.store(group="data", name="diabetes", package="data", node=DiabetesDataConf)
+    store.store(group="data", name="python_sources", package="data", node=PythonSourcesDataConf)

@@ -1,7 +1,7 @@
 """Options of the engine."""
 
-from dataclasses import dataclass
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Any, List, Optional
 
 
 @dataclass
@@ -33,4 +33,17 @@ class EngineConf:
     """CPU threads torch computes with; null: torch's own choice, all cores. 1 is as fast for small models, and many
     times faster where the machine has other work (the jobs of a sweep side by side), since threads wait by spinning."""
     compile: Any = False
-    """Not available yet; false."""
+    """Whether the model is compiled by torch.compile: false, true, or its options ({mode: max-autotune}). Not by
+    default: compiling takes from seconds to minutes, which a short run does not get back."""
+    activation_checkpointing: List[str] = field(default_factory=list)
+    """Class names of the modules ([Block]) whose activations are computed again in backward instead of kept: about a
+    third more time for much less memory. Empty: none."""
+    channels_last: Any = "auto"
+    """Whether images lie in memory channel by channel last, for which GPUs have faster convolutions: true, false, or
+    `auto`, where the model's class says `channels_last = True`."""
+    prefetch: bool = True
+    """Whether the next batch is copied to an accelerator while the current one is computed on, which hides the copy.
+    Without meaning on a CPU, and where the training process loads the data itself."""
+    peak_tflops: Optional[float] = None
+    """What the device can do at most, in 10^12 floating-point operations a second, for the record's `mfu`; null: from a
+    table of GPUs, and no `mfu` where it is not in there."""

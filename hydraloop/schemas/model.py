@@ -41,7 +41,27 @@ class MLPConf:
     """Share of each hidden layer's values set to zero in training, 0..1; a little, for 312 patients."""
 
 
+@dataclass
+class GPTConf:
+    """`model=gpt`: a small transformer, for bytes."""
+
+    _target_: str = "hydraloop.models.GPT"
+    vocab_size: int = 256
+    """Tokens there are; 256 bytes, which need no tokenizer."""
+    context: int = 128
+    """The longest sequence; 128 bytes are some four lines of code, and attention then is a sixth of the work."""
+    layers: int = 4
+    """Blocks. 4 with a width of 128 are 0.8 million weights: what two CPU cores can train in two minutes."""
+    width: int = 128
+    """Features of each position, a multiple of `heads`."""
+    heads: int = 4
+    """Of the attention; 4 of 32 features each, since heads narrower than that are slow and see little."""
+    dropout: float = 0.0
+    """Share set to zero in training, 0..1; none, as long as no byte is seen twice."""
+
+
 def register(store: ConfigStore) -> None:
     """Store the options of `model`."""
     store.store(group="model", name="small_cnn", package="task.model", node=SmallCNNConf)
     store.store(group="model", name="mlp", package="task.model", node=MLPConf)
+    store.store(group="model", name="gpt", package="task.model", node=GPTConf)

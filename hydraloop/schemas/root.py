@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.engine import EngineConf
 
 
@@ -18,16 +19,6 @@ class InitConf:
     prefix: Optional[str] = None
     """Take only the entries that begin with this (`backbone.`), the prefix removed if the model has none such; null:
     all."""
-
-
-@dataclass
-class DistributedConf:
-    """How many processes train together. One, for now."""
-
-    strategy: str = "auto"
-    """`auto`: a single process trains without any wrapping."""
-    nproc_per_node: int = 1
-    """Processes to start on this machine; only 1 is available yet."""
 
 
 @dataclass

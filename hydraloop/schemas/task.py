@@ -38,6 +38,20 @@ class R2ScoreConf:
 
 
 @dataclass
+class BitsPerByteConf:
+    """The mean loss of a language model in bits."""
+
+    _target_: str = "hydraloop.tasks.BitsPerByte"
+
+
+@dataclass
+class TokenAccuracyConf:
+    """The share of tokens that were the most likely ones."""
+
+    _target_: str = "hydraloop.tasks.TokenAccuracy"
+
+
+@dataclass
 class ClassificationConf:
     """`task=classification`: one class for each sample."""
 
@@ -71,7 +85,21 @@ class RegressionConf:
     """By name, the first one being what `save_best=auto` looks at; null removes one. torchmetrics work too."""
 
 
+@dataclass
+class LanguageModelingConf:
+    """`task=language_modeling`: the next token at every position; its loss is the cross entropy, there is no other."""
+
+    _target_: str = "hydraloop.tasks.LanguageModeling"
+    model: Any = MISSING
+    """Gives logits `[N, T, V]` of tokens `[N, T]`; the group `model`."""
+    metrics: Dict[str, Any] = field(
+        default_factory=lambda: {"bits_per_byte": BitsPerByteConf(), "accuracy": TokenAccuracyConf()}
+    )
+    """By name, the first one being what `save_best=auto` looks at; null removes one. torchmetrics work too."""
+
+
 def register(store: ConfigStore) -> None:
     """Store the options of `task`."""
     store.store(group="task", name="classification", package="task", node=ClassificationConf)
     store.store(group="task", name="regression", package="task", node=RegressionConf)
+    store.store(group="task", name="language_modeling", package="task", node=LanguageModelingConf)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from hydraloop.tasks.classification import Classification
-from hydraloop.tasks.metrics import Accuracy, MeanAbsoluteError, Metric, R2Score, RootMeanSquaredError, SumMetric
+from hydraloop.tasks.language_modeling import LanguageModeling
+from hydraloop.tasks.metrics import (
+    Accuracy,
+    BitsPerByte,
+    MeanAbsoluteError,
+    Metric,
+    R2Score,
+    RootMeanSquaredError,
+    SumMetric,
+    TokenAccuracy,
+)
 from hydraloop.tasks.regression import Regression
 from hydraloop.tasks.task import Task
 
 __all__ = [
     "Accuracy",
+    "BitsPerByte",
     "Classification",
+    "LanguageModeling",
     "MeanAbsoluteError",
     "Metric",
     "R2Score",
@@ -17,4 +29,5 @@ __all__ = [
     "RootMeanSquaredError",
     "SumMetric",
     "Task",
+    "TokenAccuracy",
 ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+IGNORED = -100
+"""The target of a token that counts for nothing; torch's own `ignore_index`."""
 
 
 class Metric(Protocol):
@@ -94,6 +99,48 @@ class Accuracy(SumMetric):
             correct = (best == target.unsqueeze(1)).any(1)
         self.sums[0] += correct.sum()
         self.sums[1] += target.shape[0]
+
+    def value(self, sums: Tensor) -> Tensor:
+        """Correct ones by all."""
+        return sums[0] / sums[1]
+
+
+class BitsPerByte(SumMetric):
+    """The mean negative log-likelihood of the next token in bits: what a byte of the text would be compressed to.
+
+    8 is knowing nothing of bytes. The same quantity as the loss of a language model, in the unit that text models of
+    different vocabularies are compared in; with tokens other than bytes it is bits per token.
+    """
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, those of -100 left out."""
+        flat = target.flatten()
+        nats = functional.cross_entropy(preds.flatten(0, 1).float(), flat, ignore_index=IGNORED, reduction="sum")
+        self.sums[0] += nats / math.log(2)
+        self.sums[1] += (flat != IGNORED).sum()
+
+    def value(self, sums: Tensor) -> Tensor:
+        """Bits by tokens."""
+        return sums[0] / sums[1]
+
+
+class TokenAccuracy(SumMetric):
+    """The share of tokens that are the most likely ones by the model, 0..1."""
+
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, those of -100 left out."""
+        self.sums[0] += (preds.argmax(-1) == target).sum()
+        self.sums[1] += (target != IGNORED).sum()
 
     def value(self, sums: Tensor) -> Tensor:
         """Correct ones by all."""

@@ -75,8 +75,10 @@ class Task(nn.Module):
     # Training. -------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """The loss of a batch, for training: `{"loss": scalar}`. No host sync.
+        """The loss of a batch, for training: `{"loss": scalar}`, the mean over its samples. No host sync.
 
+        Or `{"loss": (sum, count)}`, a sum of losses and how many they are (a number or a scalar tensor), where samples
+        do not count alike (texts of different lengths): the mean is then over all that a window and all ranks have.
         Other scalars whose name contains "loss" are logged as well.
         """
         inputs, targets = batch
@@ -90,6 +92,11 @@ class Task(nn.Module):
         while not isinstance(batch, Tensor):
             batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
         return batch.size(0)
+
+    def flops(self, batch: Any) -> int | None:
+        """Floating-point operations of the model for one iteration on a batch, backward included: what `mfu` in the
+        record is computed from. None: not counted. No host sync."""
+        return None
 
     # Evaluation; the engine has set eval() and no_grad(). ------------------------------------------------------------
 

@@ -27,6 +27,8 @@ SINGLE: dict[str, list[str]] = {
     "own_hook_as_an_option": ["hooks=weight_norm,ema", "hooks.weight_norm.digits=4"],
     "diabetes": ["experiment=diabetes", "optimizer.lr=3e-3"],
     "spirals": ["experiment=spirals", "engine.accumulate=4"],
+    "fp16": ["precision=fp16", "precision.init_scale=1024"],
+    "char_lm": ["experiment=char_lm", "engine.accumulate=2", "data.train.block_size=64"],
     "fast": ["debug=fast", "optimizer=sgd", "scheduler=[linear,cosine]"],
 }
 SWEEPS: dict[str, list[str]] = {

@@ -60,7 +60,14 @@ def test_the_golden_files_say_what_was_typed() -> None:
     assert read("diabetes.yaml", "experiment_name") == "diabetes"
     assert read("spirals.yaml", "data.train._target_") == "my_project.data.Spirals"
     assert read("spirals.yaml", "data.loader.batch_size") == 64
+    assert read("char_lm.yaml", "task._target_") == "hydraloop.tasks.LanguageModeling"
+    assert read("char_lm.yaml", "task.model.context") == 64
+    assert [read("char_lm.yaml", f"data.{split}.block_size") for split in ("train", "val", "test")] == [64] * 3
+    assert list(read("char_lm.yaml", "scheduler")) == ["linear", "cosine"]
+    assert read("char_lm.yaml", "default_hooks.grad_clip.max_norm") == 1.0
     assert read("fast.yaml", "engine.max_epochs") == 2
+    assert read("fp16.yaml", "precision").name == "fp16"
+    assert read("fp16.yaml", "precision.init_scale") == 1024
     assert list(read("fast.yaml", "scheduler")) == ["linear", "cosine"]
 
 
@@ -97,4 +104,4 @@ def test_a_glob_sweeps_over_all_options_of_a_group() -> None:
     with composer() as opened:
         jobs = list(composing.jobs(arguments.parse(["experiment=glob(*)"])))
         names = [job(lines, opened).experiment_name for lines in jobs]
-    assert names == ["diabetes", "spirals"]
+    assert names == ["char_lm", "diabetes", "spirals"]

@@ -24,6 +24,7 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.task import Task
+from tests.ranks import on_ranks
 
 
 class Listener(Hook):
@@ -46,20 +47,6 @@ class Diverging(Task):
     def forward(self, batch: Any) -> dict[str, Any]:
         loss = super().forward(batch)["loss"]
         return {"loss": loss * math.nan, "aux_loss": torch.tensor(-math.inf)}
-
-
-class SecondRank(Distributed):
-    """Rank 1 of 2, whose collectives are counted and answered with its own values."""
-
-    rank = 1
-    world_size = 2
-
-    def __init__(self) -> None:
-        self.means = 0
-
-    def mean(self, values: Tensor) -> Tensor:
-        self.means += 1
-        return values
 
 
 class HostSyncs(TorchFunctionMode):
@@ -210,15 +197,27 @@ def test_one_host_sync_a_record(tmp_path: Path) -> None:
     assert syncs.count == 7
 
 
-def test_other_ranks_reduce_and_write_nothing(tmp_path: Path) -> None:
-    distributed = SecondRank()
-    engine = _engine(tmp_path, LoggerHook(interval=7), distributed=distributed)
+def records_of_a_rank(distributed: Distributed, run_dir: str) -> tuple[list[str], list[Any], list[float]]:
+    """Train on one rank. Returns the files in its folder, its records, its own losses."""
+    folder = Path(run_dir) / str(distributed.rank)
+    folder.mkdir()
+    engine = _engine(folder, LoggerHook(interval=7), distributed=distributed)
+    if distributed.rank == 1:
+        engine.loaders = Loaders([(inputs + 1, targets) for inputs, targets in engine.loaders.train or ()])
+    else:
+        engine.loaders = Loaders(engine.loaders.train)
     engine.train()
-    assert distributed.means == 2
-    assert list(tmp_path.iterdir()) == []
     listener = engine.hooks["listener"]
     assert isinstance(listener, Listener)
-    assert listener.records == []
+    return [path.name for path in folder.iterdir()], listener.records, [float(loss) for loss in listener.losses]
+
+
+def test_other_ranks_take_part_and_write_nothing(tmp_path: Path) -> None:
+    main, other = on_ranks(2, records_of_a_rank, str(tmp_path))
+    assert (other[0], other[1]) == ([], [])
+    assert "metrics.jsonl" in main[0]
+    assert main[2] != other[2]
+    assert main[1][0]["loss"] == pytest.approx((sum(main[2][:7]) + sum(other[2][:7])) / 14)
 
 
 def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:

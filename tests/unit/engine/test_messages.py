@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
+from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.messages import Messages
 from tests.helpers import HostSyncs
+from tests.ranks import on_ranks
 
 
 def test_facts_are_read_when_somebody_asks() -> None:
@@ -62,20 +63,34 @@ def test_an_integer_or_boolean_tensor_has_a_mean_too() -> None:
     assert messages.means() == {"correct": 0.75, "count": 0.75}
 
 
-def test_reduce_is_called_once_with_all_means_in_order() -> None:
+def means_of_ranks(distributed: Distributed, own_name: bool) -> dict[str, float]:
+    """Messages of two ranks: `a` is 1 and 2, `b` 2 and 4; with `own_name` rank 1 has a `c` of 5, too."""
     messages = Messages()
-    for name, value in (("a", 1.0), ("b", torch.tensor(2.0)), ("c", 3.0)):
-        messages.add(name, value)
-    seen: list[Tensor] = []
+    for value in (0.0, 2.0):
+        messages.add("a", value * (distributed.rank + 1))
+        messages.add("b", torch.tensor(value * 2 * (distributed.rank + 1)))
+    if own_name and distributed.rank == 1:
+        messages.add("c", 5.0)
+    return messages.means(distributed)
 
-    def reduce(means: Tensor) -> Tensor:
-        seen.append(means)
-        return means * 10
 
-    assert messages.means(reduce) == {"a": 10.0, "b": 20.0, "c": 30.0}
-    assert len(seen) == 1
-    assert seen[0].shape == (3,)
-    assert seen[0].dtype == torch.float64
+@pytest.mark.parametrize("own_name", [False, True])
+def test_means_over_the_ranks_are_the_same_on_all(own_name: bool) -> None:
+    expected = {"a": 1.5, "b": 3.0} | ({"c": 5.0} if own_name else {})
+    assert on_ranks(2, means_of_ranks, own_name) == [expected, expected]
+
+
+def many_means(distributed: Distributed) -> dict[str, float]:
+    """More names than fit into one exchange of the usual size."""
+    messages = Messages()
+    for index in range(300):
+        messages.add(f"name{index}", float(index + distributed.rank))
+    return messages.means(distributed)
+
+
+def test_any_number_of_names() -> None:
+    for means in on_ranks(2, many_means):
+        assert means == {f"name{index}": index + 0.5 for index in range(300)}
 
 
 def test_adding_costs_no_host_sync_and_a_record_one() -> None:

@@ -38,7 +38,7 @@ def names(schema: Any) -> set[str]:
 
 
 def test_all_schemas_are_found() -> None:
-    assert len(SCHEMAS) == 16
+    assert len(SCHEMAS) == 21
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
@@ -70,7 +70,16 @@ def test_the_loaders_options_are_build_loaders_arguments() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(data.LoaderConf)}
     assert fields.pop("eval_batch_size") is None
     parameters = inspect.signature(build_loader).parameters
-    assert set(fields) == set(parameters) - {"dataset", "shuffle", "seed", "collate_fn", "device", "key"}
+    assert set(fields) == set(parameters) - {
+        "dataset",
+        "shuffle",
+        "seed",
+        "collate_fn",
+        "device",
+        "key",
+        "rank",
+        "world_size",
+    }
     assert fields == {name: parameters[name].default for name in fields}
 
 

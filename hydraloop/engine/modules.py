@@ -1,0 +1,113 @@
+"""What is done to a model before an optimizer sees it: finding modules by class, recomputing, compiling, layout."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hydraloop.errors import UserError, suggestion
+
+log = logging.getLogger(__name__)
+
+
+def modules_of(model: nn.Module, names: Sequence[str], *, key: str) -> list[nn.Module]:
+    """The modules in `model` (itself left out) whose class has one of the names; inner ones before outer ones.
+
+    Args:
+        key: the option that has the names, for the error.
+
+    Raises:
+        UserError: a name does not occur; lists those that do.
+    """
+    inside = [module for name, module in model.named_modules() if name]
+    there = {type(module).__name__ for module in inside}
+    for name in names:
+        if name not in there:
+            raise UserError(
+                f"{type(model).__name__} has no module of the class {name!r}",
+                key=key,
+                remedy=suggestion(name, there),
+            )
+    return [module for module in reversed(inside) if type(module).__name__ in names]
+
+
+def checkpoint_activations(model: nn.Module, names: Sequence[str]) -> None:
+    """Let the modules of these classes keep their inputs only, and compute what backward needs of them again, in place.
+
+    The modules and the names in the state dict stay as they are. Dropout draws the same numbers again. Source: T. Chen
+    et al., Training Deep Nets with Sublinear Memory Cost, 2016; torch.utils.checkpoint.
+
+    Raises:
+        UserError: no module is of such a class.
+    """
+    for module in modules_of(model, names, key="engine.activation_checkpointing"):
+        # An attribute of the object hides the method of its class; hooks (FSDP2's) are called around it.
+        module.forward = functools.partial(_recomputed, module.forward)
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def compile_model(model: nn.Module, options: object, blocks: Sequence[str] = ()) -> None:
+    """`Module.compile()`, in place: names in the state dict stay as they are, compiling waits for the first call.
+
+    Args:
+        options: true, or a mapping of torch.compile's options; false does nothing.
+        blocks: class names; where there are some (FSDP2's, which works between them), each such module by itself.
+
+    Raises:
+        UserError: torch.compile has no such option.
+    """
+    if options is False:
+        return
+    if options is not True and not isinstance(options, Mapping):
+        raise UserError(
+            f"{options!r} is none of the three",
+            key="engine.compile",
+            remedy="Use true, false, or options of torch.compile: {mode: max-autotune}.",
+        )
+    arguments = {} if options is True else {str(name): value for name, value in options.items()}
+    known = [name for name in inspect.signature(torch.compile).parameters if name not in ("model", "disable")]
+    for name in arguments:
+        if name not in known:
+            raise UserError(
+                "torch.compile has no such option", key=f"engine.compile.{name}", remedy=suggestion(name, known)
+            )
+    for module in modules_of(model, blocks, key="distributed.fsdp.wrap") or [model]:
+        if type(module).__module__.startswith("torch.nn."):
+            name = type(module).__name__
+            log.warning("engine.compile: torch does not compile a bare nn.%s; let a class of your own hold it", name)
+        module.compile(**arguments)
+
+
+def use_channels_last(model: nn.Module, wanted: object) -> bool:
+    """Lay the weights of convolutions out channels last where that is wanted; whether it is.
+
+    Args:
+        wanted: true, false, or `auto`: where the model's class has `channels_last = True`.
+
+    Raises:
+        UserError: another value.
+    """
+    if wanted not in (True, False, "auto"):
+        raise UserError(
+            f"{wanted!r} is none of the three", key="engine.channels_last", remedy="Use auto, true or false."
+        )
+    if wanted == "auto":
+        wanted = getattr(model, "channels_last", False)
+    if wanted:
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                layout = torch.channels_last if isinstance(module, nn.Conv2d) else torch.channels_last_3d
+                module.weight.data = module.weight.data.contiguous(memory_format=layout)
+    return bool(wanted)

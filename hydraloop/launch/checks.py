@@ -1,0 +1,137 @@
+"""What cannot be launched is refused before anything is: numbers, names, more processes than this machine has GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from omegaconf import DictConfig
+
+from hydraloop.errors import UserError, suggestion
+from hydraloop.launch import torchrun
+
+_STRATEGIES = ("auto", "ddp", "fsdp2")
+
+
+def check(cfg: DictConfig) -> None:
+    """Check `distributed`, and `engine.device` with it. Imports torch where there are several processes.
+
+    Raises:
+        UserError: one mistake; names the key.
+    """
+    options = cfg.distributed
+    _check_numbers(options)
+    if options.strategy not in _STRATEGIES:
+        raise UserError(
+            f"{options.strategy!r} is unknown",
+            key="distributed.strategy",
+            remedy=suggestion(options.strategy, _STRATEGIES),
+        )
+    local = _processes(options)
+    several = local > 1 or torchrun.is_several()
+    if not several and options.strategy != "auto":
+        raise UserError(
+            f"{options.strategy} shares the work of several processes, and there is one",
+            key="distributed.strategy",
+            remedy="Start several, distributed.nproc_per_node=2, or leave it at auto.",
+        )
+    if several or options.backend != "auto":
+        _check_machine(options, str(cfg.engine.device), local)
+
+
+def check_single_run() -> None:
+    """Refuse a sweep under torchrun: its ranks would compose, and name, the jobs each on its own.
+
+    Raises:
+        UserError: names the command that works.
+    """
+    if torchrun.is_several():
+        count = torchrun.local_world_size()
+        raise UserError(
+            "a sweep under torchrun does not work: each of its jobs needs ranks of its own",
+            key="--multirun",
+            remedy=f"Let each job start them: python train.py -m … distributed.nproc_per_node={count}",
+        )
+
+
+def _check_numbers(options: DictConfig) -> None:
+    for name, lowest, at_all in (
+        ("nproc_per_node", 1, "1 or more"),
+        ("max_restarts", 0, "0 (no restart) or more"),
+        ("agree_interval", 1, "1 or more"),
+    ):
+        if options[name] < lowest:
+            raise UserError(f"{options[name]} is below {lowest}", key=f"distributed.{name}", remedy=f"Use {at_all}.")
+    for name in ("timeout", "bucket_cap_mb"):
+        if not options[name] > 0:
+            raise UserError(f"{options[name]} is not above 0", key=f"distributed.{name}", remedy="Use more than 0.")
+
+
+def _processes(options: DictConfig) -> int:
+    """How many processes this machine will have."""
+    wanted = int(options.nproc_per_node)
+    if not torchrun.is_launched():
+        return wanted
+    started = torchrun.local_world_size()
+    if wanted not in (1, started):
+        raise UserError(
+            f"torchrun has started {started} on this machine, and {wanted} are asked for",
+            key="distributed.nproc_per_node",
+            remedy=f"Leave it out; torchrun --nproc-per-node={wanted} starts {wanted}.",
+        )
+    if options.max_restarts:
+        raise UserError(
+            "torchrun starts its processes again, not we",
+            key="distributed.max_restarts",
+            remedy=f"Leave it out; torchrun --max-restarts={options.max_restarts} does it.",
+        )
+    return started
+
+
+def _check_machine(options: DictConfig, device: str, processes: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = ("cpu" if accelerator is None else accelerator.type) if device == "auto" else device.partition(":")[0]
+    if ":" in device and processes > 1:
+        raise UserError(
+            f"{processes} processes would share {device}",
+            key="engine.device",
+            remedy=f"Use {kind}: each process takes the device of its number. Choose among GPUs with "
+            f"CUDA_VISIBLE_DEVICES.",
+        )
+    if kind != "cpu":
+        count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
+        _check_count(processes, count, device)
+    known = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
+    backend = str(options.backend)
+    if backend != "auto" and backend not in known and ":" not in backend:
+        raise UserError(
+            f"{backend!r} is unknown", key="distributed.backend", remedy=suggestion(backend, ("auto", *known))
+        )
+    if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
+        raise UserError(
+            f"nccl needs GPUs, and the device is {kind}", key="distributed.backend", remedy="Use auto, or gloo."
+        )
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise UserError("this torch has no nccl", key="distributed.backend", remedy="Use auto, or gloo.")
+
+
+def _check_count(processes: int, count: int, device: str) -> None:
+    if processes <= count:
+        return
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    raise UserError(
+        f"{processes} processes would share {count} GPU{'' if count == 1 else 's'}{seen}"
+        if count
+        else f"this machine has no {device}{seen}",
+        key="distributed.nproc_per_node" if count else "engine.device",
+        remedy=f"Use {count}, or engine.device=cpu." if count else "Use auto or cpu.",
+    )
+
+
+def several(cfg: Any) -> bool:
+    """Whether the run is trained by ranks of its own: started by us, or by torchrun."""
+    return torchrun.is_several() or cfg.distributed.nproc_per_node > 1

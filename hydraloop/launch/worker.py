@@ -1,0 +1,63 @@
+"""A script: one rank of a job that `elastic.launch` has started. Its argument is the job's folder.
+
+Started as a file, not as a module: then only what the launching process could import is found, in its order, once
+`sys.path` is its own (until then, the standard library is).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from multiprocessing import spawn
+from pathlib import Path
+
+
+def main(folder: Path) -> int:
+    """Train as the rank that the environment names. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback, until there is something to close
+    text = (folder / "job.json").read_text(encoding="utf-8")
+    given = json.loads(text)
+    sys.path[:] = given["sys_path"]
+
+    from hydraloop.launch import files, rank_log
+    from hydraloop.launch.ending import Ending, leave
+    from hydraloop.launch.job import Job
+    from hydraloop.launch.outcome import Outcome, Terminated
+    from hydraloop.launch.training import train
+
+    job, rank, attempt = Job.from_json(text), int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    told = files.outcomes(folder, attempt - 1)
+    if any(outcome.kind == "mistake" for outcome in told):  # the next attempt would find it, too
+        return 1
+    rank_log.configure(job, rank)
+    if attempt > 0:
+        job = files.restarted(job, told, attempt)
+
+    def last(number: int) -> None:
+        if not files.path_of(folder, attempt, rank).exists():
+            files.put(folder, attempt, Outcome.of(Terminated(number), rank))
+
+    def orphaned() -> None:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+
+    if job.script is not None:
+        sys.modules["__main__"].__file__ = job.script
+    ending = Ending(last=last, orphaned=orphaned).start()
+    if job.main:
+        spawn.prepare(dict(job.main))
+    outcome = train(job, rank, ending)
+    with contextlib.suppress(FileNotFoundError):  # the launching process has gone
+        files.put(folder, attempt, outcome)
+    if outcome.kind == "done":
+        return 0
+    leave(1)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

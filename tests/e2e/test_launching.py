@@ -1,0 +1,306 @@
+"""Several ranks: started by ourselves and by torchrun; what is left of them, and what is said, when one fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.projects import REPOSITORY, Done, Project, Run
+
+HOOKS = '''
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+
+from hydraloop import Hook, UserError
+
+
+class Trouble(Hook):
+    """Gets one rank into trouble, in an iteration."""
+
+    priority = 10
+
+    def __init__(self, *, what: str, rank: int = 1, at: int = 5, once: str | None = None) -> None:
+        self.what, self.rank, self.at, self.once = what, rank, at, once
+
+    def before_run(self, engine) -> None:
+        if self.what == "mistake":
+            raise UserError("a mistake of all ranks", key="hooks.trouble.what", remedy="Use another.")
+
+    def before_train_iter(self, engine, batch_idx, batch) -> None:
+        if engine.progress.iteration + 1 != self.at or engine.distributed.rank != self.rank:
+            return
+        if self.once is not None:
+            if os.path.exists(self.once):
+                return
+            pathlib.Path(self.once).touch()
+        if self.what == "raise":
+            print("on the way to trouble")
+            raise ValueError("it is this rank's")
+        if self.what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+'''
+TROUBLE = "+hooks.trouble._target_=my_project.trouble.Trouble"
+QUICK = ("experiment=spirals", "engine.max_epochs=1", "engine.test=false")
+TWO = "distributed.nproc_per_node=2"
+SOON = 30
+"""Seconds within which nothing is left of a job whose rank has died."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """A user's project with the hook above; afterwards none of its processes may be left."""
+    made = Project.make(tmp_path / "project")
+    made.write("my_project/trouble.py", HOOKS)
+    yield made
+    left = processes(made)
+    for process in left:
+        process.kill()
+    assert not left, "orphans"
+
+
+def processes(project: Project) -> list[psutil.Process]:
+    """Those that run in the project's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(project.path) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def torchrun(project: Project, *arguments: str) -> Done:
+    """`torchrun … train.py …`."""
+    return project.python("-m", "torch.distributed.run", *arguments)
+
+
+def files(run: Run) -> set[str]:
+    """What a run of two ranks has left, checkpoints apart."""
+    found = (path.relative_to(run.path) for path in run.path.rglob("*") if path.is_file())
+    return {str(path) for path in found if path.parts[0] != "checkpoints"}
+
+
+def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
+    """A run without end on two ranks, in the middle of it."""
+    process = project.start("experiment=spirals", "engine.max_epochs=1000000", TWO, *arguments)
+    until = time.monotonic() + 120
+    while not list(project.path.glob("outputs/*/*/checkpoints/last_checkpoint")):
+        assert process.poll() is None, "the run has ended"
+        assert time.monotonic() < until, "the run has no checkpoint"
+        time.sleep(0.05)
+    return process
+
+
+def wait_for_none(project: Project) -> None:
+    """Until nothing of the project runs any more."""
+    until = time.monotonic() + SOON
+    while processes(project):
+        assert time.monotonic() < until, "something is left"
+        time.sleep(0.05)
+
+
+# What works. ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_of_our_own_and_of_torchruns_do_the_same(project: Project) -> None:
+    ours = project.train(*QUICK, TWO, "hydra.run.dir=runs/ours")
+    assert ours.code == 0, ours.text
+    assert ours.err == ""
+    theirs = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, "hydra.run.dir=runs/theirs")
+    assert theirs.code == 0, theirs.text
+    one, two = Run(project.path / "runs" / "ours"), Run(project.path / "runs" / "theirs")
+    assert one.result["status"] == two.result["status"] == "finished"
+    assert one.result["val_metrics"] == two.result["val_metrics"]
+    records = {".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"}
+    assert files(one) == {*records, "train.log", "rank1.log", "metrics.jsonl", "result.json"}
+    assert files(two) - files(one) == {".hydra/launch.json"}
+    assert one.checkpoints == two.checkpoints == ["epoch_1.pth"]
+    for done, run in ((ours, one), (theirs, two)):
+        assert done.out.count("status ") == 1, "rank 0 speaks for all"
+        assert run.log.count("status ") == 1
+        assert "rank 1, process" in (run.path / "rank1.log").read_text()
+        assert "rank 1, process" not in done.text
+    assert not list((project.path / "outputs").glob("*")) if (project.path / "outputs").exists() else True
+
+
+def test_two_agents_share_a_directory(project: Project) -> None:
+    line = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *line, "train.py", *QUICK]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    agents = [
+        subprocess.Popen(command, cwd=project.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(2)
+    ]
+    outputs = [agent.communicate(timeout=120)[0].decode() for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert sorted(output.count("status ") for output in outputs) == [0, 1]
+    assert project.run.result["status"] == "finished"
+    assert (project.run.path / "rank1.log").exists()
+
+
+def free_port() -> int:
+    """One that nothing listens on."""
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+# Sweeps, and ranks that fail. ----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_goes_on_after_each_kind_of_failure(project: Project) -> None:
+    done = project.train("-m", *QUICK, TWO, TROUBLE, "+hooks.trouble.what=raise,kill,mistake,none")
+    assert done.code == 1
+    raised, killed, mistake, fine = project.jobs
+    assert raised.result["error"] == "rank 1: ValueError: it is this rank's"
+    assert killed.result["error"] == "rank 1 was killed by SIGKILL (out of memory?)"
+    assert mistake.result["error"].startswith("hooks.trouble.what: a mistake of all ranks")
+    assert [job.result["status"] for job in project.jobs] == ["failed"] * 3 + ["finished"]
+    assert fine.checkpoints == ["epoch_1.pth"]
+    # Each error once, the traceback being that of the rank that raised.
+    assert done.err.count("error: ") == 4, done.err
+    assert done.err.count("Traceback") == 1
+    assert done.err.count("in before_train_iter\n    raise ValueError") == 1
+    assert "error: hooks.trouble.what: a mistake of all ranks\n  Use another.\n" in done.err
+    assert "3 of 4 jobs failed" in done.err
+    for job in (raised, killed, mistake):
+        assert job.log.count(job.result["error"].splitlines()[0]) == 1
+    assert "on the way to trouble" not in done.out
+    assert "on the way to trouble" in (raised.path / "rank1.log").read_text()
+    assert "it is this rank's" in (raised.path / "rank1.log").read_text()
+
+
+def test_under_torchrun_rank_0_tells_what_another_raised(project: Project) -> None:
+    done = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, TROUBLE, "+hooks.trouble.what=raise")
+    assert done.code == 1
+    assert done.err.count("error: rank 1: ValueError: it is this rank's") == 1
+    assert done.err.count("raise ValueError") == 1
+    assert project.run.result["status"] == "failed"
+    assert project.run.result["error"] == "rank 1: ValueError: it is this rank's"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "remedy"),
+    [
+        (["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
+        (["hooks=emaa"], "hooks", "Did you mean ema?"),
+    ],
+)
+def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str, project: Project) -> None:
+    done = torchrun(project, "--nproc-per-node=2", "train.py", *arguments)
+    assert done.code == 1
+    assert done.err.count(f"error: {key}: ") == 1
+    assert done.err.count(remedy) == 1
+    assert done.out == ""
+    assert not (project.path / "outputs").exists()
+    assert not (project.path / "multirun").exists()
+
+
+def test_what_is_only_shown_is_shown_once(project: Project) -> None:
+    done = torchrun(project, "--nproc-per-node=2", "train.py", "--dry-run", "hooks=[ema]")
+    assert done.code == 0, done.text
+    assert done.out.count("Nothing was trained") == 1
+
+
+def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
+    lines = [["distributed.nproc_per_node=0"], [TWO, "distributed.backend=nccl", "engine.device=cpu"],
+             ["distributed.strategy=fsdp2"], ["-m", "distributed.nproc_per_node=2,-1"]]  # fmt: skip
+    for line, done in zip(lines, project.many(lines), strict=True):
+        assert done.code == 2, line
+        assert done.err.startswith("error: distributed."), done.err
+    assert not (project.path / "outputs").exists()
+
+
+# Being told to end. --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "error: interrupted"), (signal.SIGTERM, 143, "error: ended by SIGTERM")],
+)
+def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:
+    process = start(project)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=SOON)
+    assert not processes(project), "they end before the one that started them"
+    assert process.returncode == code
+    assert output.count(said) == 1
+    assert "Traceback" not in output
+    assert project.run.result["status"] == "interrupted"
+
+
+def test_ranks_end_with_the_process_that_started_them(project: Project) -> None:
+    process = start(project)
+    assert len(processes(project)) == 3
+    process.kill()
+    process.communicate()
+    wait_for_none(project)
+    assert project.run.result["status"] == "interrupted"
+
+
+# Restarts. -----------------------------------------------------------------------------------------------------------
+
+
+def restarting(project: Project) -> list[str]:
+    """A run whose rank 1 is killed in its second epoch, once; the first start's checkpoint is epoch 1's."""
+    once = project.path / "once"
+    return ["experiment=spirals", "engine.max_epochs=2", "engine.test=false", "data.loader.batch_size=64", TROUBLE,
+            "+hooks.trouble.what=kill", f"+hooks.trouble.once={once}", "+hooks.trouble.at=LATE"]  # fmt: skip
+
+
+def epoch_length(project: Project) -> int:
+    """Iterations of an epoch on two ranks."""
+    line = [*(one for one in restarting(project) if "trouble" not in one), "engine.max_epochs=1", TWO]
+    done = project.train(*line, "hydra.run.dir=length")
+    assert done.code == 0, done.text
+    return int(Run(project.path / "length").result["progress"]["iteration"])
+
+
+def test_restarts_go_on_from_the_newest_checkpoint(project: Project) -> None:
+    length = epoch_length(project)
+    line = [one.replace("LATE", str(length + 1)) for one in restarting(project)]
+    done = project.train(*line, TWO, "distributed.max_restarts=1", "hydra.run.dir=ours")
+    assert done.code == 0, done.text
+    assert (project.path / "once").exists()
+    (project.path / "once").unlink()
+    theirs = torchrun(project, "--nproc-per-node=2", "--max-restarts=1", "train.py", *line)
+    assert theirs.code == 0, theirs.text
+    for run in (Run(project.path / "ours"), project.run):
+        assert run.result["status"] == "finished"
+        assert run.result["progress"]["iteration"] == 2 * length
+        assert f"epoch_1.pth, iteration {length}" in run.log
+        assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
+        assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
+    assert json.loads((project.run.path / ".hydra" / "launch.json").read_text())["checkpoint"] is None
+
+
+def test_a_mistake_is_not_tried_again(project: Project) -> None:
+    done = project.train(*QUICK, TWO, TROUBLE, "+hooks.trouble.what=mistake", "distributed.max_restarts=3")
+    assert done.code == 1
+    assert done.text.count("a mistake of all ranks") == 1
+    assert (project.run.path / "rank1.log").read_text().count("rank 1, process") == 1
+
+
+@pytest.mark.slow
+def test_sixty_jobs_of_two_ranks(tmp_path: Path) -> None:
+    for turn in range(20):
+        project = Project.make(tmp_path / str(turn))
+        done = project.train("-m", *QUICK, TWO, "seed=1,2,3")
+        assert done.code == 0, done.text
+        assert [job.result["status"] for job in project.jobs] == ["finished"] * 3
+        assert not processes(project)

@@ -1,0 +1,127 @@
+"""A function on several ranks: real processes over gloo, started once and used again by all tests.
+
+    results = on_ranks(2, train, 0.1)        # train(distributed, 0.1) in two processes; a list of what they return
+
+The function has to be importable (a module's own, not a lambda). Source of the idea: torchtnt's spawn_multi_process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any
+
+from hydraloop.schemas.distributed import DistributedConf
+
+_SECONDS = 120
+"""After which ranks that have not answered are taken to wait for each other."""
+
+
+class RankError(AssertionError):
+    """What a rank raised, with its traceback as text."""
+
+
+class _Pool:
+    """Processes that wait for work."""
+
+    def __init__(self) -> None:
+        self._processes: list[tuple[Any, Connection]] = []
+        atexit.register(self.close)
+
+    def run(self, world_size: int, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        self._grow(world_size)
+        port = _free_port()
+        chosen = self._processes[:world_size]
+        for rank, (_, connection) in enumerate(chosen):
+            connection.send((function, args, options, rank, world_size, port))
+        results: dict[int, Any] = {}
+        deadline = monotonic() + _SECONDS
+        while len(results) < world_size:
+            waiting = {chosen[rank][1]: rank for rank in range(world_size) if rank not in results}
+            ready = wait(list(waiting), timeout=max(0.0, deadline - monotonic()))
+            if not ready:
+                self.close()
+                raise RankError(f"ranks {sorted(waiting.values())} have not ended within {_SECONDS} s")
+            for connection in ready:
+                rank = waiting[connection]  # type: ignore[index]
+                try:
+                    failed, results[rank] = connection.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    failed, results[rank] = True, "the process has died"
+                if failed:
+                    self.close()  # the others wait for it
+                    raise RankError(f"rank {rank}: {results[rank]}")
+        return [results[rank] for rank in range(world_size)]
+
+    def _grow(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._processes) < size:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, ours))
+
+    def close(self) -> None:
+        """End all processes."""
+        for process, connection in self._processes:
+            process.kill()
+            process.join()
+            connection.close()
+        self._processes = []
+
+
+_pool = _Pool()
+
+
+def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """`function(distributed, *args)` on each of `world_size` ranks. Returns what they return, by rank.
+
+    Args:
+        options: of `DistributedConf`.
+
+    Raises:
+        RankError: a rank raised, died, or they wait for each other.
+    """
+    return list(_pool.run(world_size, function, args, options))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def _serve(connection: Connection) -> None:
+    import torch
+
+    import hydraloop.engine.ranks as ranks
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, args, options, rank, world_size, port = connection.recv()
+        except EOFError:
+            return
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(world_size),
+            MASTER_ADDR="localhost",
+            MASTER_PORT=str(port),
+        )
+        try:
+            distributed = ranks.connect(DistributedConf(**options), "cpu")
+            result = function(distributed, *args)
+            distributed.close()
+        except BaseException:
+            connection.send((True, traceback.format_exc()))
+            return
+        connection.send((False, result))

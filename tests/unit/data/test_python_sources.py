@@ -1,0 +1,213 @@
+"""The standard library's sources: which files, how they are split by file, and what a sample is."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from hydraloop.data import PythonSources, build_loader
+from hydraloop.data.python_sources import SEPARATOR, files_of
+from hydraloop.data.split import SPLITS
+from hydraloop.errors import UserError
+
+LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+Make = Callable[[Mapping[str, bytes]], Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Make:
+    """Writes files into a folder."""
+
+    def make(files: Mapping[str, bytes]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
+        return tmp_path
+
+    return make
+
+
+def numbered(count: int) -> dict[str, bytes]:
+    """Files that say their own name over and over."""
+    return {f"package/module_{number}.py": f"<{number}>".encode() * 40 for number in range(count)}
+
+
+# The library of this machine. ----------------------------------------------------------------------------------------
+
+
+def test_the_parts_are_of_different_files_and_have_their_shares() -> None:
+    parts = {split: files_of(LIBRARY, split) for split in SPLITS}
+    together = [path for part in parts.values() for path in part]
+    assert len(set(together)) == len(together) > 200
+    assert len(parts["train"]) / len(together) == pytest.approx(0.9, abs=0.05)
+    for split in ("val", "test"):
+        assert len(parts[split]) / len(together) == pytest.approx(0.05, abs=0.03)
+        assert PythonSources(split).blocks.numel() > 100_000, "enough to measure on"
+    assert PythonSources("train").blocks.numel() > 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [("argparse.py", "train"), ("asyncio/tasks.py", "train"), ("json/decoder.py", "train"), ("enum.py", "val")],
+)
+def test_a_file_is_in_the_same_part_on_every_machine(path: str, split: str) -> None:
+    """Of Python 3.11 to 3.14."""
+    assert path in files_of(LIBRARY, split)
+
+
+def test_tests_tables_and_what_is_packed_apart_are_left_out() -> None:
+    parts = {part for split in SPLITS for path in files_of(LIBRARY, split) for part in Path(path).parts}
+    assert not parts & {"test", "tests", "site-packages", "__pycache__", "idlelib", "lib2to3", "encodings", "tkinter"}
+    assert {"argparse.py", "asyncio", "email"} <= parts
+
+
+def test_the_text_is_python() -> None:
+    text = bytes(PythonSources("train").blocks[:2000].flatten().tolist())
+    assert text.count(b"\ndef ") > 10
+    assert text.count(b"self") > 100
+
+
+# Files. --------------------------------------------------------------------------------------------------------------
+
+
+def test_which_files_of_a_folder_are_read(folder: Make) -> None:
+    kept = {"a.py": b"", "package/b.py": b"", "package/encodings/c.py": b"", "package/config-x.py": b""}
+    left_out = {
+        "d.txt": b"",
+        "__pycache__/e.py": b"",
+        "package/tests/f.py": b"",
+        "test/g.py": b"",
+        "site-packages/h.py": b"",
+        "encodings/i.py": b"",
+        "imp.py": b"",
+        "_sysconfigdata_x86.py": b"",
+        "config-3.11/j.py": b"",
+    }
+    root = folder(kept | left_out)
+    assert sorted(path for split in SPLITS for path in files_of(root, split)) == sorted(kept)
+
+
+def test_which_part_a_file_is_in_depends_on_its_path_alone(folder: Make) -> None:
+    names = list(numbered(60))
+    root = folder(dict.fromkeys(names, b"x"))
+    before = {split: files_of(root, split) for split in SPLITS}
+    other = folder({f"other/{name}": b"y" for name in [*names[:30], "package/new.py"]})
+    after = {split: files_of(other / "other", split) for split in SPLITS}
+    for split in SPLITS:
+        assert [path for path in before[split] if path in names[:30]] == [
+            path for path in after[split] if path in names[:30]
+        ]
+
+
+def test_no_sample_has_bytes_of_another_part(folder: Make) -> None:
+    files = numbered(80)
+    root = folder(files)
+    texts = {split: bytes(PythonSources(split, 31, str(root)).blocks.flatten().tolist()) for split in SPLITS}
+    for number, path in enumerate(files):
+        inside = [split for split, text in texts.items() if f"<{number}>".encode() in text]
+        assert len(inside) <= 1
+        assert inside in ([], [next(split for split in SPLITS if path in files_of(root, split))])
+
+
+def test_files_stand_whole_one_after_the_other_with_a_separator_behind_each(folder: Make) -> None:
+    root = folder(numbered(30))
+    files = files_of(root, "train")
+    text = b"".join((root / path).read_bytes() + bytes([SEPARATOR]) for path in files)
+    data = PythonSources("train", 20, str(root))
+    assert len(data) == len(text) // 21
+    assert bytes(data.blocks.flatten().tolist()) == text[: 21 * len(data)]
+
+
+def test_a_limit_keeps_the_first_files_of_the_order(folder: Make) -> None:
+    root = folder(numbered(30))
+    whole = PythonSources("train", 9, str(root), megabytes=None).blocks.flatten()
+    part = PythonSources("train", 9, str(root), megabytes=0.0005).blocks.flatten()
+    assert len(part) == 500
+    assert torch.equal(part, whole[:500])
+    assert len(whole) > 500
+
+
+# Samples. ------------------------------------------------------------------------------------------------------------
+
+
+def test_targets_are_the_tokens_one_further_on() -> None:
+    data = PythonSources("val", 16)
+    tokens, targets = data[3]
+    assert (tokens.shape, tokens.dtype, targets.dtype) == ((16,), torch.int64, torch.int64)
+    assert torch.equal(tokens[1:], targets[:-1])
+    assert torch.equal(data.blocks[3].to(torch.int64), torch.cat([tokens, targets[-1:]]))
+    assert data.blocks.dtype == torch.uint8
+
+
+def test_blocks_do_not_overlap_and_lose_nothing_between_them() -> None:
+    data = PythonSources("val", 16)
+    first, second = data[0], data[1]
+    both = torch.cat([first[0], first[1][-1:], second[0], second[1][-1:]])
+    assert torch.equal(both, PythonSources("val", 33).blocks[0].to(torch.int64))
+
+
+def test_whole_batches_are_stacked_samples() -> None:
+    data = PythonSources("val", 16)
+    tokens, targets = data.__getitems__([5, 0, 9])
+    for row, index in enumerate([5, 0, 9]):
+        assert torch.equal(tokens[row], data[index][0])
+        assert torch.equal(targets[row], data[index][1])
+    assert tokens.is_contiguous()
+    assert targets.is_contiguous()
+    tokens.zero_()
+    assert data[5][0].any(), "a batch is a copy"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_through_a_loader(workers: int) -> None:
+    data = PythonSources("val", 64)
+    loader = build_loader(data, shuffle=True, batch_size=100, num_workers=workers)
+    seen = torch.cat([torch.cat([tokens, targets[:, -1:]], dim=1) for tokens, targets in loader])
+    assert seen.shape == data.blocks.shape
+    assert torch.equal(torch.bincount(seen.flatten()), torch.bincount(data.blocks.flatten().to(torch.int64)))
+
+
+# Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "said"),
+    [
+        ({"split": "tset"}, "split", "no split 'tset'"),
+        ({"split": "train", "block_size": 0}, "block_size", "below 1"),
+        ({"split": "train", "megabytes": 0.0}, "megabytes", "not above 0"),
+        ({"split": "train", "root": "/nowhere"}, "root", "/nowhere is no folder"),
+        ({"split": "train", "block_size": 10**9}, "root", "too few for a block"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, object], key: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        PythonSources(**options)  # type: ignore[arg-type]
+    assert caught.value.key == key
+
+
+def test_a_folder_without_sources(folder: Make) -> None:
+    with pytest.raises(UserError, match=r"holds no \.py files"):
+        PythonSources("train", root=str(folder({"a.txt": b"x"})))
+
+
+def test_a_part_without_files(folder: Make) -> None:
+    root = folder({"a.py": b"x" * 1000})
+    (split,) = (split for split in SPLITS if files_of(root, split))
+    PythonSources(split, root=str(root))
+    other = next(name for name in SPLITS if name != split)
+    with pytest.raises(UserError, match="has 0 bytes"):
+        PythonSources(other, root=str(root))
+
+
+def test_python_without_its_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": "/usr/lib/python311.zip"})
+    with pytest.raises(UserError, match=r"python311\.zip is no folder") as caught:
+        PythonSources("train")
+    assert caught.value.remedy is not None
+    assert "without" in caught.value.remedy

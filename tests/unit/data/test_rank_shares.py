@@ -1,0 +1,193 @@
+"""One epoch among several ranks: every sample once, global batches as in one process, as many batches on each rank."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hydraloop.data import EpochSampler, InMemoryDataset, Loader, build_loader
+from hydraloop.errors import UserError
+
+WORLDS = range(1, 6)
+
+
+def samplers(samples: int, batch_size: int, world_size: int, **options: Any) -> list[EpochSampler]:
+    return [
+        EpochSampler(range(samples), batch_size=batch_size, rank=rank, world_size=world_size, seed=3, **options)
+        for rank in range(world_size)
+    ]
+
+
+def in_batches(flat: list[int], batch_size: int) -> list[list[int]]:
+    return [flat[begin : begin + batch_size] for begin in range(0, len(flat), batch_size)]
+
+
+def counted(sampler: EpochSampler, batches: list[list[int]]) -> list[list[int]]:
+    """What of each batch counts: all of it, or nothing of a filler."""
+    return [batch[: sampler.samples_at(batch_idx)[0]] for batch_idx, batch in enumerate(batches)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_ranks_together_see_the_batches_of_one_process(shuffle: bool, drop_last: bool, world_size: int) -> None:
+    for samples in range(1, 41):
+        for batch_size in range(1, 8):
+            case = f"{samples} samples, batches of {batch_size}"
+            ranks = samplers(samples, batch_size, world_size, shuffle=shuffle, drop_last=drop_last)
+            (single,) = samplers(samples, batch_size * world_size, 1, shuffle=shuffle, drop_last=drop_last)
+            expected = in_batches(list(single), batch_size * world_size)
+            flat = [list(rank) for rank in ranks]
+            assert [len(rank) for rank in ranks] == [len(indices) for indices in flat], case
+            batches = [in_batches(indices, batch_size) for indices in flat]
+            assert {len(of_rank) for of_rank in batches} == {len(expected)}, case
+            assert all(batch for of_rank in batches for batch in of_rank), case
+            shares = [counted(rank, of_rank) for rank, of_rank in zip(ranks, batches, strict=True)]
+            together = [list(chain.from_iterable(parts)) for parts in zip(*shares, strict=True)]
+            assert together == expected, case
+            once = set(chain.from_iterable(together))
+            dropped = samples % (batch_size * world_size) if drop_last else 0
+            assert len(once) == sum(map(len, together)) == samples - dropped, case
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_the_samples_of_a_batch_are_known_before_it_is_read(drop_last: bool, world_size: int) -> None:
+    for samples in range(1, 41):
+        for batch_size in range(1, 8):
+            for rank in samplers(samples, batch_size, world_size, shuffle=True, drop_last=drop_last):
+                (single,) = samplers(samples, batch_size * world_size, 1, shuffle=True, drop_last=drop_last)
+                of_all = [len(batch) for batch in in_batches(list(single), batch_size * world_size)]
+                batches = in_batches(list(rank), batch_size)
+                for batch_idx, (batch, total) in enumerate(zip(batches, of_all, strict=True)):
+                    own, counted_in_all = rank.samples_at(batch_idx)
+                    assert counted_in_all == total
+                    assert own == len(batch) or (own == 0 and len(batch) == 1 and total < world_size)
+                for beyond in (-1, len(batches)):
+                    with pytest.raises(IndexError, match=f"no batch {beyond}"):
+                        rank.samples_at(beyond)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_position_leaves_the_same_batches_out_on_every_rank(shuffle: bool, world_size: int) -> None:
+    for samples, batch_size in ((1, 3), (17, 2), (23, 4), (40, 7)):
+        for rank in samplers(samples, batch_size, world_size, shuffle=shuffle):
+            whole = list(rank)
+            for position in (*range(0, len(whole), batch_size), len(whole)):
+                rank.set_position(position)
+                assert list(rank) == whole[position:]
+                assert list(rank) == whole
+
+
+def test_the_shares_of_a_short_global_batch_are_even_and_contiguous() -> None:
+    ranks = samplers(15, 4, 3, shuffle=False)
+    assert [list(rank) for rank in ranks] == [[0, 1, 2, 3, 12], [4, 5, 6, 7, 13], [8, 9, 10, 11, 14]]
+    assert [list(rank) for rank in samplers(5, 4, 3, shuffle=False)] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_rank_without_a_share_has_a_filler_that_counts_for_nothing() -> None:
+    ranks = samplers(14, 4, 3, shuffle=False)
+    assert [list(rank)[4:] for rank in ranks] == [[12], [13], [12]]
+    assert [rank.samples_at(1) for rank in ranks] == [(1, 2), (1, 2), (0, 2)]
+    assert [rank.samples_at(0) for rank in ranks] == [(4, 12)] * 3
+
+
+def test_in_one_process_the_order_does_not_depend_on_the_batch_size() -> None:
+    orders = {tuple(EpochSampler(range(50), shuffle=True, seed=1, batch_size=size)) for size in (1, 4, 7, 50, 64)}
+    assert len(orders) == 1
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_out_of_range_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} of {world_size}"):
+        EpochSampler(range(4), shuffle=False, rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_position_inside_a_batch_is_refused(world_size: int) -> None:
+    sampler = EpochSampler(range(10), shuffle=False, batch_size=4, world_size=world_size)
+    with pytest.raises(ValueError, match="position 3 is inside a batch of 4"):
+        sampler.set_position(3)
+
+
+# Loaders. ------------------------------------------------------------------------------------------------------------
+
+
+class Noisy(Dataset[Tensor]):
+    """Draws a random number for each sample."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(())
+
+
+def numbers(samples: int) -> InMemoryDataset:
+    return InMemoryDataset(torch.arange(samples, dtype=torch.float32).view(-1, 1), torch.arange(samples))
+
+
+def loaders(samples: int, world_size: int, **options: Any) -> list[Loader]:
+    return [
+        build_loader(numbers(samples), rank=rank, world_size=world_size, key="data.train", **options)
+        for rank in range(world_size)
+    ]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_loaders_have_the_length_the_shares_and_the_position_of_their_samplers(drop_last: bool) -> None:
+    options = {"shuffle": True, "batch_size": 4, "drop_last": drop_last}
+    ranks = loaders(26, 3, **options)
+    global_batches = [targets.tolist() for _, targets in loaders(26, 1, **{**options, "batch_size": 12})[0]]
+    of_ranks = [[targets.tolist() for _, targets in rank] for rank in ranks]
+    assert [len(rank) for rank in ranks] == [len(global_batches)] * 3 == [2 if drop_last else 3] * 3
+    for batch_idx, expected in enumerate(global_batches):
+        parts = [batches[batch_idx] for batches in of_ranks]
+        shares = [rank.samples_at(batch_idx) for rank in ranks]
+        assert [total for _, total in shares] == [len(expected)] * 3
+        assert list(chain(*(part[:own] for part, (own, _) in zip(parts, shares, strict=True)))) == expected
+    for rank, batches in zip(ranks, of_ranks, strict=True):
+        rank.set_position(4)
+        assert [targets.tolist() for _, targets in rank] == batches[1:]
+
+
+def test_every_rank_evaluates_a_data_set_smaller_than_the_world() -> None:
+    ranks = loaders(2, 4, shuffle=False, batch_size=8)
+    assert [[targets.tolist() for _, targets in rank] for rank in ranks] == [[[0]], [[1]], [[0]], [[0]]]
+    assert [rank.samples_at(0) for rank in ranks] == [(1, 2), (1, 2), (0, 2), (0, 2)]
+
+
+def test_ranks_draw_other_random_numbers_in_their_workers() -> None:
+    def drawn(rank: int) -> list[float]:
+        options: dict[str, Any] = {"shuffle": False, "batch_size": 2, "num_workers": 2, "seed": 7}
+        return torch.cat(list(build_loader(Noisy(), rank=rank, world_size=2, **options))).tolist()
+
+    assert not set(drawn(0)) & set(drawn(1))
+    assert drawn(1) == drawn(1)
+    alone = build_loader(Noisy(), shuffle=False, batch_size=2, num_workers=2, seed=7)
+    assert torch.cat(list(alone)).tolist()[:4] == drawn(0), "rank 0's are those of a single process"
+
+
+def test_fewer_samples_than_processes_cannot_be_trained_on() -> None:
+    with pytest.raises(UserError, match="3 samples cannot be shared by 4 processes") as caught:
+        loaders(3, 4, shuffle=True)
+    assert caught.value.key == "data.train"
+
+
+@pytest.mark.parametrize(
+    ("samples", "shuffle", "remedy"),
+    [
+        (11, True, "Use data.loader.batch_size=3 or less, or data.loader.drop_last=false."),
+        (2, False, "Use data.loader.drop_last=false."),
+    ],
+)
+def test_drop_last_needs_a_batch_for_each_process(samples: int, shuffle: bool, remedy: str) -> None:
+    with pytest.raises(UserError, match=f"{samples} samples make no batch of 4 for each of 3 processes") as caught:
+        loaders(samples, 3, shuffle=shuffle, batch_size=4, drop_last=True)
+    assert (caught.value.key, caught.value.remedy) == ("data.train", remedy)

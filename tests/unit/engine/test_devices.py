@@ -1,0 +1,80 @@
+"""Moving a batch: what becomes of its structure, its tensors' layout, and what stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydraloop.engine.devices import has_streams, mover, tensors_of
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+"""A device that every torch has: tensors without memory. To it, batches really move."""
+
+
+class Pair(NamedTuple):
+    image: Tensor
+    name: str
+
+
+def batch() -> dict[str, Any]:
+    return {"pair": Pair(torch.zeros(2, 3), "a"), "list": [torch.ones(1), 5], "tuple": (torch.ones(2), None)}
+
+
+def test_on_the_cpu_a_batch_is_left_as_it_is() -> None:
+    given = batch()
+    assert mover(CPU)(given) is given
+
+
+def test_every_tensor_moves_and_the_structure_stays() -> None:
+    moved = mover(META)(batch())
+    assert isinstance(moved["pair"], Pair)
+    assert isinstance(moved["tuple"], tuple)
+    assert (moved["pair"].name, moved["list"][1], moved["tuple"][1]) == ("a", 5, None)
+    assert [(tensor.device, tuple(tensor.shape)) for tensor in tensors_of(moved)] == [
+        (META, (2, 3)),
+        (META, (1,)),
+        (META, (2,)),
+    ]
+
+
+def test_a_tensor_alone_is_a_batch() -> None:
+    tensor = torch.zeros(2)
+    assert mover(META)(tensor).device == META
+    assert list(tensors_of(tensor)) == [tensor]
+    assert list(tensors_of("no tensor")) == []
+
+
+@pytest.mark.parametrize("device", [CPU, META])
+def test_images_and_volumes_are_laid_out_channels_last(device: torch.device) -> None:
+    images, volumes = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5, 6)
+    moved = mover(device, channels_last=True)({"images": images, "volumes": volumes})
+    assert moved["images"].is_contiguous(memory_format=torch.channels_last)
+    assert moved["volumes"].is_contiguous(memory_format=torch.channels_last_3d)
+    assert (moved["images"].shape, moved["volumes"].shape) == (images.shape, volumes.shape)
+
+
+def test_channels_last_changes_no_value() -> None:
+    images = torch.rand(2, 3, 4, 5)
+    assert torch.equal(mover(CPU, channels_last=True)(images), images)
+    assert images.is_contiguous(), "the batch of the loader stays as it is"
+
+
+def test_images_that_are_channels_last_already_are_not_copied() -> None:
+    images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert mover(CPU, channels_last=True)(images) is images
+
+
+@pytest.mark.parametrize("other", [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, 5, dtype=torch.int64), torch.zeros(2)])
+def test_channels_last_is_for_floating_images(other: Tensor) -> None:
+    assert mover(CPU, channels_last=True)(other) is other
+
+
+def test_gpus_have_streams() -> None:
+    assert has_streams(torch.device("cuda:1"))
+    assert has_streams(torch.device("xpu"))
+    assert not has_streams(CPU)
+    assert not has_streams(torch.device("mps"))

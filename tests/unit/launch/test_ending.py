@@ -1,0 +1,149 @@
+"""A rank that is told to end ends, whatever it is in the middle of."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+BEGIN = """
+import ctypes, os, signal, sys, threading, time
+from hydraloop.launch.ending import Ending
+
+def last(number):
+    print("last", number, flush=True)
+
+ending = Ending(last=last, orphaned=lambda: print("orphaned", flush=True), grace=0.5).start()
+
+def ready():
+    print("ready", flush=True)
+"""
+STUCK = """
+mutex = ctypes.create_string_buffer(128)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+lock(mutex)
+ready()
+lock(mutex)  # as in a collective whose peer has gone: no signal brings it back
+"""
+
+
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program after `BEGIN`; what has not ended by the end of the test is killed."""
+    started = []
+
+    def go(program: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BEGIN + textwrap.dedent(program)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield go
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "Terminated('by SIGTERM')")]
+)
+def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: Start) -> None:
+    process = start(
+        """
+        try:
+            ready()
+            time.sleep(60)
+        except BaseException as error:
+            print(repr(error), ending.asked, flush=True)
+        ending.stop()
+        """
+    )
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert out == f"{raised} {int(number)}\n"
+    assert process.returncode == 0
+
+
+def test_a_rank_that_is_closing_is_not_interrupted_but_has_a_deadline(start: Start) -> None:
+    process = start(
+        """
+        ending.is_closing = lambda: True
+        ready()
+        while True:
+            time.sleep(0.01)
+        """
+    )
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert out == "last 15\n"
+    assert process.returncode == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a mutex")
+def test_a_rank_that_is_stuck_in_native_code_ends(start: Start) -> None:
+    process = start(STUCK)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert out == "last 15\n"
+    assert process.returncode == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a mutex")
+def test_a_rank_ends_after_the_process_that_started_it() -> None:
+    program = BEGIN + STUCK
+    middle = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    process = subprocess.Popen([sys.executable, "-c", middle], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (rank,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    assert process.stdout.read() == "orphaned\nlast 15\n"
+    process.stdout.close()
+    until = time.monotonic() + 30
+    while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_forked_process_has_its_own_signals(start: Start) -> None:
+    process = start(
+        """
+        ready()
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writes, b"ready")
+            time.sleep(60)
+        os.read(reads, 5)
+        os.kill(child, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ending.asked, flush=True)
+        ending.stop()
+        """
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == "-15 0\n"
+
+
+def test_stopping_puts_everything_back(start: Start) -> None:
+    process = start(
+        """
+        ready()
+        ending.stop()
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGTERM).name,
+              threading.active_count(), signal.set_wakeup_fd(-1), flush=True)
+        """
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == "True SIG_DFL 1 -1\n"

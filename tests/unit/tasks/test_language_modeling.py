@@ -1,0 +1,239 @@
+"""Language modelling: a sum and a count, what is ignored, metrics by token, errors that say what a model returned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hydraloop.errors import UserError
+from hydraloop.models import GPT
+from hydraloop.tasks import BitsPerByte, LanguageModeling, SumMetric, TokenAccuracy
+from tests.helpers import HostSyncs
+
+
+class Bigrams(nn.Module):
+    """Logits of the next token by the token alone."""
+
+    def __init__(self, vocab_size: int = 5) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = nn.Parameter(torch.randn(vocab_size, vocab_size, generator=generator))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens]
+
+
+class Returns(nn.Module):
+    """A model with a fixed answer."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.answer
+
+
+def batch(samples: int = 3, length: int = 4, seed: int = 0, ignored: Sequence[tuple[int, int]] = ()) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    tokens, targets = torch.randint(5, (2, samples, length), generator=generator)
+    for place in ignored:
+        targets[place] = -100
+    return tokens, targets
+
+
+def task(**metrics: Any) -> LanguageModeling:
+    return LanguageModeling(Bigrams(), metrics)
+
+
+# Training. -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_a_sum_and_a_count() -> None:
+    made, (tokens, targets) = task(), batch()
+    outputs = made((tokens, targets))
+    assert set(outputs) == {"loss"}
+    total, count = outputs["loss"]
+    assert (total.shape, count.shape) == ((), ())
+    assert count.item() == 12
+    expected = functional.cross_entropy(made.model(tokens).flatten(0, 1), targets.flatten())
+    assert (total / count).item() == pytest.approx(expected.item(), rel=1e-6)
+    total.backward()
+    assert not count.requires_grad
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in made.parameters())
+
+
+def test_ignored_targets_count_for_nothing() -> None:
+    made, (tokens, targets) = task(), batch(ignored=[(0, 0), (2, 3)])
+    total, count = made((tokens, targets))["loss"]
+    kept = targets != -100
+    assert count.item() == 10
+    expected = functional.cross_entropy(made.model(tokens)[kept], targets[kept], reduction="sum")
+    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_batch_of_ignored_targets_is_a_loss_of_zero() -> None:
+    made = task()
+    total, count = made((torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), -100)))["loss"]
+    assert (total.item(), count.item()) == (0, 0)
+    total.backward()
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in made.parameters())
+
+
+def test_parts_of_a_batch_add_up_to_its_gradient() -> None:
+    """What accumulation and ranks rest on: unequal parts, unequal counts."""
+    whole, parts = task(), task()
+    everything = batch(5, ignored=[(0, 0), (0, 1), (0, 2), (4, 1)])
+    total, count = whole(everything)["loss"]
+    (total / count).backward()
+    counts = []
+    for part in (slice(0, 1), slice(1, 5)):
+        partial, number = parts(tuple(tensor[part] for tensor in everything))["loss"]
+        partial.backward()
+        counts.append(number.item())
+    assert counts == [1, 15]
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(one.grad, other.grad / sum(counts))
+
+
+def test_the_sum_is_in_single_precision_under_autocast() -> None:
+    made = LanguageModeling(GPT(context=64, layers=1, width=16, heads=2))
+    tokens, targets = torch.randint(256, (2, 32, 64), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        total, count = made((tokens, targets))["loss"]
+    assert total.dtype == torch.float32
+    assert (total / count).item() == pytest.approx(math.log(256), rel=2e-3)
+
+
+def test_samples_are_sequences() -> None:
+    assert task().num_samples(batch(7, 2)) == 7
+
+
+def test_flops_are_the_models() -> None:
+    model = GPT(context=8, layers=1, width=16, heads=2)
+    given = torch.zeros(3, 8, dtype=torch.int64)
+    assert LanguageModeling(model).flops((given, given)) == model.flops((3, 8)) > 0
+    assert task().flops((given, given)) is None
+
+
+# Evaluation. ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_and_loss_are_by_token_over_unequal_batches() -> None:
+    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    batches = [batch(3), batch(1, seed=1, ignored=[(0, 0), (0, 2), (0, 3)])]
+    made.reset_metrics()
+    outputs = [made.evaluate(one) for one in batches]
+    metrics = made.compute_metrics()
+    logits = torch.cat([made.model(tokens).flatten(0, 1) for tokens, _ in batches])
+    targets = torch.cat([targets.flatten() for _, targets in batches])
+    nats = functional.cross_entropy(logits, targets).item()
+    correct = (logits.argmax(1) == targets)[targets != -100]
+    assert list(metrics) == ["bits_per_byte", "accuracy", "loss"]
+    assert len(correct) == 13
+    assert metrics["loss"] == pytest.approx(nats, rel=1e-6)
+    assert metrics["bits_per_byte"] == pytest.approx(nats / math.log(2), rel=1e-6)
+    assert metrics["accuracy"] == pytest.approx(correct.double().mean().item())
+    assert 0 < metrics["accuracy"] < 1
+    own = functional.cross_entropy(logits[:12], targets[:12]).item()
+    assert outputs[0]["loss"].item() == pytest.approx(own, rel=1e-6)
+    assert outputs[0]["outputs"].shape == (3, 4, 5)
+
+
+def test_a_batch_without_targets_does_not_spoil_the_rest() -> None:
+    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    made.reset_metrics()
+    made.evaluate(batch())
+    before = made.compute_metrics()
+    made.evaluate((torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), -100)))
+    assert made.compute_metrics() == before
+
+
+def test_ranks_of_unequal_size_add_up() -> None:
+    sums: list[Tensor] = []
+    parts = [batch(3), batch(1, seed=1)]
+    for part in parts:
+        rank = task(bits_per_byte=BitsPerByte())
+        rank.reset_metrics()
+        rank.evaluate(part)
+        rank.compute_metrics(lambda own: sums.append(own.clone()) or own)  # type: ignore[func-returns-value]
+    together = task(bits_per_byte=BitsPerByte())
+    together.reset_metrics()
+    for part in parts:
+        together.evaluate(part)
+    reduced = task(bits_per_byte=BitsPerByte())
+    reduced.reset_metrics()
+    assert reduced.compute_metrics(lambda own: sums[0] + sums[1]) == pytest.approx(together.compute_metrics())
+
+
+def test_eight_bits_are_knowing_nothing() -> None:
+    metric = BitsPerByte()
+    metric.update(torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64))
+    assert metric.compute().item() == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("metric", [BitsPerByte(), TokenAccuracy()])
+def test_metrics_of_this_task(metric: SumMetric) -> None:
+    assert math.isnan(metric.compute().item()), "without tokens there is no value"
+    logits, targets = Bigrams()(batch()[0]), batch()[1]
+    metric.update(logits, targets)
+    value = metric.compute().item()
+    assert metric.value(metric.sums * 4).item() == pytest.approx(value), "of the sum and of the mean over ranks"
+    metric.update(logits, targets.roll(1))
+    assert metric.compute().item() != value
+    metric.reset()
+    metric.update(logits, targets)
+    assert metric.compute().item() == value
+
+
+def test_which_way_is_better() -> None:
+    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    assert [made.higher_is_better(name) for name in made.metric_names] == [False, True, False]
+
+
+def test_perplexity_of_torchmetrics_agrees() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    made = task(perplexity=torchmetrics.text.Perplexity(ignore_index=-100), bits=BitsPerByte())
+    made.reset_metrics()
+    made.evaluate(batch(ignored=[(0, 0)]))
+    made.evaluate(batch(2, seed=1))
+    metrics = made.compute_metrics()
+    assert metrics["perplexity"] == pytest.approx(2 ** metrics["bits"], rel=1e-5)
+
+
+def test_no_iteration_waits_for_the_device() -> None:
+    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    made.reset_metrics()
+    with HostSyncs() as syncs:
+        made(batch(ignored=[]))
+        made.evaluate(batch(ignored=[]))
+        made.flops(batch())
+    assert syncs.count == 0
+
+
+# Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "a NoneType"),
+        (torch.zeros(3, 5), r"a tensor \[3, 5\]"),
+        (torch.zeros(3, 3, 5), r"a tensor \[3, 3, 5\] for targets \[3, 4\]"),
+    ],
+)
+def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:
+    made = LanguageModeling(Returns(answer))
+    made.reset_metrics()
+    for method in (made.forward, made.evaluate):
+        with pytest.raises(UserError, match=f"Returns returned {said}") as caught:
+            method(batch())
+        assert caught.value.key == "task.model"
