@@ -1,4 +1,4 @@
-"""From a composed config to an `Engine`: the only place where anything is instantiated, behind one allowlist.
+"""From a composed config to an `Engine`: the only place from which anything is instantiated, behind one allowlist.
 
 `build` makes the parts in the order in which they need each other: seeds, data, task, optimizer, schedules, hooks.
 Errors name the key in the config.
@@ -7,20 +7,16 @@ Errors name the key in the config.
 from __future__ import annotations
 
 import functools
-import inspect
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 from torch import nn, optim
 
-from hydraloop import hydra_versions, run_directory
-from hydraloop.allowlist import ALLOWLIST
+from hydraloop import run_directory
 from hydraloop.data.loader import build_loader
 from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint import initialise
@@ -33,8 +29,9 @@ from hydraloop.engine.precision import Precision, make_precision
 from hydraloop.engine.ranks import connect
 from hydraloop.engine.seeding import seed_everything
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.instantiating import instantiate, require_target
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.schedule import Schedule, build_schedule
 from hydraloop.optim.startup import avoid_dynamo_import
@@ -42,7 +39,6 @@ from hydraloop.tasks.task import Task
 
 _ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads", "activation_checkpointing", "channels_last"}
 """Keys of `engine` that are not settings of the Engine object."""
-_SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
 def build(
@@ -129,130 +125,6 @@ def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> 
 def _own_threads() -> int:
     """torch's own number of threads: what it was before the first run of this process."""
     return torch.get_num_threads()
-
-
-# Instantiating. ------------------------------------------------------------------------------------------------------
-
-
-def instantiate(node: Any, key: str) -> Any:
-    """The object a config node describes; all its `_target_`s, nested ones too, pass the allowlist first.
-
-    Args:
-        node: a mapping with `_target_`.
-        key: its full key in the config, for errors.
-
-    Raises:
-        UserError: a target is refused, unknown, or does not take the arguments given.
-    """
-    _require_target(node, key)
-    allowed: list[str] = []
-    for where, target_node in _targets(node, key):
-        name = _target_of(target_node, where)
-        target = _locate(name, where)
-        _check_arguments(target, target_node, where)
-        allowed += [name, f"{target.__module__}.{target.__qualname__}"]
-    try:
-        return hydra_versions.instantiate(node, allowed)
-    except InstantiationException as error:
-        found = re.search(r"full_key: (\S+)", str(error))
-        mistake = _mistake_in(error, node, found.group(1) if found else key, key)
-        if mistake is None:
-            raise
-        raise mistake from error
-
-
-def _require_target(node: Any, key: str) -> None:
-    if not isinstance(node, DictConfig) or "_target_" not in node:
-        raise UserError(
-            f"there is nothing to build: expected a mapping with _target_, got {_shown(node)}",
-            key=key,
-            remedy="Select an option of the group, or name a class with _target_.",
-        )
-
-
-def _locate(name: str, key: str) -> Any:
-    try:
-        return ALLOWLIST.locate(name, key)
-    except UserError as error:
-        if error.key is not None and error.key.startswith(key):
-            raise
-        raise UserError(error.problem, key=key, remedy=error.remedy) from error  # raised by the imported module
-
-
-def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
-    """Every node with `_target_` in and under `node`, with its key."""
-    if isinstance(node, DictConfig) and not node._is_none():
-        if "_target_" in node:
-            yield key, node
-        for name in node:
-            if not OmegaConf.is_missing(node, name):
-                yield from _targets(node[name], f"{key}.{name!s}")
-            else:
-                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
-    elif isinstance(node, ListConfig) and not node._is_none():
-        for index, item in enumerate(node):
-            yield from _targets(item, f"{key}[{index}]")
-
-
-def _target_of(node: DictConfig, key: str) -> str:
-    target = node._target_
-    if not isinstance(target, str):
-        raise UserError(f"_target_ is {_shown(target)}, not the path of a class", key=f"{key}._target_")
-    return target
-
-
-def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
-    """Refuse arguments that the target does not take, before anything is called."""
-    try:
-        signature = inspect.signature(target)
-    except (ValueError, TypeError):  # some builtins have none
-        return
-    given = {str(name): None for name in node if name not in _SPECIAL}
-    positional = [None] * len(node.get("_args_") or ())
-    partial = bool(node.get("_partial_", False))
-    known = list(signature.parameters)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    name = getattr(target, "__qualname__", str(target))
-    for argument in given:
-        if argument not in known and not takes_any:
-            raise UserError(
-                f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=suggestion(argument, known)
-            )
-    try:
-        (signature.bind_partial if partial else signature.bind)(*positional, **given)
-    except TypeError as error:
-        raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
-
-
-def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
-    """The user's mistake behind what a constructor raised; None where it may be a bug.
-
-    A value that a class of torch, torchmetrics or hydraloop refuses is one; in a class of the user's own it may be
-    a bug.
-
-    Args:
-        where: the key of the node whose constructor raised.
-        key: the key of `node`, above it.
-    """
-    cause = error.__cause__
-    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(cause, UserError):
-        return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
-    inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
-    target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
-    if isinstance(cause, ValueError | TypeError | IndexError) and target.startswith(
-        ("torch.", "torchmetrics.", "hydraloop.")
-    ):
-        return UserError(f"{target.rpartition('.')[2]} refuses its options: {cause}", key=where)
-    return None
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{value!r}"
-
-
-# The parts. ----------------------------------------------------------------------------------------------------------
 
 
 def _check_options(cfg: DictConfig) -> None:
@@ -349,7 +221,7 @@ def _build_loaders(cfg: DictConfig, device: torch.device, distributed: Distribut
 def _build_task(cfg: DictConfig) -> Task:
     for name, metric in (cfg.task.get("metrics") or {}).items():
         if metric is not None:
-            _require_target(metric, f"task.metrics.{name}")
+            require_target(metric, f"task.metrics.{name}")
     if "model" in cfg.task and cfg.task.model is None:
         raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")
     task = instantiate(cfg.task, "task")
@@ -407,7 +279,7 @@ def _build_schedules(
         if node is None:
             continue
         key = f"scheduler.{name}"
-        _require_target(node, key)
+        require_target(node, key)
         plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
         ours = {field: plain.pop(field, default) for field, default in _SCHEDULE_FIELDS.items()}
         schedules[str(name)] = build_schedule(

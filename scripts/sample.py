@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.builder import instantiate
 from hydraloop.data.python_sources import SEPARATOR
 from hydraloop.engine.checkpoint import evaluation_weights, load
 from hydraloop.engine.checkpoint_files import newest_complete
 from hydraloop.errors import UserError
+from hydraloop.instantiating import instantiate
 from hydraloop.models import GPT
 from hydraloop.run_directory import checkpoint_folders
 

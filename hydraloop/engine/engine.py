@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn, optim
 
 from hydraloop.engine import lifecycle, loading, seeding
@@ -19,6 +18,7 @@ from hydraloop.engine.checkpoint import write
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_trainable
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.evaluation import evaluate
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.parts import Loader, Loaders, Settings, Stateful, share_of
@@ -83,8 +83,10 @@ class Engine:
         self.messages = Messages()
         self.progress = Progress()
         self._move = mover(self.device, self.settings.channels_last)
-        self._forward = self.precision.forward(self.distributed.wrap(task))
-        self._evaluate_batch = self.precision.forward(self.task.evaluate)
+        self.forward = self.precision.forward(self.distributed.wrap(task))
+        """The task's forward, as the ranks and the precision have it."""
+        self.evaluate_batch = self.precision.forward(self.task.evaluate)
+        """The task's `evaluate`, as the precision has it."""
         self._requests = Requests(self)
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
         self._evaluation: ExitStack | None = None
@@ -159,7 +161,7 @@ class Engine:
         """The rest of an epoch, or what is left of it until training ends or stops."""
         at, progress, requests = self.stages, self.progress, self._requests
         by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
-        for batch_idx, batch in enumerate(self._on_device(self.loaders.train, first), start=first):
+        for batch_idx, batch in enumerate(self.on_device(self.loaders.train, first), start=first):
             for call in at.before_train_iter:
                 call(self, batch_idx, batch)
             outputs = self.train_iter(batch_idx, batch)
@@ -189,7 +191,7 @@ class Engine:
         if window is not None:
             closes = window.begin(batch_idx, samples, self.max_iters - progress.iteration)
             self.distributed.sync_gradients(closes)
-        outputs: Outputs = self._forward(batch)
+        outputs: Outputs = self.forward(batch)
         try:
             loss: Tensor | Pair = outputs["loss"]
         except (KeyError, TypeError, IndexError):
@@ -231,7 +233,7 @@ class Engine:
         self._call(at.before_val)
         with self._evaluating():
             self._call(at.before_val_epoch)
-            metrics = self._evaluate(self.loaders.val, at.before_val_iter, at.after_val_iter)
+            metrics = evaluate(self, self.loaders.val, at.before_val_iter, at.after_val_iter)
         self.metrics = metrics
         self.progress.last_validation = self.progress.iteration
         self._call(at.after_val_epoch, metrics)
@@ -245,38 +247,11 @@ class Engine:
             self._call(at.before_test)
             with self._evaluating():
                 self._call(at.before_test_epoch)
-                metrics = self._evaluate(self.loaders.test, at.before_test_iter, at.after_test_iter)
+                metrics = evaluate(self, self.loaders.test, at.before_test_iter, at.after_test_iter)
             self.test_metrics = metrics
             self._call(at.after_test_epoch, metrics)
             self._call(at.after_test)
         self._requests.act()
-        return metrics
-
-    @torch.no_grad()
-    def _evaluate(self, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
-        """Run the task's `evaluate` over a loader. Returns the metrics; one host sync."""
-        task = self.task
-        modes = [(module, module.training) for module in task.modules()]
-        task.eval()
-        self.distributed.before_evaluation(task)
-        share = share_of(loader)
-        try:
-            task.reset_metrics()
-            for batch_idx, batch in enumerate(self._on_device(loader)):
-                if share is not None and share(batch_idx)[0] == 0:  # another rank's turn; it may need this one's shard
-                    if self.distributed.sharded:
-                        self._forward(batch)
-                    continue
-                for call in before:
-                    call(self, batch_idx, batch)
-                outputs = self._evaluate_batch(batch)
-                for call in after:
-                    call(self, batch_idx, batch, outputs)
-        finally:
-            self.distributed.after_evaluation()
-            for module, training in modes:
-                module.training = training  # a part that was frozen in eval mode stays so
-        metrics: dict[str, float] = self.distributed.from_main(task.compute_metrics(self.distributed.sum))
         return metrics
 
     def validate(self) -> dict[str, float]:
@@ -413,7 +388,7 @@ class Engine:
             raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
         return self._optimizer
 
-    def _on_device(self, loader: Loader | None, first: int = 0) -> Iterator[Any]:
+    def on_device(self, loader: Loader | None, first: int = 0) -> Iterator[Any]:
         """The loader's batches from the `first` on, moved to the device."""
         ahead = self.settings.prefetch and reads_ahead(loader)
         return prefetched(loading.from_position(loader or (), first), self._move, self.device, ahead=ahead)

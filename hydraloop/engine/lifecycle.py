@@ -48,7 +48,8 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         told = engine.result is None or engine.result.error is not None
         if not told and engine.error is not None:  # raised in after_run
             _put_result(engine, perf_counter() - start, git)
-        if write_result and main and not isinstance(engine.error, UserError):
+        # A mistake, or another rank's failure, is told once, by whoever reports it.
+        if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
             log.info("%s", format_summary(engine))
 
 
@@ -96,6 +97,12 @@ def raised(engine: Engine, error: BaseException) -> None:
             log.error("in on_exception: %s", describe(another), exc_info=another)
 
 
+def _failed_elsewhere(engine: Engine) -> str | None:
+    """What the rank raised whose failure this one's is the consequence of; None where there is no such rank."""
+    first = None if engine.error is None else engine.distributed.first_failure()
+    return None if first is None or first[0] == engine.distributed.rank else f"rank {first[0]}: {first[1]}"
+
+
 def _put_result(engine: Engine, seconds: float, git: dict[str, str]) -> None:
     """Make the result and write it; a file that cannot be written must not hide the run's own error."""
     engine.result = _result(engine, seconds, git)
@@ -116,7 +123,7 @@ def _result(engine: Engine, seconds: float, git: dict[str, str]) -> Result:
         status = "interrupted" if isinstance(engine.error, KeyboardInterrupt) else "failed"
     return Result(
         status=status,
-        error=None if engine.error is None else describe(engine.error),
+        error=None if engine.error is None else _failed_elsewhere(engine) or describe(engine.error),
         reason=engine.stop_reason if status == "stopped" else None,
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,

@@ -25,7 +25,7 @@ from hydraloop.engine.distributed import Distributed, Pending
 from hydraloop.engine.result import describe
 from hydraloop.errors import UserError
 
-_FAILED = "hydraloop/failed"
+_FAILED = "failed"
 """The key in the store under which the first rank that fails says so."""
 
 
@@ -67,6 +67,8 @@ def connect(options: Options, device: str = "auto") -> Distributed:
     if "RANK" not in os.environ or world_size == 1:
         return Distributed()
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=options.timeout)))
+    # torchrun keeps one store over its restarts: without a part of it for each, the last attempt's keys would be found.
+    store = PrefixStore(f"hydraloop-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return Ranks(options, store, rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), device=device)
 
 
@@ -105,7 +107,7 @@ class Ranks(Distributed):
         timeout = timedelta(seconds=options.timeout)
         dist.init_process_group(
             backend,
-            store=PrefixStore("hydraloop", store),
+            store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
             timeout=timeout,

@@ -105,7 +105,7 @@ def _around_launcher(processes: int) -> Iterator[None]:
         for logger in loggers:
             logger.disabled = False
         for number, handler in handlers.items():
-            if signal.getsignal(number) is not handler:
+            if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         os.environ.clear()
         os.environ.update(environment)

@@ -32,9 +32,10 @@ def put(folder: Path, attempt: int, outcome: Outcome) -> None:
     unfinished.replace(path)
 
 
-def outcomes(folder: Path, attempt: int) -> list[Outcome]:
-    """Those of the ranks that left one."""
-    return [Outcome.from_json(path.read_bytes()) for path in sorted(folder.glob(f"outcome-{attempt}-*.json"))]
+def outcomes(folder: Path, attempt: int | None = None) -> list[Outcome]:
+    """Those of the ranks that left one; of one attempt or, with None, of all."""
+    pattern = f"outcome-{'*' if attempt is None else attempt}-*.json"
+    return [Outcome.from_json(path.read_bytes()) for path in sorted(folder.glob(pattern))]
 
 
 def restarted(job: Job, told: Sequence[Outcome], attempt: int) -> Job:

@@ -30,12 +30,11 @@ def main(folder: Path) -> int:
     from hydraloop.launch.training import train
 
     job, rank, attempt = Job.from_json(text), int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    told = files.outcomes(folder, attempt - 1)
-    if any(outcome.kind == "mistake" for outcome in told):  # the next attempt would find it, too
+    if any(outcome.kind == "mistake" for outcome in files.outcomes(folder)):  # each attempt would find it again
         return 1
     rank_log.configure(job, rank)
     if attempt > 0:
-        job = files.restarted(job, told, attempt)
+        job = files.restarted(job, files.outcomes(folder, attempt - 1), attempt)
 
     def last(number: int) -> None:
         if not files.path_of(folder, attempt, rank).exists():
@@ -45,11 +44,11 @@ def main(folder: Path) -> int:
         with contextlib.suppress(OSError):
             shutil.rmtree(folder)
 
-    if job.script is not None:
-        sys.modules["__main__"].__file__ = job.script
     ending = Ending(last=last, orphaned=orphaned).start()
     if job.main:
         spawn.prepare(dict(job.main))
+    elif job.script is not None:
+        sys.modules["__main__"].__file__ = job.script
     outcome = train(job, rank, ending)
     with contextlib.suppress(FileNotFoundError):  # the launching process has gone
         files.put(folder, attempt, outcome)

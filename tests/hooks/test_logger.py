@@ -62,7 +62,9 @@ class HostSyncs(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _engine(tmp_path: Path, logger: LoggerHook, *, task: type[Task] = Task, **more: Any) -> Engine:
+def _engine(
+    tmp_path: Path, logger: LoggerHook, *, task: type[Task] = Task, settings: dict[str, Any] | None = None, **more: Any
+) -> Engine:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(7)]
@@ -72,7 +74,7 @@ def _engine(tmp_path: Path, logger: LoggerHook, *, task: type[Task] = Task, **mo
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5),
         loaders=Loaders(batches, batches[:1], batches[1:2]),
         hooks=hooks,
-        settings=Settings(max_epochs=2, device="cpu"),
+        settings=Settings(max_epochs=2, device="cpu", **(settings or {})),
         run_dir=tmp_path,
         **more,
     )
@@ -218,6 +220,24 @@ def test_other_ranks_take_part_and_write_nothing(tmp_path: Path) -> None:
     assert "metrics.jsonl" in main[0]
     assert main[2] != other[2]
     assert main[1][0]["loss"] == pytest.approx((sum(main[2][:7]) + sum(other[2][:7])) / 14)
+
+
+class Counted(Task):
+    """A task that counts a million operations a sample."""
+
+    def flops(self, batch: Any) -> int:
+        return 10**6 * len(batch[0])
+
+
+def test_utilisation_is_operations_by_time_and_peak(tmp_path: Path) -> None:
+    for name, task, peak, there in (("a", Counted, 0.5, True), ("b", Task, 0.5, False), ("c", Counted, None, False)):
+        (folder := tmp_path / name).mkdir()
+        engine = _engine(folder, LoggerHook(interval=7), task=task, settings={"peak_tflops": peak})
+        engine.train()
+        record = _lines(folder)[0]
+        assert ("mfu" in record) is there  # of a CPU, no peak is known
+        if there:
+            assert record["mfu"] == pytest.approx(4 * 10**6 / (record["time"] * 0.5e12))
 
 
 def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from hydraloop.allowlist import ALLOWLIST, Allowlist
-from hydraloop.builder import instantiate
 from hydraloop.errors import UserError
+from hydraloop.instantiating import instantiate
 
 ALLOWED = [
     "hydraloop.hooks.EMAHook",

@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 import hydraloop
-from hydraloop.builder import build, instantiate
+from hydraloop.builder import build
 from hydraloop.errors import UserError
+from hydraloop.instantiating import instantiate
 from tests.config.composed import REPOSITORY
 
 

@@ -107,3 +107,4 @@ def test_outcomes_are_kept_by_attempt(tmp_path: Path) -> None:
     assert [outcome.text for outcome in files.outcomes(tmp_path, 0)] == ["first"]
     assert [outcome.rank for outcome in files.outcomes(tmp_path, 1)] == [0, 1]
     assert files.outcomes(tmp_path, 1)[0].value == 0.5
+    assert len(files.outcomes(tmp_path)) == 3

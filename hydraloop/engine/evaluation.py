@@ -1,0 +1,49 @@
+"""Evaluating: the task's `evaluate` over a loader, each sample once whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydraloop.engine.parts import Loader, share_of
+from hydraloop.engine.stages import Call
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+@torch.no_grad()
+def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
+    """Go over a loader in eval mode; on every rank.
+
+    Args:
+        before: called before each batch, `after`: behind it.
+
+    Returns:
+        The metrics over all ranks' samples, the same on each. One host sync.
+    """
+    task, ranks = engine.task, engine.distributed
+    modes = [(module, module.training) for module in task.modules()]
+    task.eval()
+    ranks.before_evaluation(task)
+    share = share_of(loader)
+    try:
+        task.reset_metrics()
+        for batch_idx, batch in enumerate(engine.on_device(loader)):
+            if share is not None and share(batch_idx)[0] == 0:  # another rank's turn; it may need this one's shard
+                if ranks.sharded:
+                    engine.forward(batch)
+                continue
+            for call in before:
+                call(engine, batch_idx, batch)
+            outputs = engine.evaluate_batch(batch)
+            for call in after:
+                call(engine, batch_idx, batch, outputs)
+    finally:
+        ranks.after_evaluation()
+        for module, training in modes:
+            module.training = training  # a part that was frozen in eval mode stays so
+    metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum))
+    return metrics
