@@ -23,7 +23,7 @@ from hydraloop.engine.checkpoint import initialise
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
-from hydraloop.engine.modules import checkpoint_activations, compile_model, use_channels_last
+from hydraloop.engine.modules import WRAP, checkpoint_activations, compile_modules, modules_of, use_channels_last
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.precision import Precision, make_precision
 from hydraloop.engine.ranks import connect
@@ -86,7 +86,7 @@ def build(
     channels_last = _prepare_model(cfg, task, device, distributed, precision)
     settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
     optimizer = _build_optimizer(cfg, task)
-    hooks, slots, on_error = _build_hooks(cfg)
+    hooks, slots, on_error = _build_hooks(cfg, several=distributed.world_size > 1)
     engine = Engine(
         task=task,
         optimizer=optimizer,
@@ -181,13 +181,15 @@ def _prepare_model(
         Whether images are laid out channels last.
     """
     task.to(device)
-    channels_last = use_channels_last(task.model, cfg.engine.channels_last)
+    task.device = device
+    channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)
     checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
-    distributed.prepare(task.model, precision.dtype)
+    blocks = modules_of(task.model, cfg.distributed.fsdp.wrap, key=WRAP) if distributed.sharded else []
+    distributed.prepare(task.model, precision.dtype)  # gives their classes other names
     options = cfg.engine.compile
     if isinstance(options, DictConfig):
         options = OmegaConf.to_container(options, resolve=True)
-    compile_model(task.model, options, cfg.distributed.fsdp.wrap if distributed.sharded else ())
+    compile_modules(blocks or [task.model], options)
     return channels_last
 
 
@@ -297,7 +299,7 @@ def _build_schedules(
 _SCHEDULE_FIELDS = {"by_epoch": False, "begin": 0, "end": None, "monitor": None}
 
 
-def _build_hooks(cfg: DictConfig) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
+def _build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
     """The hooks by name, default ones first, with their places and what their errors do."""
     hooks: dict[str, Hook] = {}
     slots: list[Slot] = []
@@ -309,7 +311,7 @@ def _build_hooks(cfg: DictConfig) -> tuple[dict[str, Hook], list[Slot], dict[str
             key = f"{group}.{name}"
             if name in hooks:
                 raise UserError(f"there is a default hook {name!r} already", key=key, remedy="Give it another name.")
-            hook, priority, on_error = _build_hook(node, key)
+            hook, priority, on_error = _build_hook(node, key, several=several)
             hooks[str(name)] = hook
             slots.append(slot_of(str(name), hook, priority, is_default=group == "default_hooks"))
             on_errors[str(name)] = on_error
@@ -318,7 +320,7 @@ def _build_hooks(cfg: DictConfig) -> tuple[dict[str, Hook], list[Slot], dict[str
     return hooks, slots, on_errors
 
 
-def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnError]:
+def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int | str | None, OnError]:
     plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
     priority, on_error = plain.pop("priority", None), plain.pop("on_error", None)
     hook = instantiate(plain, key)
@@ -330,7 +332,7 @@ def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnE
     on_error = hook.on_error if on_error is None else on_error
     if on_error not in ON_ERROR:
         raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {', '.join(ON_ERROR)}.")
-    if hook.collective and on_error != "raise":
+    if several and hook.collective and on_error != "raise":
         raise UserError(
             "this hook calls collectives: if one rank went on without it, the others would wait for ever",
             key=f"{key}.on_error",

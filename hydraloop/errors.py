@@ -34,6 +34,10 @@ class UserError(Exception):
         return (_rebuild, (type(self), self.problem, self.key, self.remedy))
 
 
+class PeerError(RuntimeError):
+    """Another rank has failed, and this one ends with it; whoever tells of the failure tells of the other's."""
+
+
 def _rebuild(cls: type[UserError], problem: str, key: str | None, remedy: str | None) -> UserError:
     return cls(problem, key=key, remedy=remedy)
 

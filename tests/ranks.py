@@ -121,6 +121,8 @@ def _serve(connection: Connection) -> None:
             distributed = ranks.connect(DistributedConf(**options), "cpu")
             result = function(distributed, *args)
             distributed.close()
+            if torch.distributed.is_initialized():  # one that has failed, on purpose, does not close its group
+                torch.distributed.destroy_process_group()
         except BaseException:
             connection.send((True, traceback.format_exc()))
             return

@@ -19,20 +19,42 @@ def check_trainable(engine: Engine) -> None:
     """
     if engine.loaders.train is None:
         raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
-    if engine.epoch_length == 0:
+    lengths = check_lengths(engine)
+    if not all(lengths):
         raise UserError(
             "the train loader has no batch",
             key="data.loader.batch_size",
             remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
         )
-    lengths = engine.distributed.gather(engine.epoch_length)
-    if len(set(lengths)) > 1:
-        raise UserError(
-            f"the ranks have unequal numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with more "
-            "would wait for the others for ever",
-            key="data.train",
-            remedy="Give each rank as many, as hydraloop's own loader does.",
-        )
+
+
+def check_lengths(engine: Engine) -> list[int]:
+    """Refuse loaders with which some ranks would wait for ever for others. Returns the ranks' train batches.
+
+    In evaluation the ranks wait for each other only where each has a shard of the model.
+
+    Raises:
+        UserError: says how many batches each rank has.
+    """
+    loaders = engine.loaders
+    mine = {
+        name: len(loader or ())
+        for name, loader in zip(_SPLITS, (loaders.train, loaders.val, loaders.test), strict=True)
+    }
+    told: list[dict[str, int]] = engine.distributed.gather(mine)
+    for name in _SPLITS if engine.distributed.sharded else _SPLITS[:1]:
+        lengths = [one[name] for one in told]
+        if len(set(lengths)) > 1:
+            raise UserError(
+                f"the ranks have unequal numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with "
+                "more would wait for the others for ever",
+                key=f"data.{name}",
+                remedy="Give each rank as many, as hydraloop's own loader does.",
+            )
+    return [one["train"] for one in told]
+
+
+_SPLITS = ("train", "val", "test")
 
 
 def check_evaluable(loader: Loader | None, key: str) -> None:

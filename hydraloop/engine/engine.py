@@ -14,8 +14,7 @@ from typing import Any, cast
 from torch import Tensor, nn, optim
 
 from hydraloop.engine import lifecycle, loading, seeding
-from hydraloop.engine.checkpoint import write
-from hydraloop.engine.checks import check_epoch, check_evaluable, check_trainable
+from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.evaluation import evaluate
@@ -29,7 +28,7 @@ from hydraloop.engine.requests import Requests
 from hydraloop.engine.result import Best, Result
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.stages import Call, Slot, Stages
-from hydraloop.engine.window import Pair, Window
+from hydraloop.engine.window import Pair, Window, mean_of
 from hydraloop.errors import UserError
 
 Outputs = dict[str, Any]
@@ -71,7 +70,8 @@ class Engine:
         self.distributed = distributed or Distributed()
         self.precision = precision or Precision()
         self.device = self.distributed.device(self.settings.device)
-        self.task: Any = cast(Any, task.to(self.device))
+        # A model in shards is where it has to be, and may wait in host memory.
+        self.task: Any = cast(Any, task if self.distributed.sharded else task.to(self.device))
         self.loaders = loaders
         self.schedulers = dict(schedules or {})
         self.hooks = dict(hooks or {})
@@ -196,7 +196,7 @@ class Engine:
             loss: Tensor | Pair = outputs["loss"]
         except (KeyError, TypeError, IndexError):
             raise loading.no_loss(self.task, outputs) from None
-        mean = loss if isinstance(loss, Tensor) else loss[0] / loss[1]
+        mean = loss if isinstance(loss, Tensor) else mean_of(loss)
         if window is None:
             self.precision.backward(mean)
         else:
@@ -262,6 +262,7 @@ class Engine:
         """
         check_evaluable(self.loaders.val, "data.val")
         with lifecycle.run(self, write_result=False):
+            check_lengths(self)
             loading.load(self)
             return self._validate()
 
@@ -273,6 +274,7 @@ class Engine:
         """
         check_evaluable(self.loaders.test, "data.test")
         with lifecycle.run(self, write_result=False):
+            check_lengths(self)
             loading.load(self)
             return self._test(checkpoint)
 
@@ -306,8 +308,7 @@ class Engine:
         if by_epoch:
             due = progress.batch_in_epoch == 0 and self._validation.due(progress.epoch)
         else:  # one that was due inside an accumulation window has waited for its end
-            unseen = range(max(self._val_seen, progress.last_validation) + 1, progress.iteration + 1)
-            due = any(map(self._validation.due, unseen))
+            due = self._validation.due_since(max(self._val_seen, progress.last_validation), progress.iteration)
             self._val_seen = progress.iteration
         if self.settings.val_interval is not None and (due or ends):
             self._validate()
@@ -357,11 +358,17 @@ class Engine:
         return self._requests.stop_reason
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True, schedulers: bool = True) -> None:
-        """Write the run as it stands to `path`, atomically, on rank 0; before_save_checkpoint is called first."""
+        """Write the run as it stands to `path`, atomically, by rank 0; before_save_checkpoint is called first.
+
+        Called on every rank.
+
+        Raises:
+            OSError: rank 0 could not write it.
+            PeerError: the same, on the other ranks.
+        """
         checkpoint = loading.collect(self, optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
-        if self.distributed.is_main:
-            write(path, checkpoint)
+        loading.write_by_main(self, path, checkpoint)
         self.last_checkpoint = path
 
     def log_record(self, record: Mapping[str, Any]) -> None:
@@ -392,6 +399,13 @@ class Engine:
         """The loader's batches from the `first` on, moved to the device."""
         ahead = self.settings.prefetch and reads_ahead(loader)
         return prefetched(loading.from_position(loader or (), first), self._move, self.device, ahead=ahead)
+
+    def discard_window(self) -> None:
+        """Forget the iterations since the last optimizer step, which an earlier use of the engine broke off."""
+        if self._window is not None and not self.window_closed:
+            self._window.discard()
+            self.optimizer.zero_grad(set_to_none=True)
+        self.window_closed = True
 
     def _call(self, calls: Sequence[Call], *args: Any) -> None:
         for call in calls:

@@ -34,7 +34,8 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
         for batch_idx, batch in enumerate(engine.on_device(loader)):
             if share is not None and share(batch_idx)[0] == 0:  # another rank's turn; it may need this one's shard
                 if ranks.sharded:
-                    engine.forward(batch)
+                    with task.uncounted():
+                        engine.evaluate_batch(batch)
                 continue
             for call in before:
                 call(engine, batch_idx, batch)

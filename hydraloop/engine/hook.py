@@ -154,7 +154,7 @@ class Hook:
     rank_zero_only: ClassVar[bool] = False
     """True: called on rank 0 only."""
     collective: ClassVar[bool] = False
-    """True: it calls collectives, so all ranks must call it and its errors may only be raised."""
+    """True: it calls collectives. With several ranks all must call it, so its errors may only be raised then."""
 
     idle_points: Collection[str] = ()
     """Mount points at which this instance, as it is configured, has nothing to do: set in the constructor by a hook

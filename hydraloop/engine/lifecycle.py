@@ -56,6 +56,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
 def _begin(engine: Engine) -> None:
     """Forget how an earlier use of the engine ended."""
     engine.error = engine.result = None
+    engine.discard_window()
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydraloop.engine import seeding
-from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights
+from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights, write
 from hydraloop.engine.checkpoint import load as load_file
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.result import versions
-from hydraloop.errors import UserError, suggestion
+from hydraloop.engine.modules import class_name
+from hydraloop.engine.result import describe, versions
+from hydraloop.errors import PeerError, UserError, suggestion
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -41,9 +42,10 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "epoch": engine.progress.epoch,
             "iteration": engine.progress.iteration,
             "epoch_length": engine.epoch_length,
+            "batch_size": _global_batch_size(engine),
         },
         "state_dict": engine.model.state_dict(),
-        "hooks": _hook_states(engine),
+        "hooks": _of_all_ranks(engine, _hook_states(engine)),
         "precision": engine.precision.state_dict(),
         "rng": seeding.of_all_ranks(engine.distributed.gather(seeding.rng_state())),
         "progress": engine.progress.state_dict(),
@@ -65,9 +67,36 @@ def _hook_states(engine: Engine) -> dict[str, Any]:
     states = {
         name: engine.stages.run_for(name, "state_dict", hook.state_dict)
         for name, hook in engine.hooks.items()
-        if has_state(hook)
+        if has_state(hook) and (engine.distributed.is_main or not hook.rank_zero_only)
     }
     return {name: state for name, state in states.items() if state is not None}
+
+
+def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
+    """The hooks' states without those that another rank has not got: its tensors in shards would wait for that rank."""
+    told: list[list[str]] = engine.distributed.gather(list(states))
+    alone = {name for name, hook in engine.hooks.items() if hook.rank_zero_only}
+    return {name: state for name, state in states.items() if name in alone or all(name in names for names in told)}
+
+
+def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint) -> None:
+    """Let rank 0 write the file. Whether it could is one outcome on all ranks, so that they go on, or end, together.
+
+    Raises:
+        OSError: rank 0 could not.
+        PeerError: the same, on the other ranks.
+    """
+    error: Exception | None = None
+    if engine.distributed.is_main:
+        try:
+            write(path, checkpoint)
+        except Exception as raised:
+            error = raised
+    told = engine.distributed.from_main(None if error is None else describe(error))
+    if error is not None:
+        raise error
+    if told is not None:
+        raise PeerError(f"rank 0 could not write {path}: {told}")
 
 
 def has_state(hook: Hook) -> bool:
@@ -136,7 +165,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.progress.load_state_dict(checkpoint["progress"])
     engine.began_at = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
-    _check_position(engine, checkpoint["meta"].get("epoch_length"))
+    _check_position(engine, checkpoint["meta"])
     engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
 
 
@@ -169,7 +198,7 @@ def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
         engine.model.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(
-            f"the weights do not fit the model {type(engine.model).__name__}: {error}",
+            f"the weights do not fit the model {class_name(engine.model)}: {error}",
             key=key,
             remedy="Use the model that the file was saved from, or init.checkpoint= to start from a part of it.",
         ) from error
@@ -198,9 +227,22 @@ def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
     log.warning("%s: %s; going on without that state (resume_strict=false)", key, problem)
 
 
-def _check_position(engine: Engine, epoch_length: int | None) -> None:
-    """A position inside an epoch means nothing when the epochs have another length."""
-    batch = engine.progress.batch_in_epoch
+def _global_batch_size(engine: Engine) -> int | None:
+    """Samples of all ranks in a full batch; None where the loader does not say how many it has."""
+    batch_size = getattr(engine.loaders.train, "batch_size", None)  # torch's loaders have it, a list has not
+    return None if batch_size is None else batch_size * engine.distributed.world_size
+
+
+def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
+    """A position inside an epoch means nothing when the batches have another size, or the epochs another length."""
+    batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
+    if batch and batch_size is not None and batch_size != _global_batch_size(engine):
+        raise UserError(
+            f"the checkpoint stands inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
+            f"{_global_batch_size(engine)} now",
+            key="data.loader.batch_size",
+            remedy="Use the batch size of the run (by the number of ranks), or a checkpoint from an epoch's end.",
+        )
     if batch and epoch_length != engine.epoch_length:
         raise UserError(
             f"the checkpoint stands inside an epoch (at {batch} of {epoch_length} batches), and epochs have another "

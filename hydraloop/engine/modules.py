@@ -17,6 +17,17 @@ from hydraloop.errors import UserError, suggestion
 log = logging.getLogger(__name__)
 
 
+WRAP = "distributed.fsdp.wrap"
+"""The option that names the modules FSDP2 gathers one at a time."""
+
+
+def class_name(model: nn.Module) -> str:
+    """What the model's class was called before FSDP2 put its own in front of it."""
+    cls = type(model)
+    original = cls.__bases__[-1].__name__
+    return original if cls.__name__ == f"FSDP{original}" else cls.__name__
+
+
 def modules_of(model: nn.Module, names: Sequence[str], *, key: str) -> list[nn.Module]:
     """The modules in `model` (itself left out) whose class has one of the names; inner ones before outer ones.
 
@@ -58,12 +69,12 @@ def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def compile_model(model: nn.Module, options: object, blocks: Sequence[str] = ()) -> None:
+def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
     """`Module.compile()`, in place: names in the state dict stay as they are, compiling waits for the first call.
 
     Args:
+        modules: the model; with FSDP2 its blocks, between which that works.
         options: true, or a mapping of torch.compile's options; false does nothing.
-        blocks: class names; where there are some (FSDP2's, which works between them), each such module by itself.
 
     Raises:
         UserError: torch.compile has no such option.
@@ -83,18 +94,19 @@ def compile_model(model: nn.Module, options: object, blocks: Sequence[str] = ())
             raise UserError(
                 "torch.compile has no such option", key=f"engine.compile.{name}", remedy=suggestion(name, known)
             )
-    for module in modules_of(model, blocks, key="distributed.fsdp.wrap") or [model]:
+    for module in modules:
         if type(module).__module__.startswith("torch.nn."):
             name = type(module).__name__
             log.warning("engine.compile: torch does not compile a bare nn.%s; let a class of your own hold it", name)
         module.compile(**arguments)
 
 
-def use_channels_last(model: nn.Module, wanted: object) -> bool:
+def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True) -> bool:
     """Lay the weights of convolutions out channels last where that is wanted; whether it is.
 
     Args:
         wanted: true, false, or `auto`: where the model's class has `channels_last = True`.
+        weights: False leaves them as they are: FSDP2 takes contiguous ones only.
 
     Raises:
         UserError: another value.
@@ -105,7 +117,7 @@ def use_channels_last(model: nn.Module, wanted: object) -> bool:
         )
     if wanted == "auto":
         wanted = getattr(model, "channels_last", False)
-    if wanted:
+    if wanted and weights:
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 layout = torch.channels_last if isinstance(module, nn.Conv2d) else torch.channels_last_3d

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hydraloop.engine.distributed import Distributed, Pending
 from hydraloop.engine.result import describe
-from hydraloop.errors import UserError
+from hydraloop.errors import PeerError, UserError
 
 _FAILED = "failed"
 """The key in the store under which the first rank that fails says so."""
@@ -45,7 +45,7 @@ class Options(Protocol):
     backend: str
     timeout: float
     agree_interval: int
-    bucket_cap_mb: float
+    bucket_cap_mb: float | None
     find_unused_parameters: bool
     sync_batchnorm: bool
     fsdp: Sharding
@@ -61,11 +61,17 @@ def connect(options: Options, device: str = "auto") -> Distributed:
         `Ranks`, after all of them have come; a plain `Distributed` where nothing was launched, or one process.
 
     Raises:
-        UserError: no such device, or backend.
+        UserError: no such device, or the process has joined the others already.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if "RANK" not in os.environ or world_size == 1:
         return Distributed()
+    if dist.is_initialized():
+        raise UserError(
+            "this process has joined the others already",
+            key="distributed",
+            remedy="Hand on what the first engine has: hydraloop.build(cfg, distributed=engine.distributed).",
+        )
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=options.timeout)))
     # torchrun keeps one store over its restarts: without a part of it for each, the last attempt's keys would be found.
     store = PrefixStore(f"hydraloop-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -101,6 +107,8 @@ class Ranks(Distributed):
         backend = options.backend
         if backend == "auto":
             backend = dist.get_default_backend_for_device(self._device)
+            if self.sharded and options.fsdp.offload:  # shards in host memory are gathered there, too
+                backend = f"cpu:gloo,{self._device.type}:{backend}"
         loopback = _loopback()
         if loopback is not None and _is_local():  # else gloo asks for this machine's name, which may lead nowhere
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -157,13 +165,15 @@ class Ranks(Distributed):
         """With DDP, the task in `DistributedDataParallel`; rank 0's parameters and buffers count."""
         if self.sharded:
             return task
-        with_tally = _WithTally(task, self._device)
-        self.tally = with_tally.tally
+        wrapped = task
+        if not self._options.find_unused_parameters:  # to which the tally, in no forward, would be one
+            wrapped = with_tally = _WithTally(task, self._device)
+            self.tally = with_tally.tally
         ddp: Any = nn.parallel.DistributedDataParallel
         # Buffers are made the same when it matters, before an evaluation. torch 2.13 has renamed the option.
         new = "forward_sync_buffers" in inspect.signature(ddp).parameters
         self._ddp = ddp(
-            with_tally,
+            wrapped,
             **{"forward_sync_buffers" if new else "broadcast_buffers": False},
             bucket_cap_mb=self._options.bucket_cap_mb,
             find_unused_parameters=self._options.find_unused_parameters,
@@ -254,6 +264,8 @@ class Ranks(Distributed):
         if self._alone:
             return
         self._alone = True
+        if isinstance(error, PeerError):
+            return
         with contextlib.suppress(RuntimeError, OSError):  # whoever keeps the store may have gone first
             self._store.compare_set(_FAILED, "", json.dumps([self.rank, describe(error)]))
 
@@ -299,9 +311,10 @@ def _decode(encoded: Tensor) -> Any:
 
 
 def _is_local() -> bool:
-    """Whether all processes are on this machine."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE"))
-    return local == os.environ.get("WORLD_SIZE")
+    """Whether all processes are known to be on this machine."""
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
+    return os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
 
 
 def _loopback() -> str | None:

@@ -63,7 +63,8 @@ class Requests:
         """See `Engine.request_checkpoint`."""
         if write is None and Path(tag).name != tag:
             raise ValueError(f"the tag {tag!r} becomes a file's name and cannot have a path in it")
-        if agreed or self._alone:
+        # A hook that may go on after an error may have failed on one rank, which then does not ask.
+        if self._alone or (agreed and (owner is None or self._engine.stages.may_only_raise(owner.name))):
             self._checkpoints[tag] = (write or _default_writer(tag), owner)
             self.pending = True
         else:

@@ -35,3 +35,13 @@ class Every:
         if self.begin <= 1:
             return n % self.interval == 0
         return n >= self.begin and (n - self.begin) % self.interval == 0
+
+    def due_since(self, seen: int, n: int) -> bool:
+        """Whether one of those after `seen` up to the n-th is due."""
+        return self._up_to(n) > self._up_to(seen)
+
+    def _up_to(self, n: int) -> int:
+        """How many of the first n are due."""
+        if self.interval is None or n < self.begin:
+            return 0
+        return n // self.interval if self.begin <= 1 else 1 + (n - self.begin) // self.interval

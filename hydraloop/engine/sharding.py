@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hydraloop.engine.modules import modules_of
+from hydraloop.engine.modules import WRAP, modules_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ def shard(model: nn.Module, options: Sharding, device: torch.device, dtype: torc
     Raises:
         UserError: no module is of one of the classes, or there is no such `reduce_dtype`.
     """
+    if options.offload and device.type == "cpu":
+        raise UserError(
+            "the shards are in host memory already, on a CPU", key="distributed.fsdp.offload", remedy="Set it to false."
+        )
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     reduce_dtype = None if options.reduce_dtype is None else getattr(torch, options.reduce_dtype, None)
     if options.reduce_dtype is not None and not isinstance(reduce_dtype, torch.dtype):
@@ -43,9 +47,11 @@ def shard(model: nn.Module, options: Sharding, device: torch.device, dtype: torc
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
-    for module in modules_of(model, options.wrap, key="distributed.fsdp.wrap"):
+    blocks = modules_of(model, options.wrap, key=WRAP)
+    for module in blocks:
         fully_shard(module, **policies)
-    fully_shard(model, **policies)
+    # What is left outside of the blocks is needed again at once in backward.
+    fully_shard(model, **{**policies, "reshard_after_forward": options.reshard_after_forward and not blocks})
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -100,10 +106,11 @@ def full(value: Any, *, keep: bool) -> Any:
     if isinstance(value, DTensor):
         gathered = value.full_tensor()
         return gathered.cpu() if keep else None
-    if isinstance(value, Mapping):
-        return type(value)((name, full(item, keep=keep)) for name, item in value.items())  # type: ignore[call-arg]  # a dict or an OrderedDict
-    if isinstance(value, list):
-        return [full(item, keep=keep) for item in value]
+    if isinstance(value, dict):
+        items = {name: full(item, keep=keep) for name, item in value.items()}
+        return items if type(value) is dict else type(value)(items)  # an OrderedDict, a Counter
+    if isinstance(value, list | tuple):
+        return type(value)(full(item, keep=keep) for item in value)
     return value
 
 

@@ -145,15 +145,19 @@ class Stages:
         table: dict[str, list[_Part]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
             hook = hooks[slot.name]
+            policy = self._policies[slot.name] = _Policy(slot.name, on_error[slot.name], self.news)
             if hook.rank_zero_only and rank != 0:
                 continue
-            policy = self._policies[slot.name] = _Policy(slot.name, on_error[slot.name], self.news)
             for point, method in _methods(hook):
                 if point not in hook.idle_points:
                     table[point].append((method, policy, self.seconds[slot.name]))
         for point, parts in table.items():
             groups = [[part] for part in parts] if point in _CLOSING else [parts] if parts else []
             setattr(self, point, tuple(_one_call(point, group, self._nested) for group in groups))
+
+    def may_only_raise(self, name: str) -> bool:
+        """Whether an error in the hook ends the run, on every rank."""
+        return self._policies[name].on_error == "raise"
 
     def disable(self, name: str) -> None:
         """Switch a hook off, since it failed on another rank; its closing points are still called."""

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydraloop.engine.modules import class_name
 from hydraloop.engine.result import command
 from hydraloop.engine.stages import format_order
 
@@ -78,7 +79,7 @@ def _model(engine: Engine) -> str:
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     frozen = "" if trainable == total else f" ({trainable:,} trainable)"
-    return f"{type(engine.model).__name__}, {total:,} parameters{frozen}, {_bytes(size)}"
+    return f"{class_name(engine.model)}, {total:,} parameters{frozen}, {_bytes(size)}"
 
 
 def _bytes(size: int) -> str:

@@ -26,6 +26,12 @@ Pair = tuple[Tensor, Any]
 """The sum of the losses, a scalar tensor, and how many they are, a number or scalar tensor."""
 
 
+def mean_of(pair: Pair) -> Tensor:
+    """The mean of a sum and number of losses, 0 where there are none; a scalar tensor. No host sync."""
+    total, count = pair
+    return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+
+
 class Window:
     """The iterations since the last optimizer step.
 
@@ -56,6 +62,10 @@ class Window:
     def samples(self) -> int:
         """Samples of all ranks in the batch begun last; without a share, taken to be as many on each."""
         return self._batch
+
+    def discard(self) -> None:
+        """Begin anew, whatever the window has."""
+        self._size = 0
 
     def begin(self, batch_idx: int, samples: int, left: int) -> bool:
         """Count a batch of `samples` in, before its forward. Returns whether its iteration ends the window.
@@ -139,7 +149,7 @@ class Window:
     def _as_tensor(self, count: Any) -> Tensor:
         """A count as a float tensor `[1]` on the device."""
         if isinstance(count, Tensor):
-            return count.detach().reshape(1).to(torch.float32, copy=True)
+            return count.detach().reshape(1).to(self._device, torch.float32, copy=True, non_blocking=True)
         return torch.full((1,), float(count), device=self._device)
 
     def _multiply(self, optimizer: optim.Optimizer, factor: float | Tensor) -> None:
@@ -154,4 +164,6 @@ class Window:
 
             gradients = [local(gradient) for gradient in gradients]
         if gradients:
+            if isinstance(factor, Tensor):
+                factor = factor.to(gradients[0].device)  # shards may wait in host memory
             torch._foreach_mul_(gradients, factor)

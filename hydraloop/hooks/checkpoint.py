@@ -79,6 +79,7 @@ class CheckpointHook(Hook):
     """
 
     priority = Priority.VERY_LOW
+    collective = True  # all ranks collect what it writes
     runs_after = ("param_scheduler", "ema")
 
     def __init__(

@@ -48,6 +48,7 @@ class EMAHook(Hook):
     """
 
     priority = Priority.NORMAL
+    collective = True  # all ranks gather their shards for it
 
     def __init__(
         self,

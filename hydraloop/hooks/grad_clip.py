@@ -40,6 +40,7 @@ class GradClipHook(Hook):
     """
 
     priority = Priority.ABOVE_NORMAL
+    collective = True  # all ranks gather their shards for it
 
     def __init__(
         self,

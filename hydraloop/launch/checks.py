@@ -63,7 +63,7 @@ def _check_numbers(options: DictConfig) -> None:
         if options[name] < lowest:
             raise UserError(f"{options[name]} is below {lowest}", key=f"distributed.{name}", remedy=f"Use {at_all}.")
     for name in ("timeout", "bucket_cap_mb"):
-        if not options[name] > 0:
+        if options[name] is not None and not options[name] > 0:
             raise UserError(f"{options[name]} is not above 0", key=f"distributed.{name}", remedy="Use more than 0.")
 
 

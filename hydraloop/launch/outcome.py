@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hydraloop.engine.result import describe
-from hydraloop.errors import UserError
+from hydraloop.errors import PeerError, UserError
 
 Kind = Literal["done", "mistake", "error", "died", "lost", "signal", "consequence"]
 _FIRST: tuple[Kind, ...] = ("mistake", "error", "died", "lost", "signal", "consequence")
@@ -168,6 +168,8 @@ def _number(error: BaseException) -> int:
 
 def _is_of_lost(error: BaseException) -> bool:
     """Whether torch.distributed raised it for want of another rank."""
+    if isinstance(error, PeerError):
+        return True
     of_torch = type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist")
     return of_torch or (isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class Task(nn.Module):
         # A plain dict, so that metrics are no submodules: they belong neither to checkpoints nor to DDP.
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self._loss_sums = torch.zeros(2, dtype=torch.float64)
+        self.device: torch.device | None = None
+        """Where batches are; None: where the parameters are (which may wait in host memory with FSDP2's offload)."""
 
     # Properties, since nn.Module.__getattr__ would take 0.4 µs to find each of them, in every iteration. Modules are
     # kept where nn.Module keeps them, so that everything that replaces a submodule still does.
@@ -128,9 +131,19 @@ class Task(nn.Module):
         for metric in self.metrics.values():
             metric.update(outputs, targets)
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Let `evaluate` leave the metrics as they are."""
+        metrics, sums = self.metrics, self._loss_sums
+        self.metrics, self._loss_sums = {}, sums.clone()
+        try:
+            yield
+        finally:
+            self.metrics, self._loss_sums = metrics, sums
+
     def reset_metrics(self) -> None:
         """Forget all batches, and move the metrics to where the model is. Called before each evaluation."""
-        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        device = self.device or next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
         self._loss_sums = torch.zeros(2, dtype=sums_dtype(device), device=device)
         for metric in self.metrics.values():
             metric.to(device)

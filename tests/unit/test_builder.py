@@ -11,9 +11,11 @@ from torch import nn
 
 import hydraloop
 from hydraloop.builder import build
+from hydraloop.engine.distributed import Distributed
 from hydraloop.errors import UserError
 from hydraloop.instantiating import instantiate
 from tests.config.composed import REPOSITORY
+from tests.ranks import on_ranks
 
 
 def composed(*lines: str) -> DictConfig:
@@ -78,7 +80,6 @@ def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
         ({"hooks__timer": {"_target_": "hydraloop.hooks.IterTimerHook"}}, "hooks.timer", "already"),
         ({"hooks__x": {"_target_": "torch.nn.ReLU"}}, "hooks.x._target_", "Inherit from hydraloop.Hook."),
         ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "on_error": "no"}}, "hooks.x.on_error", "raise, warn"),
-        ({"hooks__x": {"_target_": "hydraloop.hooks.LoggerHook", "on_error": "warn"}}, "hooks.x.on_error", "Use raise"),
         ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "priority": 500}}, "hooks.x.priority", "0 (first)"),
         ({"task": {"_target_": "torch.nn.functional.relu", "input": 1}}, "task", ""),
         ({"task": {"model": 1}}, "task", "_target_"),
@@ -154,3 +155,34 @@ def test_without_a_run_directory_one_is_made_under_outputs(tmp_path: Path, monke
     engine = build(composed())
     assert engine.run_dir.parts[0] == "outputs"
     assert engine.run_dir.is_dir()
+
+
+def build_on_a_rank(distributed: Distributed, run_dir: str, *overrides: str) -> str:
+    """What building says on a rank."""
+    try:
+        build(composed(*overrides), run_dir=Path(run_dir), distributed=distributed)
+    except UserError as error:
+        return str(error)
+    return "built"
+
+
+def test_a_hook_with_collectives_may_only_raise_where_there_are_several_ranks(tmp_path: Path) -> None:
+    overrides = ("default_hooks.logger.on_error=warn",)
+    build(composed(*overrides), run_dir=tmp_path / "one")
+    for said in on_ranks(2, build_on_a_rank, str(tmp_path / "two"), *overrides):
+        assert said.startswith("default_hooks.logger.on_error: this hook calls collectives")
+        assert "Use raise." in said
+
+
+def join_again(distributed: Distributed) -> str:
+    """What a second `build` says that is not given the ranks."""
+    try:
+        build(composed())
+    except UserError as error:
+        return str(error)
+    return "built"
+
+
+def test_joining_twice_is_refused() -> None:
+    for said in on_ranks(2, join_again):
+        assert "hydraloop.build(cfg, distributed=engine.distributed)" in said

@@ -17,9 +17,13 @@ from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.shards import whole
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Regression
+from tests.helpers import failing
 from tests.ranks import on_ranks
 
 SAMPLES = 17
+"""In global batches of 6: the last one has 5, which three ranks share unevenly."""
+WITH_FILLER = 13
+"""The last one has 1, which leaves nothing for the other ranks."""
 
 
 class Padded(Regression):
@@ -54,7 +58,9 @@ def train(
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
     optimizer = optimizer or torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    train_loader: Any = build_loader(dataset(), shuffle=True, seed=3, batch_size=batch_size, **part)
+    train_loader: Any = build_loader(
+        dataset(options.get("samples", SAMPLES)), shuffle=True, seed=3, batch_size=batch_size, **part
+    )
     if options.get("foreign"):  # a list of batches, that says nothing of the other ranks' samples
         train_loader = [
             (x[: train_loader.samples_at(i)[0]], y[: train_loader.samples_at(i)[0]])
@@ -94,13 +100,23 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert (found["samples"], found["steps"]) == (expected["samples"], expected["steps"])
 
 
-@pytest.mark.parametrize("options", [{}, {"adam": True}, {"foreign": True}, {"pairs": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adam": True},
+        {"foreign": True},
+        {"pairs": True},
+        {"samples": WITH_FILLER},
+        {"samples": WITH_FILLER, "pairs": True},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), (3, "ddp"), (2, "fsdp2")])
 def test_ranks_train_as_one_process_does(
     world_size: int, strategy: str, accumulate: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    # 17 samples in global batches of 6: the last one has 5, which three ranks share unevenly.
     if options.get("foreign") and world_size == 3:
         pytest.skip("a list has no way to say that a batch only fills its place")
     batch_size = 6 // world_size
@@ -130,3 +146,48 @@ def test_the_reference_itself_learns(tmp_path: Path) -> None:
     assert found["steps"] == 6
     assert found["samples"] == 2 * SAMPLES
     assert all(not torch.allclose(found["weights"][name], before[name], atol=1e-3) for name in before)
+
+
+class NothingCounts(Padded):
+    """A window in which no token counts."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """A sum of nothing."""
+        total, count = super().forward(batch)["loss"]
+        return {"loss": (total * 0, count * 0)}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_window_in_which_nothing_counts_changes_nothing(accumulate: int, tmp_path: Path) -> None:
+    task = NothingCounts(network(), nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=4)),
+        settings=Settings(device="cpu", max_epochs=1, accumulate=accumulate),
+        run_dir=tmp_path,
+    )
+    engine.train()
+    for name, value in network().state_dict().items():
+        assert torch.equal(task.model.state_dict()[name], value)
+
+
+def test_an_engine_that_was_interrupted_inside_a_window_begins_a_new_one(tmp_path: Path) -> None:
+    def engine_with(hooks: dict[str, Any]) -> Engine:
+        task = Regression(network(), nn.MSELoss())
+        return Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
+            loaders=Loaders(build_loader(dataset(12), shuffle=True, batch_size=2)),
+            hooks=hooks,
+            settings=Settings(device="cpu", max_epochs=1, accumulate=3),
+            run_dir=tmp_path,
+        )
+
+    engine = engine_with({"fails": failing("after_train_iter", nth=2)})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+    assert engine.optimizer.param_groups[0]["params"][0].grad is not None
+    engine.progress.iteration = engine.progress.batch_in_epoch = 0
+    engine.train()
+    assert engine.progress.optimizer_step == 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.modules import checkpoint_activations, compile_model, modules_of, use_channels_last
+from hydraloop.engine.modules import checkpoint_activations, compile_modules, modules_of, use_channels_last
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import (
@@ -111,7 +111,7 @@ def test_hooks_never_cause_a_recompile(compiler: Any, tmp_path: Path) -> None:
             graphs["compiled"] += 1
             return graph.forward
 
-        compile_model(model := Net(), {"backend": backend})
+        compile_modules([model := Net()], {"backend": backend})
         engine_for(model, tmp_path, hooks, max_epochs=3).train()
         return graphs["compiled"]
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_of_a_compiled_run_loads_in_eager_and_back(compiler: Any, t
     def run(compiled: bool, folder: str, **settings: Any) -> Engine:
         model = Net()
         if compiled:
-            compile_model(model, {"backend": "aot_eager"})
+            compile_modules([model], {"backend": "aot_eager"})
         engine = engine_for(model, tmp_path / folder, {"checkpoint": CheckpointHook(), "ema": EMAHook()}, **settings)
         engine.train()
         return engine
@@ -148,15 +148,15 @@ def test_compiling_really_happens_and_computes_the_same(compiler: Any) -> None:
         calls.append(graph)
         return graph.forward
 
-    compile_model(model, {"backend": backend, "dynamic": False})
+    compile_modules([model], {"backend": backend, "dynamic": False})
     torch.testing.assert_close(model(inputs), expected)
     assert calls
-    compile_model(other := network(), False)
+    compile_modules([other := network()], False)
     assert other._compiled_call_impl is None
 
 
 def test_a_bare_sequential_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    compile_model(nn.Sequential(nn.Linear(3, 1)), {"backend": "eager"})
+    compile_modules([nn.Sequential(nn.Linear(3, 1))], {"backend": "eager"})
     assert "does not compile a bare nn.Sequential" in caplog.text
 
 
@@ -166,7 +166,7 @@ def test_a_bare_sequential_is_warned_of(caplog: pytest.LogCaptureFixture) -> Non
 )
 def test_options_that_torch_does_not_know(options: object, key: str) -> None:
     with pytest.raises(UserError) as caught:
-        compile_model(network(), options)
+        compile_modules([network()], options)
     assert caught.value.key == key
     assert caught.value.remedy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.shards import whole
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.ranks import RankError, on_ranks
@@ -93,7 +95,6 @@ def evaluate(distributed: Distributed, samples: int, strategy: str) -> tuple[dic
     torchmetrics = pytest.importorskip("torchmetrics")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    model[1].running_mean += distributed.rank  # as if each rank had seen other batches
     metrics = {"own": torchmetrics.MeanAbsoluteError()}
     task = Regression(model, nn.MSELoss(), metrics)
     distributed.prepare(model)
@@ -105,6 +106,7 @@ def evaluate(distributed: Distributed, samples: int, strategy: str) -> tuple[dic
         settings=Settings(device="cpu"),
         distributed=distributed,
     )
+    model[1].running_mean += distributed.rank  # as if each rank had seen other batches
     return engine.validate(), sees.samples
 
 
@@ -153,11 +155,11 @@ def test_an_unequal_number_of_batches_is_refused(tmp_path: Path) -> None:
 
 
 def train_and_save(
-    distributed: Distributed, run_dir: str, epochs: int, resume: str | None = None
-) -> dict[str, Any] | None:
-    """Train with dropout, AdamW and ema, a checkpoint an epoch. Returns the weights."""
+    distributed: Distributed, run_dir: str, epochs: int, resume: str | None = None, dropout: float = 0.5
+) -> None:
+    """Train with dropout, AdamW and ema, a checkpoint an epoch."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))
+    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(dropout), nn.Linear(5, 1))
     task = Regression(model, nn.MSELoss())
     distributed.prepare(model)
     torch.manual_seed(100 + distributed.rank)
@@ -175,7 +177,6 @@ def train_and_save(
         distributed=distributed,
     )
     engine.train()
-    return None
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -243,14 +244,141 @@ def test_a_run_goes_on_with_another_strategy_or_number_of_ranks(first: str, then
         else:
             on_ranks(2, train_and_save, *args, strategy=strategy)
 
-    go(first, str(tmp_path), 1)
-    before = load(tmp_path / "checkpoints" / "epoch_1.pth")
-    go(then, str(tmp_path), 2, str(tmp_path / "checkpoints" / "epoch_1.pth"))
-    after = load(tmp_path / "checkpoints" / "epoch_2.pth")
-    assert after["progress"]["optimizer_step"] == 2 * before["progress"]["optimizer_step"] == 6
-    assert after["optimizer"]["state"][0]["step"] == 6
-    assert shapes(after["state_dict"]) == shapes(before["state_dict"])
-    assert after["hooks"]["ema"]["updates"] == 6
+    go("one", str(tmp_path / "whole"), 2, None, 0.0)
+    go(first, str(tmp_path), 1, None, 0.0)
+    go(then, str(tmp_path), 2, str(tmp_path / "checkpoints" / "epoch_1.pth"), 0.0)
+    found, expected = (load(path / "checkpoints" / "epoch_2.pth") for path in (tmp_path, tmp_path / "whole"))
+    assert_close(found["state_dict"], expected["state_dict"])
+    assert_close(found["optimizer"]["state"], expected["optimizer"]["state"])
+    assert_close(found["hooks"]["ema"]["averaged"], expected["hooks"]["ema"]["averaged"])
+    assert found["progress"] == expected["progress"]
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Nested tensors to 1e-6."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert_close(found[name], expected[name])
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_inside_an_epoch_the_global_batch_must_be_the_same(tmp_path: Path) -> None:
+    # 17 samples are 3 batches of 6 and of 8.
+    on_ranks(2, stop_inside, str(tmp_path), 3, None)
+    saved = str(tmp_path / "checkpoints" / "iter_2.pth")
+    with pytest.raises(
+        RankError, match=r"inside an epoch of batches of 6 samples \(of all ranks\), and they have 8 now"
+    ):
+        on_ranks(2, stop_inside, str(tmp_path), 4, saved)
+    on_ranks(2, stop_inside, str(tmp_path), 3, saved)
+
+
+def stop_inside(distributed: Distributed, run_dir: str, batch_size: int, resume: str | None) -> None:
+    """A checkpoint at each second iteration."""
+    task = Regression(nn.Linear(3, 1), nn.MSELoss())
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=batch_size, **part)),
+        hooks={"checkpoint": CheckpointHook(interval=2, by_epoch=False, save_last=False)},
+        settings=Settings(device="cpu", max_epochs=1, resume=None if resume is None else Path(resume)),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+
+
+class Stateful(Hook):
+    """Has a state: on rank 0 only, or one it cannot give on rank 1, or one of a kind."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counted": Counter({3: 1, 7: 2}), "pair": (1, 2)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class OnMain(Stateful):
+    """Only rank 0 has it."""
+
+    rank_zero_only = True
+
+
+class FailsOnOne(Stateful):
+    """Fails on rank 1, and the run goes on."""
+
+    on_error = "warn"
+
+    def before_run(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.engine.distributed.rank == 1:
+            raise ValueError("on one rank only")
+        return {"weight": next(self.engine.model.parameters())}
+
+
+def save_states(distributed: Distributed, run_dir: str) -> None:
+    """A checkpoint with the states of all three."""
+    task = Regression(nn.Linear(3, 2), nn.MSELoss())
+    distributed.prepare(task.model)
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 2))]),
+        hooks={"all": Stateful(), "main": OnMain(), "one": FailsOnOne()},
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine.hooks["one"].before_run(engine)
+    engine.save_checkpoint(Path(run_dir) / "states.pth")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> None:
+    on_ranks(2, save_states, str(tmp_path), strategy=strategy)
+    expected = {"counted": Counter({3: 1, 7: 2}), "pair": (1, 2)}
+    assert load(tmp_path / "states.pth")["hooks"] == {"all": expected, "main": expected}
+
+
+class Full(CheckpointHook):
+    """A checkpoint hook on a full disk; with `goes_on` its errors warn."""
+
+    def _save(self, engine: Engine, path: Path) -> None:
+        if engine.distributed.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True)  # no file can be put there
+        super()._save(engine, path)
+
+
+def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
+    """Train with it. Returns what was raised."""
+    task = Regression(nn.Linear(3, 1), nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 1))]),
+        hooks={"checkpoint": Full()},
+        settings=Settings(device="cpu", max_epochs=3),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    try:
+        engine.train()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_path: Path) -> None:
+    main, other = on_ranks(2, cannot_write, str(tmp_path))
+    assert main[0] == "IsADirectoryError"
+    assert other[0] == "PeerError"
+    assert "rank 0 could not write" in other[1]
+    assert "IsADirectoryError" in other[1]
 
 
 # What else is done to a model. ---------------------------------------------------------------------------------------
@@ -275,3 +403,122 @@ def test_a_class_that_does_not_occur_is_refused(tmp_path: Path) -> None:
 def test_the_network_has_no_dropout() -> None:
     # Else the equalities above would hold by luck.
     assert not any(isinstance(module, nn.Dropout) for module in network().modules())
+
+
+class Twice(Regression):
+    """Evaluates with two forwards, as test-time augmentation does."""
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        """The second forward does not count."""
+        self.model(-batch[0])
+        return super().evaluate(batch)
+
+
+def evaluate_twice(distributed: Distributed, samples: int) -> dict[str, float]:
+    """Validate with it."""
+    torch.manual_seed(0)
+    task = Twice(nn.Linear(3, 1), nn.MSELoss())
+    distributed.prepare(task.model)
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    return Engine(
+        task=task,
+        loaders=Loaders(None, build_loader(dataset(samples), shuffle=False, batch_size=2, **part)),
+        settings=Settings(device="cpu"),
+        distributed=distributed,
+    ).validate()
+
+
+def test_a_rank_without_samples_does_all_that_an_evaluation_does() -> None:
+    expected = evaluate_twice(Distributed(), 5)
+    assert on_ranks(2, evaluate_twice, 5, strategy="fsdp2") == [pytest.approx(expected, abs=1e-6)] * 2
+
+
+class Some(nn.Module):
+    """A model with a part that takes turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[N, 3]` to `[N, 1]`."""
+        self.calls += 1
+        return (self.one if self.calls % 2 else self.other)(inputs)
+
+
+def take_turns(distributed: Distributed, run_dir: str) -> list[float]:
+    """Train it. Returns its weights."""
+    torch.manual_seed(0)
+    task = Regression(model := Some(), nn.MSELoss())
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders([(torch.ones(2, 3) * (distributed.rank + 1), torch.zeros(2, 1))] * 4),
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def test_parameters_that_are_not_used_in_each_iteration(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="find_unused_parameters"):
+        on_ranks(2, take_turns, str(tmp_path))
+    one, other = on_ranks(2, take_turns, str(tmp_path), find_unused_parameters=True)
+    assert one == other
+
+
+class Block(nn.Module):
+    """What is gathered at a time, and compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[N, 3]` to `[N, 3]`."""
+        outputs: Tensor = self.layer(inputs).tanh()
+        return outputs
+
+
+def compiled_in_shards(distributed: Distributed, run_dir: str) -> tuple[str, list[str], list[float], list[float]]:
+    """What a user gets who wants both: the model's name, its keys, the weights; and those of one process."""
+    from hydraloop.engine.modules import class_name, compile_modules, modules_of
+
+    def run(ranks: Distributed, batch: tuple[Tensor, Tensor]) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), Block(), nn.Linear(3, 1))
+        task = Regression(model, nn.MSELoss())
+        blocks = modules_of(model, ["Block"], key="key")
+        ranks.prepare(model)
+        compile_modules(blocks, {"backend": "aot_eager"} if ranks.world_size > 1 else False)
+        Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+            loaders=Loaders([batch] * 3),
+            settings=Settings(device="cpu", max_epochs=1),
+            run_dir=Path(run_dir),
+            distributed=ranks,
+        ).train()
+        return model
+
+    inputs, targets = dataset(8).inputs, dataset(8).targets
+    half = slice(4 * distributed.rank, 4 * distributed.rank + 4)
+    model = run(distributed, (inputs[half], targets[half]))
+    alone = run(Distributed(), (inputs, targets))
+    weights = torch.cat([whole(value).flatten() for value in model.state_dict().values()]).tolist()
+    expected = torch.cat([value.flatten() for value in alone.state_dict().values()]).tolist()
+    return class_name(model), list(model.state_dict()), weights, expected
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_fsdp2_and_compile(tmp_path: Path) -> None:
+    from hydraloop.schemas.distributed import FSDPConf
+
+    for name, keys, weights, expected in on_ranks(
+        2, compiled_in_shards, str(tmp_path), strategy="fsdp2", fsdp=FSDPConf(wrap=["Block"])
+    ):
+        assert name == "Sequential"
+        assert keys[:2] == ["0.layer.weight", "0.layer.bias"]
+        assert weights == pytest.approx(expected, abs=1e-6)

@@ -47,3 +47,12 @@ def test_an_interval_below_one_is_refused(interval: int) -> None:
 def test_a_negative_begin_is_refused() -> None:
     with pytest.raises(UserError, match="-3 is negative"):
         Every(2, -3)
+
+
+@pytest.mark.parametrize("interval", [None, 1, 2, 3, 7])
+@pytest.mark.parametrize("begin", [0, 1, 2, 5])
+def test_due_since_is_due_at_any_of_them(interval: int | None, begin: int) -> None:
+    every = Every(interval, begin)
+    for seen in range(20):
+        for n in range(seen, 20):
+            assert every.due_since(seen, n) is any(every.due(one) for one in range(seen + 1, n + 1))
