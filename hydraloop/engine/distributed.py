@@ -86,10 +86,6 @@ class Distributed:
         """Rank 0's plain value."""
         return value
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
-        return any(self.gather(flag))
-
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 

@@ -40,6 +40,7 @@ class Requests:
         self._alone = engine.distributed.world_size == 1
         self._checkpoints: dict[str, tuple[Write, Hook | None]] = {}
         self._wishes: dict[str, tuple[Write | None, Hook | None]] = {}  # checkpoints not agreed on yet
+        self._new_wishes = False  # whether the other ranks have not heard of them
         self._asked_to_stop: str | None = None
         self._stops = False  # whether that is agreed
         self._flag = torch.zeros(1, dtype=torch.int32)
@@ -69,6 +70,7 @@ class Requests:
             self.pending = True
         else:
             self._wishes[tag] = (write, owner)
+            self._new_wishes = True
 
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
@@ -86,7 +88,7 @@ class Requests:
             if self._finish_round():
                 self._agree()
             stops = self._asked_to_stop is not None and self.stop_reason is None
-            news = stops or bool(self._wishes) or bool(self._engine.stages.news)
+            news = stops or self._new_wishes or bool(self._engine.stages.news)
             self._flag = torch.tensor([int(news)], dtype=torch.int32)
             self._round = self._engine.distributed.start_max(self._flag)
             self.next_exchange = iteration + self._engine.distributed.agree_interval
@@ -111,6 +113,7 @@ class Requests:
         }
         told: list[dict[str, Any]] = self._engine.distributed.gather(mine)
         stages.news.clear()
+        self._new_wishes = False
         for said in told:
             if said["stop"] is not None:
                 self._asked_to_stop = self._asked_to_stop or said["stop"]

@@ -149,7 +149,10 @@ class CheckpointHook(Hook):
             self._folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Let the engine know the best of the part of the run that is over."""
+        """Let the engine know the best of the part of the run that is over: what rank 0 has found of it."""
+        mine = {name: [best.value, best.iteration, str(best.path)] for name, best in self._best.items()}
+        told: dict[str, list[Any]] = engine.distributed.from_main(mine)
+        self._best = {name: _Record(value, at, Path(path)) for name, (value, at, path) in told.items()}
         self._tell_best(engine)
 
     def before_train(self, engine: Engine) -> None:
