@@ -19,13 +19,13 @@ from torch import nn, optim
 from hydraloop import run_directory
 from hydraloop.data.loader import build_loader
 from hydraloop.data.sampler import mix_seed
-from hydraloop.engine.checkpoint import initialise
+from hydraloop.engine.checkpoint import initialise, peek
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
 from hydraloop.engine.modules import WRAP, checkpoint_activations, compile_modules, modules_of, use_channels_last
 from hydraloop.engine.parts import Loaders, Settings
-from hydraloop.engine.precision import Precision, make_precision
+from hydraloop.engine.precision import make_precision
 from hydraloop.engine.ranks import connect
 from hydraloop.engine.seeding import seed_everything
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
@@ -72,6 +72,12 @@ def build(
                 key="distributed.nproc_per_node",
                 remedy=f"Use train.py, or torchrun --nproc-per-node={cfg.distributed.nproc_per_node} script.py.",
             )
+    if distributed.world_size == 1 and cfg.distributed.strategy != "auto":
+        raise UserError(
+            f"{cfg.distributed.strategy} shares the work of several processes, and there is one",
+            key="distributed.strategy",
+            remedy="Leave it at auto, or start several with torchrun.",
+        )
     settled = _settle(cfg, run_dir, distributed) if resumed is None else resumed
     device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
@@ -83,7 +89,7 @@ def build(
     loaders = _build_loaders(cfg, device, distributed)
     task = _build_task(cfg)
     initialise(task.model, cfg.init.checkpoint, cfg.init.prefix)
-    channels_last = _prepare_model(cfg, task, device, distributed, precision)
+    channels_last = _prepare_model(cfg, task, device, distributed)
     settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
     optimizer = _build_optimizer(cfg, task)
     hooks, slots, on_error = _build_hooks(cfg, several=distributed.world_size > 1)
@@ -172,9 +178,7 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
     )
 
 
-def _prepare_model(
-    cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed, precision: Precision
-) -> bool:
+def _prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed) -> bool:
     """Bring the model to the device and into the form that is trained, before an optimizer looks at its parameters.
 
     Returns:
@@ -185,7 +189,7 @@ def _prepare_model(
     channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)
     checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
     blocks = modules_of(task.model, cfg.distributed.fsdp.wrap, key=WRAP) if distributed.sharded else []
-    distributed.prepare(task.model, precision.dtype)  # gives their classes other names
+    distributed.prepare(task.model)  # gives their classes other names
     options = cfg.engine.compile
     if isinstance(options, DictConfig):
         options = OmegaConf.to_container(options, resolve=True)
@@ -250,7 +254,7 @@ def _build_optimizer(cfg: DictConfig, task: Task) -> optim.Optimizer:
         )
     node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
     if "fused" in node:
-        node.fused = resolve_fused(node.fused, parameters)
+        node.fused = resolve_fused(node.fused, parameters, optimizer=str(node._target_).rpartition(".")[2])
     factory = instantiate(node, "optimizer")
     if not isinstance(factory, functools.partial):
         raise UserError("must be built with the model's parameters", key="optimizer", remedy="Set _partial_: true.")
@@ -273,6 +277,9 @@ def _build_schedules(
     steps_per_epoch = -(-epoch_length // settings.accumulate)
     if settings.max_iters is None:
         epochs, steps = settings.max_epochs, settings.max_epochs * steps_per_epoch
+        done = None if settings.resume is None else peek(settings.resume, key="resume")
+        if done is not None and done.epoch_length not in (None, epoch_length):  # other ranks, or another batch size
+            steps = done.optimizer_step + max(epochs - done.epoch, 0) * steps_per_epoch
     else:
         whole, rest = divmod(settings.max_iters, max(epoch_length, 1))
         epochs, steps = whole + bool(rest), whole * steps_per_epoch + -(-rest // settings.accumulate)

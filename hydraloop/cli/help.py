@@ -11,9 +11,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from hydraloop.cli.composing import Composer
+from hydraloop.schemas.distributed import DistributedConf, FSDPConf
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf
-from hydraloop.schemas.root import Config
+from hydraloop.schemas.root import Config, InitConf
 
 _WIDTH = 110
 
@@ -41,6 +42,8 @@ Examples
   {command} default_hooks.checkpoint.interval=5 ~default_hooks.logger
   {command} +hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30
   {command} experiment=diabetes optimizer.lr=3e-3
+  {command} experiment=char_lm precision=bf16 engine.accumulate=2
+  {command} distributed.nproc_per_node=2                     two processes; torchrun works, too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
   {command} resume=auto                                      go on where the newest checkpoint stands
 """
@@ -54,6 +57,9 @@ def format_help(composer: Composer, command: str) -> str:
         _groups(composer),
         _options("Options", Config, skip=("task", "data", "optimizer", "scheduler", "precision")),
         _options("Options of the engine (engine.max_epochs=…)", EngineConf),
+        _options("Options of several processes (distributed.nproc_per_node=2)", DistributedConf),
+        _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
+        _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),
         _EXAMPLES.format(command=command),
     ]
     return "\n".join(parts).rstrip()

@@ -20,7 +20,8 @@ class EpochSampler(Sampler[int]):
     short one is split evenly and contiguously: of n samples each rank has n // W, the first n % W ranks one more.
     So the ranks' batches, put together in the order of the ranks, are the batches of one process with batch size
     B * W, and every rank has the same number of them. A rank without a share in the last one yields a filler, the first
-    sample of that global batch, which counts for nothing (`samples_at` says so).
+    two samples of that global batch, or its only one twice (one sample where B is 1), which counts for nothing
+    (`samples_at` says so). Two, since normalisation over a batch of one sample is an error in training.
 
     Args:
         data: anything with a length; it is asked for once, here.
@@ -68,8 +69,10 @@ class EpochSampler(Sampler[int]):
         whole = self._full * global_batch
         begin = whole + rank * each + min(rank, more)
         filler = rest > 0 and share == 0
-        self._last = slice(whole, whole + 1) if filler else slice(begin, begin + share)
-        self._length = self._full * batch_size + (1 if filler else share)
+        self._last = list(range(begin, begin + share))
+        if filler:
+            self._last = [whole, whole + min(1, rest - 1)][:batch_size]
+        self._length = self._full * batch_size + len(self._last)
         self._full_samples, self._last_samples = (batch_size, global_batch), (share, rest)
 
     def set_epoch(self, epoch: int) -> None:

@@ -20,6 +20,7 @@ import logging
 import os
 import pickle
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,12 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     _flush_directory(path.parent)
 
 
-def load(path: Path, *, key: str = "resume") -> Checkpoint:
+def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
     Args:
         key: the option that named the file, for the error.
+        mmap: leave the tensors in the file until somebody looks at them.
 
     Raises:
         UserError: no such file, an incomplete one, one that needs pickle, or no checkpoint of hydraloop's format.
@@ -98,7 +100,7 @@ def load(path: Path, *, key: str = "resume") -> Checkpoint:
             + (", or resume=auto for the newest complete one." if key == "resume" else "."),
         )
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except RuntimeError as error:  # a zip file, and not one of torch's
         raise UserError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", key=key) from error
     except pickle.UnpicklingError as error:
@@ -110,6 +112,30 @@ def load(path: Path, *, key: str = "resume") -> Checkpoint:
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint", key=key)
     return checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands, as a checkpoint says it."""
+
+    epoch: int
+    """Completed epochs."""
+    optimizer_step: int
+    epoch_length: int | None
+    """Iterations in an epoch of that run."""
+
+
+def peek(path: Path, *, key: str) -> Position | None:
+    """Where the run of a checkpoint stands, without reading its tensors; None where the file is none of a run.
+
+    Raises:
+        UserError: as `load`.
+    """
+    checkpoint = load(path, key=key, mmap=True)
+    if "progress" not in checkpoint or "meta" not in checkpoint:
+        return None
+    progress = checkpoint["progress"]
+    return Position(progress["epoch"], progress["optimizer_step"], checkpoint["meta"].get("epoch_length"))
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:

@@ -48,12 +48,8 @@ class Distributed:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")
 
-    def prepare(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Give this rank its part of the model, in place: on the device, before an optimizer is built.
-
-        Args:
-            dtype: in which the precision computes; None: the parameters' own.
-        """
+    def prepare(self, model: nn.Module) -> None:
+        """Give this rank its part of the model, in place: on the device, before an optimizer is built."""
 
     def wrap(self, task: nn.Module) -> nn.Module:
         """The module whose forward the engine calls in training."""

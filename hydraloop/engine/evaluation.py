@@ -46,5 +46,5 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
         ranks.after_evaluation()
         for module, training in modes:
             module.training = training  # a part that was frozen in eval mode stays so
-    metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum))
+    metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
     return metrics

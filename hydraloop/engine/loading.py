@@ -233,6 +233,12 @@ def _global_batch_size(engine: Engine) -> int | None:
     return None if batch_size is None else batch_size * engine.distributed.world_size
 
 
+def _batch_size_to_use(engine: Engine, samples: int) -> str:
+    size, rest = divmod(samples, engine.distributed.world_size)
+    use = f"data.loader.batch_size={size}" if not rest else "a number of ranks that divides them"
+    return f"Use {use}, or a checkpoint from an epoch's end."
+
+
 def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
     """A position inside an epoch means nothing when the batches have another size, or the epochs another length."""
     batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
@@ -241,7 +247,7 @@ def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
             f"the checkpoint stands inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
             f"{_global_batch_size(engine)} now",
             key="data.loader.batch_size",
-            remedy="Use the batch size of the run (by the number of ranks), or a checkpoint from an epoch's end.",
+            remedy=_batch_size_to_use(engine, batch_size),
         )
     if batch and epoch_length != engine.epoch_length:
         raise UserError(

@@ -98,7 +98,12 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
         if type(module).__module__.startswith("torch.nn."):
             name = type(module).__name__
             log.warning("engine.compile: torch does not compile a bare nn.%s; let a class of your own hold it", name)
-        module.compile(**arguments)
+        try:
+            module.compile(**arguments)
+        except Exception as error:  # nothing runs yet: it looks at its options
+            raise UserError(
+                f"torch.compile refuses its options: {str(error).strip().splitlines()[0]}", key="engine.compile"
+            ) from error
 
 
 def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True) -> bool:

@@ -34,6 +34,7 @@ class Sharding(Protocol):
 
     wrap: list[str]
     reshard_after_forward: bool
+    param_dtype: str | None
     reduce_dtype: str | None
     offload: bool
 
@@ -102,6 +103,10 @@ class Ranks(Distributed):
         self._ddp: Any = None
         self._model: Any = None
         self._device = self.device(device)
+        if self.sharded and options.fsdp.offload and self._device.type == "cpu":
+            raise UserError(
+                "on a CPU the shards are in host memory already", key="distributed.fsdp.offload", remedy="Use false."
+            )
         if self._device.type != "cpu":
             torch.accelerator.set_device_index(self._device.index)
         backend = options.backend
@@ -140,7 +145,7 @@ class Ranks(Distributed):
 
     # The model. ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, model: nn.Module) -> None:
         """With FSDP2, shard the model over all ranks; its parameters become DTensors. Rank 0's values count.
 
         Raises:
@@ -158,7 +163,7 @@ class Ranks(Distributed):
 
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), 0)
-            shard(model, self._options.fsdp, self._device, dtype)
+            shard(model, self._options.fsdp, self._device)
             self._model = model
 
     def wrap(self, task: nn.Module) -> nn.Module:

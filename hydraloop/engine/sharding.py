@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.nn.utils import get_total_norm
 
 from hydraloop.engine.modules import WRAP, modules_of
 from hydraloop.errors import UserError
@@ -19,32 +20,23 @@ if TYPE_CHECKING:
     from hydraloop.engine.ranks import Sharding
 
 
-def shard(model: nn.Module, options: Sharding, device: torch.device, dtype: torch.dtype | None) -> None:
+def shard(model: nn.Module, options: Sharding, device: torch.device) -> None:
     """`fully_shard` each module of the classes in `options.wrap`, then the model as a whole, in place.
 
     Args:
         device: where the model is.
-        dtype: parameters are gathered in it; None: in their own.
 
     Raises:
-        UserError: no module is of one of the classes, or there is no such `reduce_dtype`.
+        UserError: no module is of one of the classes, or there is no such dtype.
     """
-    if options.offload and device.type == "cpu":
-        raise UserError(
-            "the shards are in host memory already, on a CPU", key="distributed.fsdp.offload", remedy="Set it to false."
-        )
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    reduce_dtype = None if options.reduce_dtype is None else getattr(torch, options.reduce_dtype, None)
-    if options.reduce_dtype is not None and not isinstance(reduce_dtype, torch.dtype):
-        raise UserError(
-            f"there is no dtype {options.reduce_dtype!r}",
-            key="distributed.fsdp.reduce_dtype",
-            remedy="Use float32, bfloat16, or null.",
-        )
+    dtypes: dict[str, Any] = {
+        name: _dtype(getattr(options, name), f"distributed.fsdp.{name}") for name in ("param_dtype", "reduce_dtype")
+    }
     policies: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": options.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype),
+        "mp_policy": MixedPrecisionPolicy(**dtypes),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
     blocks = modules_of(model, options.wrap, key=WRAP)
@@ -52,6 +44,13 @@ def shard(model: nn.Module, options: Sharding, device: torch.device, dtype: torc
         fully_shard(module, **policies)
     # What is left outside of the blocks is needed again at once in backward.
     fully_shard(model, **{**policies, "reshard_after_forward": options.reshard_after_forward and not blocks})
+
+
+def _dtype(name: str | None, key: str) -> torch.dtype | None:
+    dtype = None if name is None else getattr(torch, name, None)
+    if name is not None and not isinstance(dtype, torch.dtype):
+        raise UserError(f"there is no dtype {name!r}", key=key, remedy="Use float32, bfloat16, float16 or null.")
+    return dtype
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -121,3 +120,26 @@ def sharded_like(part: Tensor, target: Tensor) -> Tensor:
     return DTensor.from_local(
         part, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
     )
+
+
+def largest_entry(tensors: Sequence[Tensor]) -> Tensor:
+    """The infinity norm of all tensors together, a scalar that every rank has; called on every rank. No host sync.
+
+    torch's `get_total_norm` (2.13) has no such norm of a rank's part that is empty, as with fewer rows than ranks.
+
+    Returns:
+        NaN where any entry is; 0 without entries. A DTensor where the tensors are some, so that it can scale them.
+    """
+    if not tensors:
+        return torch.zeros(())
+    parts = [part.detach() for part in map(local, tensors) if part.numel()]
+    first = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
+    norm = get_total_norm(parts, torch.inf) if parts else tensors[0].new_zeros(())
+    norm = local(norm).to(local(tensors[0]).device, torch.float32)
+    if first is None:
+        return norm
+    # Whether a maximum keeps a NaN is the backend's choice; as a number of its own it arrives.
+    both = torch.stack([norm.nan_to_num(torch.inf, torch.inf), norm.isnan().float()])
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=first.device_mesh.get_group())
+    norm = torch.where(both[1] > 0, torch.nan, both[0])
+    return DTensor.from_local(norm, first.device_mesh, [Replicate()], run_check=False)

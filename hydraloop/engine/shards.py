@@ -12,6 +12,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach() if type(tensor) in _PLAIN else _dtensor(tensor)
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank has only a part of it."""
+    return type(tensor) not in _PLAIN
+
+
 def _dtensor(tensor: Tensor) -> Tensor:
     from hydraloop.engine import sharding
 

@@ -26,7 +26,7 @@ def format_start(engine: Engine) -> str:
         "model": _model(engine),
         "data": _data(engine),
         "device": f"{engine.device}, {engine.precision.name}"
-        + (f", {engine.distributed.world_size} processes" if engine.distributed.world_size > 1 else ""),
+        + (f", {_ranks(engine)}" if engine.distributed.world_size > 1 else ""),
         "horizon": f"{_count(engine.max_epochs, 'epoch')} of {_count(engine.epoch_length, 'iteration')}, "
         f"{_count(engine.max_iters, 'iteration')} in all",
         "run": shown(engine.run_dir),
@@ -55,7 +55,7 @@ def format_summary(engine: Engine) -> str:
     else:
         best = engine.messages.read("best")
         if best is not None:
-            rows["best"] = f"{best.metric} {number(best.value)} at epoch {best.epoch}, iteration {best.iteration}"
+            rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration}"
     if engine.last_checkpoint is not None:
         rows["checkpoint"] = shown(engine.last_checkpoint)
     if engine.metrics:
@@ -71,6 +71,10 @@ def format_summary(engine: Engine) -> str:
     rows.update(_hook_times(engine))
     rows.update(_what_next(engine))
     return "\n".join(_aligned(rows))
+
+
+def _ranks(engine: Engine) -> str:
+    return f"{engine.distributed.world_size} processes, {'fsdp2' if engine.distributed.sharded else 'ddp'}"
 
 
 def _model(engine: Engine) -> str:

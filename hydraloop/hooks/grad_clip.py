@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.shards import whole
@@ -78,13 +79,20 @@ class GradClipHook(Hook):
         Raises:
             RuntimeError: the norm is not finite, with `error_if_nonfinite`.
         """
+        norm = self._total_norm(engine)
         if self.max_norm is not None:
-            norm = clip_grad_norm_(
-                self._parameters, self.max_norm, self.norm_type, error_if_nonfinite=self.error_if_nonfinite
-            )
-            engine.messages.add("grad_norm", whole(norm))
+            clip_grads_with_norm_(self._parameters, self.max_norm, norm)
         elif self.clip_value is not None:
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            norm = get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
             clip_grad_value_(self._parameters, self.clip_value)
-            engine.messages.add("grad_norm", whole(norm))
+        engine.messages.add("grad_norm", whole(norm))
+
+    def _total_norm(self, engine: Engine) -> Tensor:
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if not (engine.distributed.sharded and math.isinf(self.norm_type)):
+            return get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
+        from hydraloop.engine.sharding import largest_entry
+
+        norm = largest_entry(gradients)
+        if self.error_if_nonfinite and not whole(norm).isfinite():
+            raise RuntimeError("the largest entry of the gradients is not finite, and error_if_nonfinite is set")
+        return norm

@@ -114,6 +114,8 @@ def _check_machine(options: DictConfig, device: str, processes: int) -> None:
         raise UserError(
             f"nccl needs GPUs, and the device is {kind}", key="distributed.backend", remedy="Use auto, or gloo."
         )
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise UserError("this torch has no MPI", key="distributed.backend", remedy="Use auto, or gloo.")
     if backend == "nccl" and not dist.is_nccl_available():
         raise UserError("this torch has no nccl", key="distributed.backend", remedy="Use auto, or gloo.")
 

@@ -7,12 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from hydraloop.engine.shards import is_sharded
 from hydraloop.errors import UserError
 
+_FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
-def resolve_fused(fused: Any, params: Iterable[Tensor], key: str = "optimizer.fused") -> bool | None:
+def resolve_fused(
+    fused: Any, params: Iterable[Tensor], key: str = "optimizer.fused", *, optimizer: str = ""
+) -> bool | None:
     """Whether the optimizer runs as one fused kernel.
 
     Args:
@@ -20,6 +24,7 @@ def resolve_fused(fused: Any, params: Iterable[Tensor], key: str = "optimizer.fu
             for all parameters, on the CPU as well.
         params: what it will train.
         key: the option's place in the config, for the error.
+        optimizer: its class's name: on tensors in shards (FSDP2) torch has fused kernels for some only.
 
     Returns:
         The optimizer's own `fused`: True, or None, with which torch chooses between its other implementations.
@@ -31,5 +36,8 @@ def resolve_fused(fused: Any, params: Iterable[Tensor], key: str = "optimizer.fu
         return fused
     if fused != "auto":
         raise UserError(f"{fused!r} is unknown", key=key, remedy="Use auto, true, false or null.")
+    params = list(params)
+    if optimizer not in _FUSED_ON_SHARDS and any(is_sharded(param) for param in params):
+        return None
     works = all(param.is_floating_point() and param.device.type in _FUSED_DEVICES for param in params)
     return True if works else None

@@ -14,6 +14,9 @@ class FSDPConf:
     reshard_after_forward: bool = True
     """Whether parameters are given back after forward and gathered again for backward: less memory, which is what
     shards are for; false: faster."""
+    param_dtype: Optional[str] = None
+    """In which parameters are gathered and used. Null: their own, and precision=bf16 converts them where it computes
+    in bf16; bfloat16 halves what is sent, for models without batch normalisation, which needs float32."""
     reduce_dtype: Optional[str] = "float32"
     """In which gradients are averaged; float32, since sums over many ranks lose bits in anything shorter. Null: as they
     are."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.errors import UserError
+from hydraloop.tasks.list_states import agree_on_list_states
 from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype
 
 LOSS = "loss"
@@ -149,13 +150,19 @@ class Task(nn.Module):
             metric.to(device)
             metric.reset()
 
-    def compute_metrics(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+    def compute_metrics(
+        self,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        gather: Callable[[Any], list[Any]] | None = None,
+    ) -> dict[str, float]:
         """The metrics over all batches since `reset_metrics`, in the order of `metric_names`. One host sync.
 
         Args:
             reduce: adds a vector up over all ranks (the mean does as well: the built-in metrics are quotients of
                 sums). Called once, on every rank. Metrics that are no `SumMetric` reduce themselves, as those of
                 torchmetrics do.
+            gather: a plain value (tensors on the CPU, lists) of all ranks, by rank; for metrics of torchmetrics that
+                keep all samples, which would fail where a rank has none. Without such metrics it is not called.
         """
         own = {name: metric for name, metric in self.metrics.items() if isinstance(metric, SumMetric)}
         sums = torch.cat([self._loss_sums, *(metric.sums for metric in own.values())])
@@ -164,6 +171,8 @@ class Task(nn.Module):
         loss, *parts = torch.split(sums, [2, *(len(metric.sums) for metric in own.values())])
         values = {name: metric.value(part) for (name, metric), part in zip(own.items(), parts, strict=True)}
         values[LOSS] = loss[0] / loss[1]
+        if gather is not None:
+            agree_on_list_states([metric for name, metric in self.metrics.items() if name not in values], gather)
         for name, metric in self.metrics.items():
             if name not in values:
                 values[name] = _scalar(name, metric.compute())

@@ -186,3 +186,22 @@ def join_again(distributed: Distributed) -> str:
 def test_joining_twice_is_refused() -> None:
     for said in on_ranks(2, join_again):
         assert "hydraloop.build(cfg, distributed=engine.distributed)" in said
+
+
+def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *overrides: str) -> tuple[int, float]:
+    """Train the spirals with a cosine. Returns the steps and the lr that came of them."""
+    cfg = composed("experiment=spirals", "default_hooks.checkpoint.interval=2", "engine.test=false", *overrides)
+    with open_dict(cfg):
+        cfg.resume = resume
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed)
+    engine.train()
+    return engine.progress.optimizer_step, engine.optimizer.param_groups[0]["lr"]
+
+
+def test_a_run_resumed_with_more_ranks_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
+    steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")
+    assert lr == pytest.approx(0, abs=1e-9)
+    resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
+    for more, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
+        assert steps < more < 2 * steps
+        assert lr == pytest.approx(0, abs=1e-9)

@@ -67,7 +67,7 @@ def test_the_samples_of_a_batch_are_known_before_it_is_read(drop_last: bool, wor
                 for batch_idx, (batch, total) in enumerate(zip(batches, of_all, strict=True)):
                     own, counted_in_all = rank.samples_at(batch_idx)
                     assert counted_in_all == total
-                    assert own == len(batch) or (own == 0 and len(batch) == 1 and total < world_size)
+                    assert own == len(batch) or (own == 0 and len(batch) == min(2, batch_size) and total < world_size)
                 for beyond in (-1, len(batches)):
                     with pytest.raises(IndexError, match=f"no batch {beyond}"):
                         rank.samples_at(beyond)
@@ -93,9 +93,15 @@ def test_the_shares_of_a_short_global_batch_are_even_and_contiguous() -> None:
 
 def test_a_rank_without_a_share_has_a_filler_that_counts_for_nothing() -> None:
     ranks = samplers(14, 4, 3, shuffle=False)
-    assert [list(rank)[4:] for rank in ranks] == [[12], [13], [12]]
+    assert [list(rank)[4:] for rank in ranks] == [[12], [13], [12, 13]]
     assert [rank.samples_at(1) for rank in ranks] == [(1, 2), (1, 2), (0, 2)]
     assert [rank.samples_at(0) for rank in ranks] == [(4, 12)] * 3
+
+
+def test_a_filler_has_two_samples_where_batches_have() -> None:
+    assert [list(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [[0], [0, 0], [0, 0]]
+    assert [list(rank) for rank in samplers(4, 1, 3, shuffle=False)] == [[0, 3], [1, 3], [2, 3]]
+    assert [len(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [1, 2, 2]
 
 
 def test_in_one_process_the_order_does_not_depend_on_the_batch_size() -> None:
@@ -159,7 +165,7 @@ def test_loaders_have_the_length_the_shares_and_the_position_of_their_samplers(d
 
 def test_every_rank_evaluates_a_data_set_smaller_than_the_world() -> None:
     ranks = loaders(2, 4, shuffle=False, batch_size=8)
-    assert [[targets.tolist() for _, targets in rank] for rank in ranks] == [[[0]], [[1]], [[0]], [[0]]]
+    assert [[targets.tolist() for _, targets in rank] for rank in ranks] == [[[0]], [[1]], [[0, 1]], [[0, 1]]]
     assert [rank.samples_at(0) for rank in ranks] == [(1, 2), (1, 2), (0, 2), (0, 2)]
 
 

@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
+from hydraloop.engine.distributed import Distributed
 from hydraloop.errors import UserError
 from hydraloop.optim import resolve_fused
+from tests.ranks import on_ranks
 
 FLOATS = [torch.zeros(2), torch.zeros(3)]
 
@@ -102,3 +104,14 @@ def test_another_torch_is_left_alone() -> None:
         "avoid_dynamo_import()\n"
         "assert torch.optim.SGD.step is step and torch.optim.Optimizer.zero_grad is zero_grad and not vars(zero_grad)\n"
     )
+
+
+def resolve_on_shards(distributed: Distributed) -> list[bool | None]:
+    """What `auto` is for two optimizers of a model in shards."""
+    distributed.prepare(model := torch.nn.Linear(3, 1))
+    return [resolve_fused("auto", model.parameters(), optimizer=name) for name in ("AdamW", "SGD")]
+
+
+def test_on_shards_only_some_optimizers_are_fused() -> None:
+    # The fused kernel of SGD has no rule for them; the day it has, _FUSED_ON_SHARDS can go.
+    assert on_ranks(2, resolve_on_shards, strategy="fsdp2") == [[True, None]] * 2
