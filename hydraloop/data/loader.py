@@ -42,8 +42,8 @@ class Loader(DataLoader[Any]):
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """How many samples count in a batch: (of this rank, of all ranks). No host sync, some 0.1 µs.
 
-        (0, n) is a filler: this rank has no share in the n samples of the last, short global batch, and its batch has some
-        of other ranks, so that it can take part in what all ranks do together.
+        (0, n) is a filler: this rank has no share in the n samples of the last, short global batch, and its batch has
+        some of other ranks, so that it can take part in what all ranks do together.
 
         Args:
             batch_idx: the batch's number in the epoch, from 0, whatever the position it began at.
