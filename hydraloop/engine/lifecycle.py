@@ -45,6 +45,12 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                 if write_result:
                     _put_result(engine, perf_counter() - start, git)
     finally:
+        if main and engine.precision.skipped and engine.progress.optimizer_step == 0:
+            log.warning(
+                "precision=%s: all %d optimizer steps were skipped, nothing was learnt; a smaller precision.init_scale "
+                "finds the right one sooner",
+                engine.precision.name, engine.precision.skipped,
+            )  # fmt: skip
         told = engine.result is None or engine.result.error is not None
         if not told and engine.error is not None:  # raised in after_run
             _put_result(engine, perf_counter() - start, git)
