@@ -31,6 +31,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """A shell that starts the tests in the background ignores Ctrl-C for them; so would every process they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def _environment_unchanged() -> Iterator[None]:
     before = _environment()

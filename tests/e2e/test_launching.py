@@ -271,6 +271,7 @@ def epoch_length(project: Project) -> int:
     return int(Run(project.path / "length").result["progress"]["iteration"])
 
 
+@pytest.mark.slow  # half a minute
 def test_restarts_go_on_from_the_newest_checkpoint(project: Project) -> None:
     length = epoch_length(project)
     line = [one.replace("LATE", str(length + 1)) for one in restarting(project)]
