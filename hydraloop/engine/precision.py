@@ -160,7 +160,7 @@ def make_precision(options: Mapping[str, Any], device: torch.device) -> Precisio
         )
     if name == "fp16":
         if device.type == "cpu":
-            log.warning("precision=fp16 on a CPU is up to fifty times as slow as fp32; bf16 is as fast or faster")
+            log.warning("precision=fp16 on a CPU is up to fifty times as slow as fp32; bf16 is not")
         from hydraloop.engine.grad_scaling import FP16  # it builds on this module
 
         return FP16(device, **own)
