@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError
 from torch import nn, optim
 
 from hydraloop import run_directory
@@ -35,6 +34,7 @@ from hydraloop.instantiating import instantiate, require_target
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.schedule import Schedule, build_schedule
 from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.resolving import resolved_yaml
 from hydraloop.tasks.task import Task
 
 _ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads", "activation_checkpointing", "channels_last"}
@@ -158,14 +158,6 @@ def _check_options(cfg: DictConfig) -> None:
 
 
 def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> Settings:
-    try:
-        resolved = OmegaConf.to_yaml(cfg, resolve=True)
-    except InterpolationResolutionError as error:
-        raise UserError(
-            f"an interpolation does not resolve: {str(error).splitlines()[0]}",
-            key=error.full_key or None,
-            remedy="Write a value; what Hydra says of a job, ${hydra:…}, only runs of the command line have.",
-        ) from error
     engine = {str(name): value for name, value in cfg.engine.items() if name not in _ENGINE_ONLY}
     return Settings(
         **engine,
@@ -174,7 +166,7 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         resume_strict=cfg.resume_strict,
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        metadata={"experiment_name": cfg.experiment_name, "config": resolved},
+        metadata={"experiment_name": cfg.experiment_name, "config": resolved_yaml(cfg)},
     )
 
 

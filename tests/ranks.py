@@ -43,15 +43,16 @@ class _Pool:
         results: dict[int, Any] = {}
         deadline = monotonic() + _SECONDS
         while len(results) < world_size:
-            waiting = {chosen[rank][1]: rank for rank in range(world_size) if rank not in results}
-            ready = wait(list(waiting), timeout=max(0.0, deadline - monotonic()))
+            waiting = {rank: chosen[rank][1] for rank in range(world_size) if rank not in results}
+            ready = wait(list(waiting.values()), timeout=max(0.0, deadline - monotonic()))
             if not ready:
                 self.close()
-                raise RankError(f"ranks {sorted(waiting.values())} have not ended within {_SECONDS} s")
-            for connection in ready:
-                rank = waiting[connection]  # type: ignore[index]
+                raise RankError(f"ranks {sorted(waiting)} have not ended within {_SECONDS} s")
+            for rank, connection in waiting.items():
+                if connection not in ready:
+                    continue
                 try:
-                    failed, results[rank] = connection.recv()  # type: ignore[union-attr]
+                    failed, results[rank] = connection.recv()
                 except EOFError:
                     failed, results[rank] = True, "the process has died"
                 if failed:

@@ -66,10 +66,6 @@ class Distributed:
 
     # Values; each method is called on every rank. --------------------------------------------------------------------
 
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean of `values` (any shape) over all ranks."""
-        return values
-
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` (any shape) over all ranks."""
         return values

@@ -209,10 +209,6 @@ class Ranks(Distributed):
 
     # Values. ---------------------------------------------------------------------------------------------------------
 
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over all ranks, a new tensor."""
-        return self.sum(values) / (1 if self._alone else self.world_size)
-
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, a new tensor; one all-reduce in the group of the tensor's device."""
         total = values.clone()

@@ -13,9 +13,8 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError
 
-from hydraloop.errors import UserError
+from hydraloop.resolving import resolved_yaml
 from hydraloop.run_directory import Resumed
 
 _MAIN = ("init_main_from_name", "init_main_from_path")
@@ -59,14 +58,7 @@ class Job:
             UserError: an interpolation does not resolve.
         """
         assert resumed.run_dir is not None, "a job of Hydra's has a directory"
-        try:
-            config = OmegaConf.to_yaml(cfg, resolve=True)
-        except InterpolationResolutionError as error:
-            raise UserError(
-                f"an interpolation does not resolve: {str(error).splitlines()[0]}",
-                key=error.full_key or None,
-                remedy="Name a key that is there, or write a value.",
-            ) from error
+        config = resolved_yaml(cfg)
         hydra: Any = HydraConfig.get()
         return cls(
             config=config,

@@ -76,7 +76,7 @@ class ByHand:
         for tokens, targets in islice(self.batches, iterations):
             with self._autocast():
                 loss = self._loss(tokens, targets)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
             norm = nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
