@@ -31,8 +31,9 @@ from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.instantiating import instantiate, require_target
+from hydraloop.optim.building import build_schedule
 from hydraloop.optim.optimizers import resolve_fused
-from hydraloop.optim.schedule import Schedule, build_schedule
+from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.resolving import resolved_yaml
 from hydraloop.tasks.task import Task
@@ -147,10 +148,16 @@ def _check_options(cfg: DictConfig) -> None:
         )
     if cfg.weights not in ("averaged", "raw"):
         raise UserError(f"{cfg.weights!r} is unknown", key="weights", remedy="Use averaged or raw.")
-    for key in ("max_epochs", "max_iters", "accumulate", "val_interval", "threads"):
+    for key, or_null in (
+        ("max_epochs", ""),
+        ("max_iters", ", or null for max_epochs"),
+        ("accumulate", ""),
+        ("val_interval", ", or null for never"),
+        ("threads", ", or null for all cores"),
+    ):
         value = cfg.engine[key]
         if value is not None and value < 1:
-            raise UserError(f"{value} is below 1", key=f"engine.{key}", remedy="Use 1 or more.")
+            raise UserError(f"{value} is below 1", key=f"engine.{key}", remedy=f"Use 1 or more{or_null}.")
     if cfg.engine.val_begin < 0:
         raise UserError(f"{cfg.engine.val_begin} is negative", key="engine.val_begin", remedy="Use 0 for the start.")
     if not 0 <= cfg.seed < 2**63:
@@ -264,7 +271,7 @@ def _build_optimizer(cfg: DictConfig, task: Task) -> optim.Optimizer:
 def _build_schedules(
     cfg: DictConfig, optimizer: optim.Optimizer, settings: Settings, loaders: Loaders
 ) -> dict[str, Schedule]:
-    """Each entry of `scheduler`; `by_epoch`, `begin`, `end` and `monitor` are ours, the rest the scheduler's own."""
+    """Each entry of `scheduler`; `_SCHEDULE_FIELDS` are ours, the rest the scheduler's own."""
     epoch_length = 0 if loaders.train is None else len(loaders.train)
     steps_per_epoch = -(-epoch_length // settings.accumulate)
     if settings.max_iters is None:
@@ -295,7 +302,14 @@ def _build_schedules(
     return schedules
 
 
-_SCHEDULE_FIELDS = {"by_epoch": False, "begin": 0, "end": None, "monitor": None}
+_SCHEDULE_FIELDS = {
+    "param": "lr",
+    "by_epoch": False,
+    "convert_to_iter_based": False,
+    "begin": 0,
+    "end": None,
+    "monitor": None,
+}
 
 
 def _build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:

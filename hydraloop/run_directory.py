@@ -6,6 +6,7 @@ has a folder `.hydra/resume_<n>` with its own config.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -77,7 +78,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
             out_dir = OmegaConf.select(_config_in(records), "default_hooks.checkpoint.out_dir")
         except OmegaConfBaseException:  # ${hydra:…} takes a running job, which has recorded what it was
             continue
-        folders.append(run_dir / CHECKPOINTS if out_dir is None else Path(out_dir))
+        folders.append(run_dir / CHECKPOINTS if out_dir is None else Path(os.path.expanduser(out_dir)))
     return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hydraloop.data.augmented import Augmented
 from hydraloop.data.diabetes import Diabetes
 from hydraloop.data.digits import Digits
 from hydraloop.data.loader import Loader, build_loader
@@ -9,4 +10,13 @@ from hydraloop.data.python_sources import PythonSources
 from hydraloop.data.sampler import EpochSampler
 from hydraloop.data.tensors import InMemoryDataset
 
-__all__ = ["Diabetes", "Digits", "EpochSampler", "InMemoryDataset", "Loader", "PythonSources", "build_loader"]
+__all__ = [
+    "Augmented",
+    "Diabetes",
+    "Digits",
+    "EpochSampler",
+    "InMemoryDataset",
+    "Loader",
+    "PythonSources",
+    "build_loader",
+]

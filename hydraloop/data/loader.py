@@ -53,6 +53,23 @@ class Loader(DataLoader[Any]):
         """
         return self.sampler.samples_at(batch_idx)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch (from 0) of the next iteration, or of the one that is under way."""
+        return self.sampler.epoch
+
+    def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
+        """Which samples of the data set this rank has in a batch of an epoch. No host sync; draws the whole order.
+
+        Args:
+            batch_idx: the batch's number in the epoch, from 0, whatever the position it began at.
+            epoch: from 0.
+
+        Raises:
+            IndexError: an epoch has no such batch.
+        """
+        return self.sampler.indices_at(batch_idx, epoch)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. With persistent workers that happens once, in the first epoch. Ranks draw other numbers.

@@ -109,6 +109,20 @@ class EpochSampler(Sampler[int]):
             return self._last_samples
         raise IndexError(f"an epoch has no batch {batch_idx}")
 
+    def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
+        """The indices of this rank's samples in a batch of an epoch, a filler's too; draws the epoch's order anew.
+
+        Args:
+            batch_idx: the batch's number in the epoch, from 0.
+            epoch: from 0.
+
+        Raises:
+            IndexError: an epoch has no such batch.
+        """
+        self.samples_at(batch_idx)
+        begin = batch_idx * self.batch_size
+        return self._indices(epoch)[begin : begin + self.batch_size]
+
     def __len__(self) -> int:
         """The indices of this rank in a whole epoch, whatever the position; a filler is one of them."""
         return self._length
@@ -118,11 +132,11 @@ class EpochSampler(Sampler[int]):
         position, self._position = self._position, 0
         if self.world_size == 1 and not self.shuffle:
             return iter(range(position, self._length))
-        return iter(self._indices()[position:])
+        return iter(self._indices(self.epoch)[position:])
 
-    def _indices(self) -> list[int]:
-        """This rank's part of the epoch: its run of each full global batch, then its share of the last one."""
-        order, world, batch = self._order(), self.world_size, self.batch_size
+    def _indices(self, epoch: int) -> list[int]:
+        """This rank's part of an epoch: its run of each full global batch, then its share of the last one."""
+        order, world, batch = self._order(epoch), self.world_size, self.batch_size
         indices: list[int]
         if world == 1:
             indices = order[: self._length].tolist()
@@ -131,11 +145,11 @@ class EpochSampler(Sampler[int]):
         indices = full[:, self.rank].flatten().tolist()
         return indices + order[self._last].tolist()
 
-    def _order(self) -> Tensor:
+    def _order(self, epoch: int) -> Tensor:
         """The whole epoch of all ranks, `[samples]`."""
         if not self.shuffle:
             return torch.arange(self._samples)
-        generator = torch.Generator().manual_seed(mix_seed(self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
         return torch.randperm(self._samples, generator=generator)
 
 

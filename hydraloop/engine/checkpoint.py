@@ -20,6 +20,8 @@ import logging
 import os
 import pickle
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.checkpoint_files import is_complete
+from hydraloop.engine.checkpoint_files import SAFETENSORS, is_complete
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -55,19 +57,27 @@ _PLAIN = (
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint so that `path` is, at every moment, absent, the old file, or the whole new one.
 
-    The file is written beside its place, flushed to the disk and renamed.
-
     Raises:
         TypeError: an entry is of a type that could not be loaded again without pickle; names the entry.
         OSError: the file cannot be written; nothing is left of it.
     """
     _check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
+    with written(path) as unfinished, unfinished.open("wb") as file:
+        torch.save(checkpoint, file)  # to a path it would raise RuntimeErrors, and write the path into the file
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path to write a file at, beside its place; afterwards it is flushed to the disk and renamed to `path`.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it, as after any other error.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
+        yield unfinished
+        with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
@@ -77,6 +87,8 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only.
+
+    A `.safetensors` file, of hydraloop's or anybody's, is one with a `state_dict` and nothing else.
 
     Args:
         key: the option that named the file, for the error.
@@ -92,6 +104,8 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
             key=key,
             remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
         )
+    if path.suffix == SAFETENSORS:
+        return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise UserError(
             f"{path} is not a complete checkpoint: it was cut off while it was written, or is no checkpoint",
@@ -112,6 +126,20 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint", key=key)
     return checkpoint
+
+
+def _load_safetensors(path: Path, key: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(
+            f"{path} is not a complete safetensors file: {error}",
+            key=key,
+            remedy="Copy or publish it again; a file that torch.save has written is to be called .pth.",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +187,9 @@ def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
 
     Args:
         path: the file; None does nothing.
-        prefix: take the entries that begin with it (`backbone.`). They go to the entries of the same name where the
-            model has such, else to those of the name without the prefix. None takes all entries.
+        prefix: of a part (`backbone.`; the dot may be left out): take the entries that begin with it. They go to the
+            entries of the same name where the model has such, else to those of the name without the prefix. Where the
+            file has none, its own are that part of the model. None takes all entries.
 
     Raises:
         UserError: no entry fits by name, or one that does has another shape.
@@ -169,11 +198,7 @@ def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
         return
     state = evaluation_weights(load(Path(path), key="init.checkpoint"))
     if prefix is not None:
-        state = {name: value for name, value in state.items() if name.startswith(prefix)}
-        if not state:
-            raise UserError(f"no entry of {path} begins with {prefix!r}", key="init.prefix")
-        if not any(name.startswith(prefix) for name in model.state_dict()):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+        state = _of_part(state, prefix if prefix.endswith(".") else f"{prefix}.", set(model.state_dict()), path)
     own = model.state_dict()
     fitting = {name: value for name, value in state.items() if name in own}
     if not fitting:
@@ -191,6 +216,27 @@ def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
             )
     model.load_state_dict(fitting, strict=False)
     log.info("%d of %d entries of the model taken from %s", len(fitting), len(own), path)
+
+
+def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) -> dict[str, Tensor]:
+    """The entries of one part, by the names they have in a model that has the names `own`.
+
+    Raises:
+        UserError: the file has no such part and is not that part itself.
+    """
+    part = {name: value for name, value in state.items() if name.startswith(prefix)}
+    if part and any(name.startswith(prefix) for name in own):
+        return part
+    if part:
+        return {name.removeprefix(prefix): value for name, value in part.items()}
+    whole = {f"{prefix}{name}": value for name, value in state.items() if f"{prefix}{name}" in own}
+    if whole:
+        return whole
+    raise UserError(
+        f"no entry of {path} begins with {prefix!r}; it has {', '.join(list(state)[:3])}, …",
+        key="init.prefix",
+        remedy="Use what stands in front of the names of the part, in the file or in the model, or null for all.",
+    )
 
 
 def check_resumable(checkpoint: Checkpoint, path: Path) -> None:

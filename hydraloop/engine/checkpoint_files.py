@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 SUFFIX = ".pth"
+SAFETENSORS = ".safetensors"
+"""Ends the name of a file with nothing but a state dict, which any framework can read."""
 PUBLISHED = "_published"
 """Ends the stem of a file made for publishing; such a file cannot be resumed from."""
 RUN_DIR_FILE = "run_dir"

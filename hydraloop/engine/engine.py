@@ -372,7 +372,11 @@ class Engine:
         self.last_checkpoint = path
 
     def log_record(self, record: Mapping[str, Any]) -> None:
-        """Hand a record (plain numbers and strings) to every hook with `on_log`; on rank 0."""
+        """Hand a record (plain numbers and strings) to every hook with `on_log`; on rank 0. Any hook may.
+
+        The `logger` hook keeps it in `metrics.jsonl`. Records begin with `mode`, `epoch` and `iteration`
+        (`hooks/records.py`).
+        """
         if self.distributed.is_main:
             self._call(self.stages.on_log, record)
 

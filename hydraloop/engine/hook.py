@@ -12,7 +12,7 @@ One run, with every mount point in its place::
     │   │   │   before_optimizer_step            │ once in `accumulate` iterations, gradients unscaled
     │   │   │       optimizer step               │
     │   │   │   after_train_iter                 │ after_iter(mode="train"); counters have moved
-    │   │   │   on_log                           │ a record was made (by the logger hook)
+    │   │   │   on_log                           │ a record was made (by the logger or another hook)
     │   │   after_train_epoch                    ┘ after_epoch(mode="train")
     │   │   before_save_checkpoint               a checkpoint is about to be written
     │   │   before_val
@@ -278,23 +278,31 @@ class Hook:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned in the run that is resumed."""
 
-    # When is it due? -----------------------------------------------------------------------------------------------
+    # When is it due? ------------------------------------------------------------------------------------------------
+    # MMEngine's helpers; `n` and `begin` are those of `schedule.Every`.
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
         """Whether the iteration just completed is a due one of every n."""
         return Every(n, begin).due(engine.progress.iteration)
 
+    def every_n_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
+        """The same as `every_n_train_iters`, by MMCV's name."""
+        return self.every_n_train_iters(engine, n, begin)
+
     def every_n_epochs(self, engine: Engine, n: int, begin: int = 0) -> bool:
         """Whether the epoch just completed is a due one of every n."""
         return Every(n, begin).due(engine.progress.epoch)
 
-    def every_n_iters(self, batch_idx: int, n: int, begin: int = 0) -> bool:
+    def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
         """Whether the batch at `batch_idx` (from 0, of any loop) is a due one of every n."""
-        return Every(n, begin).due(batch_idx + 1)
+        return Every(n).due(batch_idx + 1)
 
-    def end_of_epoch(self, engine: Engine, batch_idx: int) -> bool:
-        """Whether the batch at `batch_idx` is the last of the train epoch."""
-        return batch_idx + 1 == engine.epoch_length
+    def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
+        """Whether the batch at `batch_idx` is the last of the epoch, of the loop that `mode` names."""
+        if mode == "train":
+            return batch_idx + 1 == engine.epoch_length
+        loader = engine.loaders.val if mode == "val" else engine.loaders.test
+        return loader is not None and batch_idx + 1 == len(loader)
 
     def is_last_train_epoch(self, engine: Engine) -> bool:
         """Whether the epoch just completed is the last."""

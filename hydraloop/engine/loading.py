@@ -156,9 +156,9 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
             engine.optimizer.load_state_dict(state)
         except ValueError as error:
             raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
+    if "optimizer" not in checkpoint:
+        _take_over_values(engine, checkpoint.get("schedulers", {}))
     _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
-    if "optimizer" not in checkpoint and "schedulers" in checkpoint:
-        _take_over_lr(engine, checkpoint["schedulers"])
     hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
     _load_named("hooks", hooks, checkpoint["hooks"], strict)
     engine.precision.load_state_dict(checkpoint["precision"])
@@ -169,12 +169,11 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
 
 
-def _take_over_lr(engine: Engine, schedulers: dict[str, Any]) -> None:
+def _take_over_values(engine: Engine, schedulers: dict[str, Any]) -> None:
     """The lr where the schedules stand: without the optimizer's state the groups still have the first one."""
-    for state in schedulers.values():
-        last = (state.get("scheduler") or {}).get("_last_lr")
-        for group, lr in zip(engine.optimizer.param_groups, last or (), strict=False):
-            group["lr"] = lr
+    for name, state in schedulers.items():
+        if name in engine.schedulers:
+            engine.schedulers[name].take_over_values(state)
 
 
 def _check_optimizer(engine: Engine, saved: str | None) -> None:

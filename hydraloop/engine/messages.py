@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed import Distributed
+from hydraloop.errors import UserError
 
 _FOLD_AT = 256
 """Kept tensors of one name before they are summed into one: bounds memory where records are rare."""
@@ -43,10 +44,13 @@ class Messages:
     # Scalars. --------------------------------------------------------------------------------------------------------
 
     def add(self, name: str, value: float | Tensor) -> None:
-        """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync)."""
+        """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
+
+        Anything else is a `UserError` at the next record: looking at each value here would cost more than adding it.
+        """
         window = self._windows.get(name)
         if window is None:
-            window = self._windows[name] = _Window()
+            window = self._windows[name] = _Window(name)
         window.values.append(value)
         if len(window.values) >= _FOLD_AT:
             window.fold()
@@ -99,21 +103,50 @@ def _over_ranks(means: dict[str, float], ranks: Distributed) -> dict[str, float]
 class _Window:
     """The values of one name since the last record: a folded sum and count, and those not folded yet."""
 
-    __slots__ = ("count", "total", "values")
+    __slots__ = ("count", "name", "total", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.values: list[float | Tensor] = []
         self.total: float | Tensor = 0.0
         self.count = 0
 
     def fold(self) -> None:
-        """Sum the kept values; tensors in float64, or float32 where the device has nothing wider (mps)."""
+        """Sum the kept values; tensors in float64, or float32 where the device has nothing wider (mps).
+
+        Raises:
+            UserError: a value is no number, no scalar, or still has its graph.
+        """
         tensors = [value for value in self.values if isinstance(value, Tensor)]
         if tensors:
-            stacked = torch.stack(tensors)
+            stacked = torch.stack([self._scalar(value) for value in tensors])
+            if stacked.requires_grad:
+                raise UserError(
+                    f"a hook or task adds {self.name!r} to engine.messages with its graph, and keeps all activations",
+                    remedy=f"Add the value's .detach(): engine.messages.add({self.name!r}, value.detach()).",
+                )
             folded = stacked.sum(dtype=torch.float32 if stacked.device.type == "mps" else torch.float64)
             self.total = folded if isinstance(self.total, float) and not self.total else self.total + folded
         if len(tensors) < len(self.values):
-            self.total = self.total + sum(value for value in self.values if not isinstance(value, Tensor))
+            self.total = self.total + sum(self._number(value) for value in self.values if not isinstance(value, Tensor))
         self.count += len(self.values)
         self.values.clear()
+
+    def _scalar(self, value: Tensor) -> Tensor:
+        if not value.ndim:
+            return value
+        if value.numel() == 1:
+            return value.reshape(())
+        raise self._no_number(f"a tensor of the shape {list(value.shape)}")
+
+    def _number(self, value: float) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise self._no_number(repr(value)) from None
+
+    def _no_number(self, got: str) -> UserError:
+        return UserError(
+            f"a hook or task adds {self.name!r} to engine.messages, and it is {got}",
+            remedy="Add a number or a tensor with one entry, a mean for example.",
+        )

@@ -27,6 +27,18 @@ def share_of(loader: object) -> Callable[[int], tuple[int, int]] | None:
     return loader.samples_at if isinstance(loader, Shared) else None
 
 
+@runtime_checkable
+class Ordered(Protocol):
+    """A loader that knows which samples are in a batch."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch (from 0) whose order it follows."""
+
+    def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
+        """The indices of this rank's samples in a batch of an epoch, both from 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaders:
     """The loaders of a run; without `val` nothing is validated, without `test` nothing tested."""
@@ -37,10 +49,12 @@ class Loaders:
 
 
 class Stateful(Protocol):
-    """What the engine needs of a schedule: its state."""
+    """What the engine needs of a schedule: its state, and what it has made of the optimizer."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def take_over_values(self, state: dict[str, Any]) -> None:
+        """Bring the values (lr and others) of a state to the optimizer, whose own state is not there."""
 
 
 @dataclass(frozen=True, slots=True)

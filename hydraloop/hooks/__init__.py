@@ -9,28 +9,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
+    from hydraloop.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
     from hydraloop.hooks.checkpoint import CheckpointHook as CheckpointHook
+    from hydraloop.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from hydraloop.hooks.ema import EMAHook as EMAHook
+    from hydraloop.hooks.empty_cache import EmptyCacheHook as EmptyCacheHook
     from hydraloop.hooks.grad_clip import GradClipHook as GradClipHook
     from hydraloop.hooks.logger import LoggerHook as LoggerHook
+    from hydraloop.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
+    from hydraloop.hooks.mode_switch import ModeSwitchHook as ModeSwitchHook
+    from hydraloop.hooks.npu_profiler import NPUProfilerHook as NPUProfilerHook
+    from hydraloop.hooks.num_class_check import NumClassCheckHook as NumClassCheckHook
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
     from hydraloop.hooks.progress import ProgressHook as ProgressHook
     from hydraloop.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
     from hydraloop.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
+    from hydraloop.hooks.set_epoch_info import SetEpochInfoHook as SetEpochInfoHook
+    from hydraloop.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
+    from hydraloop.hooks.sync_norm import SyncNormHook as SyncNormHook
+    from hydraloop.hooks.sync_random_size import SyncRandomSizeHook as SyncRandomSizeHook
     from hydraloop.hooks.timer import IterTimerHook as IterTimerHook
+    from hydraloop.hooks.tta import TestTimeAugmentationHook as TestTimeAugmentationHook
+    from hydraloop.hooks.visualization import VisualizationHook as VisualizationHook
 
 _FILES = {
+    "AnomalyDetectionHook": "anomaly_detection",
+    "CheckInvalidLossHook": "check_invalid_loss",
     "CheckpointHook": "checkpoint",
     "DistSamplerSeedHook": "sampler_seed",
+    "EarlyStoppingHook": "early_stopping",
     "EMAHook": "ema",
+    "EmptyCacheHook": "empty_cache",
     "GradClipHook": "grad_clip",
     "IterTimerHook": "timer",
     "LoggerHook": "logger",
+    "MemoryProfilerHook": "memory_profiler",
+    "ModeSwitchHook": "mode_switch",
+    "NPUProfilerHook": "npu_profiler",
+    "NumClassCheckHook": "num_class_check",
     "ParamSchedulerHook": "param_scheduler",
     "ProfilerHook": "profiler",
     "ProgressHook": "progress",
     "RuntimeInfoHook": "runtime_info",
+    "SetEpochInfoHook": "set_epoch_info",
+    "SyncBuffersHook": "sync_buffers",
+    "SyncNormHook": "sync_norm",
+    "SyncRandomSizeHook": "sync_random_size",
+    "TestTimeAugmentationHook": "tta",
+    "VisualizationHook": "visualization",
 }
 __all__ = sorted(_FILES)
 

@@ -31,7 +31,7 @@ def weighting(
 ) -> Weighting:
     """The weight of the new values, as a function of the updates done: `average += weight * (new - average)`.
 
-    With u updates done and s = u * interval, the optimizer steps since the first update:
+    With u updates done and s = u * interval, the optimizer steps since the first update, which mmengine calls `steps`:
 
     * `exponential`: `momentum`; with `warmup` max(momentum, 9 / (10 + u)), so that a short run's average does not
       consist of its initial weights (TensorFlow's ExponentialMovingAverage with num_updates).
@@ -39,7 +39,10 @@ def weighting(
     * `momentum_annealing`: max(momentum, gamma / (gamma + s)) (mmengine's MomentumAnnealingEMA).
     * `exp_momentum`: momentum + (1 - momentum) * exp(-(1 + s) / gamma) (MMDetection's ExpMomentumEMA, from YOLOX).
     * `linear_momentum`: min(momentum, (1 + s) / (warm_up + s)) (MMDetection's LinearMomentumEMAHook). It grows towards
-      `momentum` only where that is above 1 / warm_up; the default momentum is below and stays as it is.
+      `momentum` only where that is above 1 / warm_up; the default momentum is below and stays as it is. There the bound
+      is momentum ** interval, left from when `momentum` was the share of the old average: of a share of the new
+      weights, a power would make the average all but stand still. And there the average begins with the weights before
+      the first step; here, as with the other types, with those of the first update.
 
     Raises:
         UserError: no such type, or a number out of range.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,9 +43,9 @@ class CheckpointHook(Hook):
 
     Files in `out_dir`: `epoch_5.pth`, `iter_500.pth` (by iteration, or where an epoch was cut off), the best so far as
     `best_<metric>_epoch_5.pth` (the one before it is deleted), `last_checkpoint` with the name of the newest regular
-    file, `<stem>_published.pth`. One that falls due inside an accumulation window waits for the window's end and bears
-    that iteration's number. The epoch's checkpoint is written before its validation, the best one after it. Nothing is
-    written after an error: the run did not end where `save_last` would say it did.
+    file, `<stem>_published.pth` and `.safetensors`. One that falls due inside an accumulation window waits for the
+    window's end and bears that iteration's number. The epoch's checkpoint is written before its validation, the best
+    one after it. Nothing is written after an error: the run did not end where `save_last` would say it did.
 
     A checkpoint holds state dicts and plain values, never the whole model as an object: that would need pickle, which
     runs code when a file is opened and breaks when the model's source file moves. Rebuild the model from the config
@@ -53,22 +53,25 @@ class CheckpointHook(Hook):
 
     Mount points: before_run (checks every option), after_load_checkpoint, before_train, after_train_epoch,
     after_train_iter, after_val_epoch, after_train. Priority VERY_LOW, MMEngine's: behind the hooks whose state it
-    saves, `param_scheduler` and `ema` above all. Writing copies the model to the host (a sync); iterations without one
-    cost an integer comparison. State: best values and files, and which regular files are kept. Options and defaults
-    are those of mmengine's CheckpointHook, with null for its -1.
+    saves, `param_scheduler` and `ema` above all. Writing is a host sync and copies the model to the host; iterations
+    without one cost an integer comparison. State: best values and files, and which regular files are kept. Options and
+    defaults are those of mmengine's CheckpointHook, with null for its -1.
 
     Args:
         interval: epochs or iterations between two regular checkpoints, at least 1; None: none but the last.
         by_epoch: count epochs; False: iterations.
         max_keep_ckpts: how many regular files to keep, the newest; None: all. Best ones are not counted.
-        save_best: `auto` (the first metric of the task), a name, or a list of names; None: none.
-        rule: `greater` or `less` values are better, of every name in `save_best`; None: see `monitoring.py`.
+        save_best: `auto` (the first metric of the task), a name, or a list of names, each with a file of its own; None:
+            none. A value that is not finite is never the best.
+        rule: `greater` or `less` values are better, of every name in `save_best`, or a list with one for each; None (in
+            a list too): see `monitoring.py`.
         greater_keys: names, or parts of them, of metrics whose high values are good; None: mmengine's.
         less_keys: the same for low values; None: mmengine's.
-        out_dir: the folder, relative to the working directory; None: `checkpoints` in the run's.
+        out_dir: the folder, anywhere: absolute, from `~`, or relative to the working directory; None: `checkpoints` in
+            the run's.
         published_keys: entries to keep in a published file, made after training from the last checkpoint (with
             `save_last`) and from each best one. Its `state_dict` is the averaged weights where there are any
-            (`weights=raw`: the raw ones). None: no such files.
+            (`weights=raw`: the raw ones), and is written as safetensors too (`publishing.py`). None: no such files.
         save_last: write one at the end of training too.
         save_begin: the first epoch or iteration that may be due; 0: from the start.
         save_optimizer: False leaves the optimizer's state out; such a file resumes only with `resume_strict=false`.
@@ -89,7 +92,7 @@ class CheckpointHook(Hook):
         by_epoch: bool = True,
         max_keep_ckpts: int | None = None,
         save_best: str | Sequence[str] | None = None,
-        rule: str | None = None,
+        rule: str | Sequence[str | None] | None = None,
         greater_keys: Sequence[str] | None = None,
         less_keys: Sequence[str] | None = None,
         out_dir: str | os.PathLike[str] | None = None,
@@ -112,7 +115,7 @@ class CheckpointHook(Hook):
         self.save_begin = save_begin
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
-        self.out_dir = None if out_dir is None else Path(out_dir)
+        self.out_dir = None if out_dir is None else _expanded(out_dir)
         self._check_options()
         self._every = _every(interval, save_begin)
         self._higher: dict[str, bool] = {}  # by monitored metric, in the order of save_best
@@ -120,7 +123,7 @@ class CheckpointHook(Hook):
         self._kept: list[Path] = []  # regular files, oldest first; entries past max_keep_ckpts are deleted already
         self._replaced: list[Path] = []  # best files that a better one stands in for, to be deleted
         self._last_saved = 0  # the iteration of the newest regular file
-        self._folder = CheckpointFolder(Path())  # settled in before_run
+        self._settled: CheckpointFolder | None = None
         self._training = False
 
     # The run. ------------------------------------------------------------------------------------------------------
@@ -131,18 +134,18 @@ class CheckpointHook(Hook):
         Raises:
             UserError: there is no such metric, nothing says what is better, or the folder cannot be written to.
         """
-        for name in self._monitored(engine):
+        for name, rule in self._monitored(engine):
             check_metric(name, engine, key=f"{self.key}.save_best")
             self._higher[name] = higher_is_better(
                 name,
                 engine,
-                rule=self.rule,
+                rule=rule,
                 greater_keys=self.greater_keys,
                 less_keys=self.less_keys,
                 key=self.key,
             )
         default, resume = engine.run_dir / "checkpoints", engine.settings.resume
-        self._folder = CheckpointFolder(
+        self._settled = CheckpointFolder(
             default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent
         )
         if engine.distributed.is_main:
@@ -185,11 +188,14 @@ class CheckpointHook(Hook):
         """Ask for a checkpoint for each metric that is the best so far."""
         if not self._training:  # a validation on its own saves nothing
             return
+        better: dict[str, float] = {}
         for name, higher in self._higher.items():
             best = self._best.get(name)
             if is_better(metrics[name], None if best is None else best.value, higher=higher):
-                write = partial(self._write_best, name=name, value=metrics[name])
-                engine.request_checkpoint(f"{self.name}: best {name}", write, self, agreed=True)
+                better[name] = metrics[name]
+        if better:
+            write = partial(self._write_best, better=better)
+            engine.request_checkpoint(f"{self.name}: best", write, self, agreed=True)
 
     def after_train(self, engine: Engine) -> None:
         """Ask for the last checkpoint where training ended early, and for the published files."""
@@ -246,15 +252,19 @@ class CheckpointHook(Hook):
         self._delete(engine, self._kept[:surplus])
         self._kept = self._kept[surplus:]
 
-    def _write_best(self, engine: Engine, name: str, value: float) -> None:
-        path = self._folder.path / f"best_{_in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
-        before = self._best.get(name)
-        if before is not None:
-            self._replaced.append(before.path)
-        self._best[name] = _Record(value, engine.progress.iteration, path)
-        self._save(engine, path)
+    def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
+        # All are in each file's state: a run can go on from any of them.
+        for name, value in better.items():
+            path = self._folder.path / f"best_{_in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
+            before = self._best.get(name)
+            if before is not None:
+                self._replaced.append(before.path)
+            self._best[name] = _Record(value, engine.progress.iteration, path)
+        for name, value in better.items():
+            path = self._best[name].path
+            self._save(engine, path)
+            log.info("best %s so far: %.4g, saved as %s", name, value, path.name)
         self._tell_best(engine)
-        log.info("best %s so far: %.4g, saved as %s", name, value, path.name)
         self._delete(engine, self._replaced)
         self._replaced = []
 
@@ -262,7 +272,8 @@ class CheckpointHook(Hook):
         last = self._kept[-1:] if self.save_last else []
         for path in dict.fromkeys([*last, *(best.path for best in self._best.values())]):
             if engine.distributed.is_main and path.is_file():  # a resumed run may have been copied without it
-                log.info("published %s", publish(path, self.published_keys or (), engine.settings.weights))
+                for file in publish(path, self.published_keys or (), engine.settings.weights):
+                    log.info("published %s", file)
 
     def _save(self, engine: Engine, path: Path) -> None:
         engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler)
@@ -273,6 +284,11 @@ class CheckpointHook(Hook):
         for path in paths:
             if engine.distributed.is_main and path not in in_use:
                 path.unlink(missing_ok=True)
+
+    @property
+    def _folder(self) -> CheckpointFolder:
+        assert self._settled is not None, "settled in before_run"
+        return self._settled
 
     def _stem(self, engine: Engine) -> str:
         """`epoch_5`, or `iter_500` by iteration and where an epoch was cut off: that is no epoch 5."""
@@ -290,7 +306,19 @@ class CheckpointHook(Hook):
     # Options. ------------------------------------------------------------------------------------------------------
 
     def _check_options(self) -> None:
-        check_rule(self.rule)
+        names = self._names()
+        rules = _listed(self.rule)
+        for rule in rules:
+            check_rule(rule)
+        if not isinstance(self.rule, str | None) and len(rules) not in (1, len(names)):
+            raise UserError(
+                f"{len(rules)} rules for {len(names)} metrics in save_best",
+                key="rule",
+                remedy="Give one rule for all of them, or a list with one for each.",
+            )
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{twice!r} is there twice", key="save_best", remedy="Name each metric once.")
         if self.max_keep_ckpts is not None and self.max_keep_ckpts < 1:
             raise UserError(
                 f"{self.max_keep_ckpts} is below 1", key="max_keep_ckpts", remedy="Use null to keep all of them."
@@ -299,20 +327,34 @@ class CheckpointHook(Hook):
             left_out = {"optimizer": self.save_optimizer, "schedulers": self.save_param_scheduler}
             check_keys(self.published_keys, [entry for entry, saved in left_out.items() if not saved])
 
-    def _monitored(self, engine: Engine) -> list[str]:
-        """The names in `save_best`, each once."""
-        if self.save_best is None:
-            return []
-        names = [self.save_best] if isinstance(self.save_best, str) else [str(name) for name in self.save_best]
+    def _names(self) -> list[str]:
+        return [] if self.save_best is None else [str(name) for name in _listed(self.save_best)]
+
+    def _monitored(self, engine: Engine) -> Iterable[tuple[str, str | None]]:
+        """The names in `save_best`, each with its rule."""
+        names, rules = self._names(), _listed(self.rule)
         if names == ["auto"]:
-            return list(engine.metric_names[:1])
+            names = list(engine.metric_names[:1])
         if "auto" in names:
             raise UserError(
                 "'auto' stands for one metric and cannot be combined with others",
                 key=f"{self.key}.save_best",
                 remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
             )
-        return list(dict.fromkeys(names))
+        return zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True)
+
+
+def _listed(option: str | Sequence[Any] | None) -> list[Any]:
+    """An option that is one value or a list of them, as a list."""
+    return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]
+
+
+def _expanded(out_dir: str | os.PathLike[str]) -> Path:
+    """The folder an option names, `~` made out."""
+    try:
+        return Path(out_dir).expanduser()
+    except RuntimeError as error:  # ~somebody, whom this machine does not know
+        raise UserError(f"{out_dir}: {error}", key="out_dir", remedy="Write the path out.") from None
 
 
 def _every(interval: int | None, begin: int) -> Every:

@@ -23,7 +23,7 @@ class EMAHook(Hook):
     validation and test run on the raw weights; after it on the average, put into the model in place (parameters keep
     their identity) and taken out again whatever happens. An fp16 step that was skipped is no step and no update.
 
-    Mount points: before_run, before_train_epoch, after_train_iter, after_train_epoch, before_val_epoch,
+    Mount points: before_run, before_train, before_train_epoch, after_train_iter, after_train_epoch, before_val_epoch,
     before_test_epoch, before_save_checkpoint. Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average
     of the same step. No host sync; an update is one foreach kernel over all parameters, and needs memory for one more
     model (two during evaluation). State: the averages and the number of updates. Defaults are mmengine's but
@@ -44,7 +44,8 @@ class EMAHook(Hook):
         warm_up: the same of `linear_momentum`.
 
     Raises:
-        UserError: an option is out of range, or two of them contradict each other.
+        UserError: an option is out of range, two of them contradict each other, or (before the first iteration, as in
+            mmengine) training would end before the first update.
     """
 
     priority = Priority.NORMAL
@@ -82,6 +83,7 @@ class EMAHook(Hook):
             ema_type, momentum=momentum, warmup=warmup, gamma=gamma, warm_up=warm_up, interval=interval
         )
         self._by_epoch = by_epoch
+        self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
         self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
         self._begin_epoch = begin_epoch
         self._strict = True
@@ -95,21 +97,42 @@ class EMAHook(Hook):
             self._averaged = Averaged(engine.model, buffers=self.update_buffers)
         self._strict = engine.settings.resume_strict
 
+    def before_train(self, engine: Engine) -> None:
+        """Refuse options with which there would be no average.
+
+        Raises:
+            UserError: training ends before the first update.
+        """
+        if engine.progress.iteration or not engine.max_iters:  # a run that goes on was checked when it began
+            return
+        before, last = 0, engine.max_iters // engine.epoch_length
+        if not self._by_epoch:
+            before = _steps(engine, max(self._begin_epoch - 1, 0) * engine.epoch_length)
+            last = _steps(engine, engine.max_iters)
+        if not self._every.due_since(before, last):
+            option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._every.begin else "interval"
+            unit = "epochs" if self._by_epoch else "optimizer steps"
+            raise UserError(
+                f"training ends, after {last} {unit}, before the first update of the average",
+                key=f"{self.key}.{option}",
+                remedy="Lower it, train for longer, or leave the hook out.",
+            )
+
     def before_train_epoch(self, engine: Engine) -> None:
         """Follow storages that something replaced between epochs."""
         self._of_model.rebind()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update, if the optimizer stepped and an update is due."""
-        if not engine.stepped or self._by_epoch:
+        if not engine.stepped:
             return
         progress = engine.progress
         if self._every.due(progress.optimizer_step) and progress.epoch + 1 >= self._begin_epoch:
             self._update()
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """Update, with `by_epoch` and if one is due."""
-        if self._by_epoch and self._every.due(engine.progress.epoch):
+        """Update, if one is due: with `by_epoch` only."""
+        if self._every.due(engine.progress.epoch):
             self._update()
 
     def before_val_epoch(self, engine: Engine) -> None:
@@ -163,3 +186,9 @@ class EMAHook(Hook):
             return
         with self._of_model.swapped_in():
             yield
+
+
+def _steps(engine: Engine, iterations: int) -> int:
+    """Optimizer steps in so many iterations from the start; an epoch's last accumulation window may be a short one."""
+    epochs, rest = divmod(iterations, engine.epoch_length)
+    return epochs * -(-engine.epoch_length // engine.accumulate) + -(-rest // engine.accumulate)

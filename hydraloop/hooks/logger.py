@@ -1,4 +1,4 @@
-"""LoggerHook: every few iterations one record, to the terminal, to a file and to every hook that listens."""
+"""LoggerHook: every few iterations one record; to a file those of every hook, as trackers see them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hydraloop.engine.peak import peak_tflops
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.summary import clock, duration, number
 from hydraloop.errors import UserError
+from hydraloop.hooks.records import position
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -28,7 +29,7 @@ _HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
 
 
 class LoggerHook(Hook):
-    """Makes the records of a run.
+    """Makes the records of a run, and keeps those of every hook.
 
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
     "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, what there is of it; scalars are means over
@@ -39,14 +40,16 @@ class LoggerHook(Hook):
     last batch, in the mean time, make use of; there where the task counts them (`Task.flops`). `skipped`: optimizer
     steps that fp16 has skipped so far, if any.
 
-    Each record goes to the terminal as one line, to `<run_dir>/metrics.jsonl` as one line of JSON, flushed, and to
-    every hook with `on_log`. JSON has no NaN and no infinity: there the value is null, and `"nonfinite": {"loss":
-    "nan"}` (or "inf", "-inf") says what it was. A resumed run appends; iterations done twice are there twice, the
-    later line counts.
+    It gives them to `engine.log_record`, as any hook does, and a line of each to the terminal. Whatever comes through
+    `engine.log_record`, from whatever hook, goes to `<run_dir>/metrics.jsonl`, one line of JSON a record, flushed: the
+    file has all that trackers are told. What another hook has to say in the terminal it says itself. JSON has no NaN
+    and no infinity: there the value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") says what it was. A
+    resumed run appends; iterations done twice are there twice, the later line counts.
 
-    Mount points: after_train_iter, after_val_epoch, after_test_epoch, after_run. Priority BELOW_NORMAL, MMEngine's:
-    behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before `param_scheduler`, so that `lr`
-    is the one this iteration used. One host sync and one exchange among the hosts a record, none in between. No state.
+    Mount points: after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run. Priority BELOW_NORMAL,
+    MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before `param_scheduler`, so
+    that `lr` is the one this iteration used; a hook behind it finds a record in the file when its own `on_log` is
+    called. One host sync and one exchange among the hosts a record, none in between. No state.
 
     Args:
         interval: iterations between two records of training; None makes none.
@@ -82,6 +85,16 @@ class LoggerHook(Hook):
                 self._warn_of_nonfinite(engine, means)
                 self._put(engine, _train_record(engine, means, batch))
 
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        """Write a record, whoever made it.
+
+        Raises:
+            TypeError: there is something in it that is no plain number or string.
+        """
+        if self._file is None:
+            self._file = _RecordFile(engine.run_dir / self._filename)
+        self._file.write(record)
+
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Make the record of a validation."""
         self._evaluated(engine, "val", metrics)
@@ -106,24 +119,16 @@ class LoggerHook(Hook):
 
     def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
         if engine.distributed.is_main:
-            self._put(engine, {**_position(engine, mode), **metrics})
+            self._put(engine, {**position(engine, mode), **metrics})
 
     def _put(self, engine: Engine, record: dict[str, Any]) -> None:
-        if self._file is None:
-            self._file = _RecordFile(engine.run_dir / self._filename)
-        self._file.write(record)
         if log.isEnabledFor(logging.INFO):
             log.info("%s", format_record(record, engine.max_epochs, engine.max_iters))
         engine.log_record(record)
 
 
-def _position(engine: Engine, mode: Mode) -> dict[str, Any]:
-    progress = engine.progress
-    return {"mode": mode, "epoch": progress.epoch + (progress.batch_in_epoch > 0), "iteration": progress.iteration}
-
-
 def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:
-    record = _position(engine, "train")
+    record = position(engine, "train")
     for name in ("lr", "momentum", "eta"):
         value = engine.messages.read(name)
         if value is not None:
@@ -178,7 +183,11 @@ class _RecordFile:
         self._file.close()
 
 
-_encode = json.JSONEncoder(allow_nan=False).encode
+def _refuse(value: object) -> None:
+    raise TypeError(f"a record has plain numbers and strings, not a {type(value).__name__}: use .item() or str()")
+
+
+_encode = json.JSONEncoder(allow_nan=False, default=_refuse).encode
 
 
 def _as_json(record: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.summary import shown
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 TraceHandler = Callable[[Any], object]
 
-_SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
+SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
 _ON_TRACE_READY = ["tb_trace", "log_trace"]
 FOLDER = "tf_tracing_logs"
 """Of the traces, in the run directory; MMEngine's name."""
@@ -80,6 +80,9 @@ class ProfilerHook(Hook):
     priority = Priority.VERY_LOW
     on_error = "warn"
     rank_zero_only = True
+    _names: ClassVar[tuple[str, ...]] = ("tb_trace", "chrome_trace", "log_trace")
+    """Of the handlers there are."""
+    _device_option: ClassVar[str] = "activity_with_cuda"
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class ProfilerHook(Hook):
         profile_times: int = 1,
         activity_with_cpu: bool = True,
         activity_with_cuda: bool | None = None,
-        schedule: Mapping[str, int] | None = _SCHEDULE,
+        schedule: Mapping[str, int] | None = SCHEDULE,
         on_trace_ready: str | TraceHandler | Iterable[str | TraceHandler] | None = _ON_TRACE_READY,
         record_shapes: bool = False,
         profile_memory: bool = True,
@@ -106,7 +109,7 @@ class ProfilerHook(Hook):
         self._times = profile_times
         self._with_cpu, self._with_device = activity_with_cpu, activity_with_cuda
         self._schedule = None if schedule is None else _checked_schedule(schedule)
-        self._handlers = _checked_handlers(on_trace_ready)
+        self._handlers = _checked_handlers(on_trace_ready, self._names)
         if json_trace_path is not None and "chrome_trace" not in self._handlers:
             self._handlers.append("chrome_trace")
         self._json_path = json_trace_path or f"{FOLDER}/chrome_trace.json"
@@ -124,7 +127,7 @@ class ProfilerHook(Hook):
         if engine.loaders.train is None:
             return
         if engine.device.type == "cpu" and (self._with_device or not self._with_cpu):
-            key = "activity_with_cuda" if self._with_device else "activity_with_cpu"
+            key = self._device_option if self._with_device else "activity_with_cpu"
             raise UserError(
                 "this run is on the CPU, which is all there is to profile",
                 key=f"{self.key}.{key}",
@@ -150,23 +153,23 @@ class ProfilerHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Start the profiler."""
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
-
+        profiling = self._profiling()
         # torch 2.13 prints a line of its own at each start and stop, for tools that trace the process from outside.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU] if self._with_cpu else []
+        activities = [profiling.ProfilerActivity.CPU] if self._with_cpu else []
         if self._with_device or (self._with_device is None and engine.device.type != "cpu"):
-            activities.append(_activity_of(engine.device.type))
+            activities.append(self._device_activity(engine.device.type))
         self._left = self._times
         if self._by_epoch:
             self._left = self._times * engine.epoch_length - engine.progress.batch_in_epoch
         if self._schedule is not None and self._schedule["repeat"]:
             cycle = self._schedule["wait"] + self._schedule["warmup"] + self._schedule["active"]
             self._left = min(self._left, self._schedule["skip_first"] + cycle * self._schedule["repeat"])
-        profiler = profile(
+        always = profiling.ProfilerAction.RECORD
+        profiler = profiling.profile(
             activities=activities,
             # A schedule that always records makes torch mark the iterations in the trace; none at all does not.
-            schedule=(lambda _: ProfilerAction.RECORD) if self._schedule is None else schedule(**self._schedule),
+            schedule=(lambda _: always) if self._schedule is None else profiling.schedule(**self._schedule),
             on_trace_ready=lambda trace: self._ready(engine, trace),
             record_shapes=self._shapes,
             profile_memory=self._memory,
@@ -188,6 +191,26 @@ class ProfilerHook(Hook):
     def after_train(self, engine: Engine) -> None:
         """Stop, if training ended or failed first; what was recorded until then is written."""
         self._stop()
+
+    # What profiles; `npu_profiler` has another. ----------------------------------------------------------------------
+
+    def _profiling(self) -> Any:
+        """The module with `profile`, `schedule`, `ProfilerAction` and `ProfilerActivity`."""
+        import torch.profiler
+
+        return torch.profiler
+
+    def _device_activity(self, device_type: str) -> Any:
+        """The activity of an accelerator: CUDA covers ROCm, XPU its own; others register as PrivateUse1."""
+        known = self._profiling().ProfilerActivity
+        return {"cuda": known.CUDA, "xpu": known.XPU}.get(device_type, known.PrivateUse1)
+
+    def _tensorboard_trace(self, engine: Engine, trace: profile) -> None:
+        """Write the trace where TensorBoard looks for it, under the name it expects."""
+        name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+        self._write(engine, trace, engine.run_dir / FOLDER / name)
+
+    # Within. ---------------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         # Forgotten while it works, here and below: torch crashes when a profiler is used again after an exception
@@ -228,8 +251,7 @@ class ProfilerHook(Hook):
         if callable(handler):
             handler(trace)
         elif handler == "tb_trace":
-            name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
-            self._write(engine, trace, engine.run_dir / FOLDER / name)
+            self._tensorboard_trace(engine, trace)
         elif handler == "chrome_trace":
             self._write(engine, trace, engine.run_dir / self._json_path)
         else:
@@ -262,15 +284,15 @@ class ProfilerHook(Hook):
 
 
 def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
-    unknown = set(schedule) - {*_SCHEDULE, "skip_first_wait"}
+    unknown = set(schedule) - {*SCHEDULE, "skip_first_wait"}
     if unknown:
         name = min(unknown)
         raise UserError(
             f"there is no {name!r} in a schedule",
             key=f"schedule.{name}",
-            remedy=suggestion(name, [*_SCHEDULE, "skip_first_wait"]),
+            remedy=suggestion(name, [*SCHEDULE, "skip_first_wait"]),
         )
-    whole = {**_SCHEDULE, **schedule}
+    whole = {**SCHEDULE, **schedule}
     for name, value in whole.items():
         least = 1 if name == "active" else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -278,11 +300,12 @@ def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
     return whole
 
 
-def _checked_handlers(given: str | TraceHandler | Iterable[str | TraceHandler] | None) -> list[str | TraceHandler]:
+def _checked_handlers(
+    given: str | TraceHandler | Iterable[str | TraceHandler] | None, names: tuple[str, ...]
+) -> list[str | TraceHandler]:
     if given is None:
         return []
     several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    names = ("tb_trace", "chrome_trace", "log_trace")
     for handler in several:
         if not callable(handler) and handler not in names:
             close = suggestion(handler, names) if isinstance(handler, str) else f"Known: {', '.join(names)}."
@@ -292,10 +315,3 @@ def _checked_handlers(given: str | TraceHandler | Iterable[str | TraceHandler] |
                 remedy=f"{close} A mapping with `_target_` for one of your own works too.",
             )
     return several
-
-
-def _activity_of(device_type: str) -> Any:
-    """The profiler's activity for an accelerator: CUDA covers ROCm, XPU its own; others register as PrivateUse1."""
-    from torch.profiler import ProfilerActivity
-
-    return {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}.get(device_type, ProfilerActivity.PrivateUse1)

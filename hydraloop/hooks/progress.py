@@ -95,9 +95,10 @@ class ProgressHook(Hook):
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Keep the loss, or the first metric, for the next update."""
-        name = "loss" if record["mode"] == "train" else next(iter(engine.metric_names), "loss")
+        mode = record.get("mode", "train")  # any hook may make records, and some say less
+        name = "loss" if mode == "train" else next(iter(engine.metric_names), "loss")
         if name in record:
-            label = name if record["mode"] == "train" else f"{record['mode']} {name}"
+            label = name if mode == "train" else f"{mode} {name}"
             self._shown[label] = number(record[name])
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:

@@ -1,13 +1,22 @@
-"""Published files: a checkpoint without what only its own run needs."""
+"""Published files: a checkpoint without what only its own run needs, and its weights as safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from hydraloop.engine.checkpoint import evaluation_weights, load, write
-from hydraloop.engine.checkpoint_files import PUBLISHED, SUFFIX
+import torch
+from torch import Tensor
+
+from hydraloop.engine.checkpoint import evaluation_weights, load, write, written
+from hydraloop.engine.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX
 from hydraloop.errors import UserError, suggestion
+
+log = logging.getLogger(__name__)
 
 ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress")
 """What a checkpoint has, and a published file can keep."""
@@ -32,11 +41,18 @@ def check_keys(keys: Sequence[str], left_out: Sequence[str]) -> None:
             )
 
 
-def publish(path: Path, keys: Sequence[str], weights: str) -> Path:
-    """Write `<stem>_published.pth` beside a checkpoint, with only the `keys` of it. Returns its path.
+def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
+    """Write `<stem>_published.pth` beside a checkpoint, with only the `keys` of it.
+
+    With `state_dict` among them, `<stem>_published.safetensors` too: the same weights by the same names and, of `meta`,
+    the plain facts as JSON, under `meta` in the file's own metadata. Not where the state dict holds anything that such
+    a file cannot; a line in the log says so.
 
     Args:
         weights: `averaged`: its `state_dict` is the averaged weights where there are any; `raw`: the raw ones.
+
+    Returns:
+        The files written, the `.pth` first.
     """
     checkpoint = load(path, key="published_keys")
     published = {entry: checkpoint[entry] for entry in keys}
@@ -47,4 +63,62 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> Path:
         published["meta"] = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
     target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
     write(target, published)
-    return target
+    if "state_dict" not in published:
+        return [target]
+    tensors = target.with_suffix(SAFETENSORS)
+    obstacle = _write_safetensors(tensors, published["state_dict"], published.get("meta"), like=target)
+    if obstacle is not None:
+        log.info("%s is not written: %s", tensors.name, obstacle)
+        tensors.unlink(missing_ok=True)  # of an earlier run, and not these weights
+        return [target]
+    return [target, tensors]
+
+
+def _write_safetensors(
+    path: Path, state: Mapping[str, Any], meta: Mapping[str, Any] | None, *, like: Path
+) -> str | None:
+    """Write a state dict, readable to whom the file `like` is. Returns what stands in the way, None where nothing does.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    others = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if others:
+        return f"{others[0]} is a {type(state[others[0]]).__name__}, not a tensor"
+    # The format is the kind of tensors, as transformers and others ask for it.
+    facts = {"format": "pt"} if meta is None else {"format": "pt", "meta": json.dumps(_plain(meta))}
+    try:
+        with written(path) as unfinished:
+            save_file(_apart(state), unfinished, metadata=facts)
+            unfinished.chmod(like.stat().st_mode & 0o777)  # it would be this user's alone
+    except (ValueError, KeyError) as error:  # sparse and quantized tensors, complex128
+        return f"safetensors has no {error}" if isinstance(error, KeyError) else str(error)
+    return None
+
+
+def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each in memory of its own: safetensors refuses shared ones, and strict loading wants every name."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, value in state.items():
+        apart[name] = value
+        if value.layout is torch.strided:  # it refuses the others
+            storage = value.untyped_storage().data_ptr()
+            apart[name] = value.clone(memory_format=torch.contiguous_format) if storage in seen else value.contiguous()
+            seen.add(storage)
+    return apart
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has of a value: numbers that are not finite as text, entries that are no plain facts left out."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items() if _is_fact(item)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value if _is_fact(item)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_fact(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)

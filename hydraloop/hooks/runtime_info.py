@@ -31,9 +31,10 @@ class RuntimeInfoHook(Hook):
 
     Facts, read when somebody asks (MMEngine writes them every iteration): `epoch` and `iter` (completed ones),
     `max_epochs`, `max_iters`, `metrics` (of the last validation), `best` (a `BestSeen` of the first metric;
-    None where nothing says which values of it are good) from before_run on; `lr` and `momentum` (of the first parameter
-    group; the first beta of Adam; None where the optimizer has none) from before_train on. Scalars, added every
-    iteration: each scalar in the outputs whose name contains "loss".
+    None where nothing says which values of it are good) and `losses` (of the iteration just done, by name, tensors left
+    on their device) from before_run on; `lr` and `momentum` (of the first parameter group; the first beta of Adam; None
+    where the optimizer has none) from before_train on. Scalars, added every iteration: the same losses, which are each
+    scalar in the outputs whose name contains "loss".
 
     Mount points: before_run, before_train, after_train_iter, after_val_epoch. Priority VERY_HIGH, MMEngine's: others
     read it at the same mount point. No host sync (reading `lr` is one where the optimizer keeps it as a tensor). No
@@ -45,6 +46,7 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._best: BestSeen | None = None
         self._higher: bool | None = None
+        self._losses: dict[str, float | Tensor] = {}
 
     def before_run(self, engine: Engine) -> None:
         """Provide the facts about progress and metrics."""
@@ -55,7 +57,8 @@ class RuntimeInfoHook(Hook):
         provide("max_iters", lambda: engine.max_iters)
         provide("metrics", lambda: engine.metrics)
         provide("best", lambda: self._best)
-        self._best = None
+        provide("losses", lambda: self._losses)
+        self._best, self._losses = None, {}
         self._higher = _direction(engine)
 
     def before_train(self, engine: Engine) -> None:
@@ -75,9 +78,10 @@ class RuntimeInfoHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the losses of this iteration; they stay on the device."""
-        add = engine.messages.add
+        add, losses = engine.messages.add, {}
         for name, value in outputs.items():
             if name == "loss":  # A detached scalar: the engine has seen to it.
+                losses[name] = value
                 add(name, value)
             elif "loss" in name:
                 if isinstance(value, Tensor):
@@ -89,7 +93,9 @@ class RuntimeInfoHook(Hook):
                         value = value.reshape(())
                 elif not isinstance(value, int | float):
                     continue
+                losses[name] = value
                 add(name, value)
+        self._losses = losses
 
 
 def _momentum(group: Mapping[str, Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""Schedule: one torch scheduler, and when it steps."""
+"""Schedule: one torch scheduler, what it changes, and when it steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from hydraloop.errors import UserError, suggestion
-from hydraloop.optim.horizon import HORIZONS, fill_horizon
+from hydraloop.optim.horizon import HORIZONS, lengths_of
+from hydraloop.optim.shadow import Place, Shadow, places, read, write
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,16 @@ class Schedule:
     Args:
         name: its key in the config.
         factory: makes the scheduler, given the optimizer.
-        optimizer: whose groups it changes (lr; momentum, weight decay or any other key, as the scheduler does).
+        optimizer: whose groups it changes.
+        param: which key of the groups: `lr`; `momentum` (the first of the betas where there are betas); `betas`, all
+            of them, or one, `betas.0`; `weight_decay` or any other number.
         by_epoch: count epochs; False: optimizer steps.
         begin: the first n at which it acts.
         end: the last n at which it acts; None: the end of training.
         monitor: the validation metric it follows (`ReduceLROnPlateau`); None for the others.
+
+    Raises:
+        UserError: the groups have no `param`.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Schedule:
         factory: functools.partial[Any],
         optimizer: Optimizer,
         *,
+        param: str = "lr",
         by_epoch: bool = False,
         begin: int = 0,
         end: int | None = None,
@@ -58,13 +65,18 @@ class Schedule:
         self.monitor = monitor
         self.scheduler: LRScheduler | None = None
         """None until `begin`."""
-        self._horizons = {name: value for name, value in factory.keywords.items() if name in HORIZONS}
+        self._where: list[Place] = places(optimizer, param, f"{self.key}.param")
+        self._is_lr = param == "lr"
+        self._shadow: Shadow | None = None
+        self._done = 0
+        """The last n."""
         if begin == 0:
-            self.scheduler = factory(optimizer)
+            self._make()
         else:
             # Made once for nothing: a wrong argument is an error now and not in the middle of the training.
             with _groups_kept(optimizer):
-                factory(optimizer)
+                self._make()
+            self.scheduler = self._shadow = None
 
     @property
     def key(self) -> str:
@@ -75,7 +87,7 @@ class Schedule:
         """Refuse a `monitor` that no validation reports.
 
         Raises:
-            UserError: names the close ones.
+            UserError: names the close ones, or all.
         """
         if self.monitor is not None and self.monitor not in metric_names:
             raise UserError(
@@ -95,119 +107,130 @@ class Schedule:
         Raises:
             UserError: the metrics have no `monitor`.
         """
+        self._done = n
         if n < self.begin or (self.end is not None and n > self.end):
             return
         if self.scheduler is None:
-            self.scheduler = self.factory(self.optimizer)
+            self._make()
             if self.monitor is None:
                 return
-        if self.monitor is None:
-            self.scheduler.step()
-        elif metrics is not None:
+        scheduler: Any = self.scheduler
+        arguments: tuple[float, ...] = ()
+        if self.monitor is not None:
+            if metrics is None:
+                return
             self.check_monitor(tuple(metrics))
-            self.scheduler.step(metrics[self.monitor])  # type: ignore[arg-type]  # a plateau's step takes the metric
+            arguments = (metrics[self.monitor],)
+        if self._shadow is None:
+            scheduler.step(*arguments)
+        else:
+            self._shadow.pull()
+            scheduler.step(*arguments)
+            self._shadow.push()
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own state (numbers, strings, lists); `scheduler` is None before `begin`."""
-        return {"scheduler": None if self.scheduler is None else self.scheduler.state_dict()}
+        """The scheduler's own state (numbers, strings, lists), None before `begin`, and the `values` it has led to."""
+        values = [read(self.optimizer, place) for place in self._where]
+        return {
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "values": [value.clone() if isinstance(value, Tensor) else value for value in values],
+            "done": self._done,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; the optimizer's groups keep their values, which it saves itself."""
+        self._done = state.get("done", 0)
         if state["scheduler"] is None:
-            self.scheduler = None
+            self.scheduler = self._shadow = None
             return
-        if self.scheduler is None:
-            with _groups_kept(self.optimizer):
-                self.scheduler = self.factory(self.optimizer)
-        self.scheduler.load_state_dict(state["scheduler"])
-        self._keep_horizon()
-
-    def _keep_horizon(self) -> None:
-        """The length stays what this run's config says: a longer run goes on along its own, longer schedule."""
+        with _groups_kept(self.optimizer):
+            self._make()
         scheduler: Any = self.scheduler
-        changed = {name: value for name, value in self._horizons.items() if getattr(scheduler, name, value) != value}
-        if not changed:
+        of_this_run = dict(vars(scheduler))
+        scheduler.load_state_dict(state["scheduler"])
+        self._keep_lengths(of_this_run, counted="done" in state)
+
+    def take_over_values(self, state: dict[str, Any]) -> None:
+        """Bring the values of a state to the groups: for a checkpoint that has no state of the optimizer."""
+        for place, value in zip(self._where, state.get("values", ()), strict=False):
+            write(self.optimizer, place, value)
+
+    def _make(self) -> None:
+        if self._is_lr:
+            self.scheduler = self.factory(self.optimizer)
+        else:
+            shadow = Shadow(self.optimizer, self._where)
+            self.scheduler = self.factory(shadow)
+            shadow.push()
+            self._shadow = shadow
+
+    def _keep_lengths(self, of_this_run: dict[str, Any], *, counted: bool) -> None:
+        """The lengths stay what this run's config says: a longer run goes on along its own, longer schedule.
+
+        Args:
+            of_this_run: the scheduler's attributes before it took over the state of the other run.
+            counted: whether the state says how many steps or epochs were done.
+        """
+        scheduler: Any = self.scheduler
+        known = lengths_of(type(scheduler))
+        lengths = {*HORIZONS, *(known or ())} - {"T_0"}  # of the restarts to come it says nothing
+        given = self.factory.keywords.keys() & lengths & of_this_run.keys()
+        changed = [name for name in sorted(given) if getattr(scheduler, name, None) != of_this_run[name]]
+        stands_at = (self._done if self.end is None else min(self._done, self.end)) - self.begin
+        moved = counted and known is not None and 0 <= stands_at != scheduler.last_epoch
+        if not changed and not moved:
             return
-        before = [group.get("lr") for group in self.optimizer.param_groups]
-        for name, value in changed.items():
-            setattr(scheduler, name, value)
-        closed_form = getattr(scheduler, "_get_closed_form_lr", None)
-        if closed_form is not None:  # the recursive form would go on from a value of the other schedule
-            scheduler._last_lr = list(closed_form())
-            for group, lr in zip(self.optimizer.param_groups, scheduler._last_lr, strict=True):
-                group["lr"] = lr
-        after = [group.get("lr") for group in self.optimizer.param_groups]
-        lengths = ", ".join(f"{name}={value}" for name, value in changed.items())
-        log.warning("%s: this run has %s, the one it goes on from had another length: lr %s, was %s",
-                    self.key, lengths, after, before)  # fmt: skip
+        before = [read(self.optimizer, place) for place in self._where]
+        old = _closed_form(scheduler)
+        if moved and old is not None:  # the other run's begin or end was another
+            scheduler.last_epoch = stands_at
+        for name in (*changed, "_schedule_phases"):  # OneCycleLR's, which come from its length
+            if name in of_this_run:
+                setattr(scheduler, name, of_this_run[name])
+        self._follow(old, _closed_form(scheduler))
+        after = [read(self.optimizer, place) for place in self._where]
+        words = ", ".join(f"{name}={self.factory.keywords[name]}" for name in changed)
+        words = words or f"begin={self.begin}, end={self.end}"
+        log.warning("%s: this run has %s, the one it goes on from had another length: %s %s, was %s",
+                    self.key, words, self._where[0].name, after, before)  # fmt: skip
+
+    def _follow(self, old: list[Any] | None, new: list[Any] | None) -> None:
+        """Move the values to where the new length has them: the recursive form would go on from the old ones.
+
+        What other schedules of the same key have made of the values is kept.
+        """
+        if old is None or new is None:
+            return
+        scheduler: Any = self.scheduler
+        if self._shadow is not None:
+            self._shadow.pull()
+        for group, was, value in zip(scheduler.optimizer.param_groups, old, new, strict=True):
+            alone = float(was) == 0 or abs(float(group["lr"]) - float(was)) <= 1e-9 * abs(float(was))
+            moved = value if alone else group["lr"] * (value / was)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(moved)
+            else:
+                group["lr"] = moved
+        scheduler._last_lr = [
+            group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            for group in scheduler.optimizer.param_groups
+        ]
+        if self._shadow is not None:
+            self._shadow.push()
 
 
-def build_schedule(
-    name: str,
-    factory: functools.partial[Any],
-    optimizer: Optimizer,
-    *,
-    by_epoch: bool = False,
-    begin: int = 0,
-    end: int | None = None,
-    monitor: str | None = None,
-    steps_per_epoch: int,
-    total_epochs: int,
-    total_steps: int,
-) -> Schedule:
-    """A schedule from its config entry.
-
-    Args:
-        name: its key under `scheduler`.
-        factory: of the scheduler (`_partial_: true`), without its optimizer; a null T_max, total_iters or total_steps
-            becomes the length between `begin` and `end`, a null `steps_per_epoch` the run's.
-        optimizer: whose groups it changes.
-        by_epoch: `begin`, `end` and the scheduler's own numbers count epochs; False: optimizer steps.
-        begin: the first n at which it acts, 0 or more.
-        end: the last n at which it acts, above `begin`; None: the end of training.
-        monitor: the validation metric a `ReduceLROnPlateau` follows.
-        steps_per_epoch: optimizer steps of an epoch of the run.
-        total_epochs: of the run.
-        total_steps: optimizer steps of the run.
-
-    Raises:
-        UserError: begin and end do not fit, the target makes no scheduler, or refuses its arguments, or only one of
-            `monitor` and `ReduceLROnPlateau` is there.
-    """
-    key = f"scheduler.{name}"
-    if not isinstance(factory, functools.partial):
-        raise UserError("must be built with the optimizer", key=key, remedy="Set _partial_: true.")
-    if begin < 0:
-        raise UserError(f"{begin} is negative", key=f"{key}.begin", remedy="Use 0 for the start of training.")
-    if end is not None and begin >= end:
-        raise UserError(
-            f"{begin} is not before the end, {end}",
-            key=f"{key}.begin",
-            remedy=f"Use a begin below {end}, a later {key}.end, or {key}.end=null for the end of training.",
-        )
-    is_plateau = isinstance(factory.func, type) and issubclass(factory.func, ReduceLROnPlateau)
-    if is_plateau and monitor is None:
-        raise UserError(
-            "ReduceLROnPlateau follows a metric, and none is named",
-            key=f"{key}.monitor",
-            remedy=f"Name one: {key}.monitor=loss is the validation loss.",
-        )
-    if monitor is not None and not is_plateau:
-        raise UserError(
-            f"{getattr(factory.func, '__name__', factory.func)} follows no metric",
-            key=f"{key}.monitor",
-            remedy="Leave it null; only ReduceLROnPlateau takes one.",
-        )
-    last = end if end is not None else (total_epochs if by_epoch else total_steps)
-    # A begin behind the end of a short run (a debug run) is no mistake: the schedule then never begins.
-    factory = fill_horizon(factory, max(1, last - begin))
-    if "steps_per_epoch" in factory.keywords and factory.keywords["steps_per_epoch"] is None:
-        factory = functools.partial(factory, steps_per_epoch=steps_per_epoch)
-    try:
-        schedule = Schedule(name, factory, optimizer, by_epoch=by_epoch, begin=begin, end=end, monitor=monitor)
-    except (TypeError, ValueError) as error:
-        raise UserError(str(error), key=key, remedy="Check its arguments.") from error
-    return schedule
+def _closed_form(scheduler: Any) -> list[Any] | None:
+    """The values where it stands, from nothing but its arguments; None: it has no such form."""
+    if isinstance(scheduler, OneCycleLR):
+        if scheduler.last_epoch > scheduler.total_steps:
+            return None
+        scheduler._get_lr_called_within_step = True  # else it warns; it has no form but this one
+        try:
+            return list(scheduler.get_lr())
+        finally:
+            scheduler._get_lr_called_within_step = False
+    closed_form = getattr(scheduler, "_get_closed_form_lr", None)
+    return None if closed_form is None else list(closed_form())
 
 
 @contextmanager

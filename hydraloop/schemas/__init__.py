@@ -11,6 +11,10 @@ def register() -> None:
     """Put all options into the ConfigStore; importing hydraloop does it. Doing it again changes nothing."""
     from hydraloop.schemas import (
         data,
+        hooks_data,
+        hooks_device,
+        hooks_evaluation,
+        hooks_guards,
         hooks_observing,
         hooks_training,
         model,
@@ -22,5 +26,19 @@ def register() -> None:
     )
 
     store = ConfigStore.instance()
-    for module in (root, precision, task, model, data, optimizer, scheduler, hooks_observing, hooks_training):
+    for module in (
+        root,
+        precision,
+        task,
+        model,
+        data,
+        optimizer,
+        scheduler,
+        hooks_data,
+        hooks_evaluation,
+        hooks_observing,
+        hooks_training,
+        hooks_guards,
+        hooks_device,
+    ):
         module.register(store)

@@ -46,6 +46,24 @@ class DigitsConf:
 
 
 @dataclass
+class AugmentedConf:
+    """A data set of images, distorted at random; the hook `mode_switch` switches it off for the last epochs."""
+
+    _target_: str = "hydraloop.data.Augmented"
+    dataset: Any = field(default_factory=lambda: DigitsConf(split="train"))
+    """Whose images they are."""
+    shift: float = 1.0
+    """Pixels an image is moved at most, in each direction; 1 of 8 is what handwriting in a box varies by."""
+    angle: float = 15.0
+    """Degrees it is turned at most, either way; with more a 7 is hard to tell from a 1."""
+    cutout: int = 2
+    """Pixels of a side of the square that is covered; a sixteenth of a digit, as in the source on CIFAR-100."""
+    ramp_epochs: int = 0
+    """Epochs in which all three grow to their full size, with the hook `set_epoch_info`; 0: full at once, since without
+    that hook nobody tells the epoch."""
+
+
+@dataclass
 class DiabetesConf:
     """Ten measurements of a patient, and how far diabetes has gone a year later."""
 
@@ -103,6 +121,20 @@ class DigitsDataConf:
 
 
 @dataclass
+class DigitsAugmentedDataConf:
+    """`data=digits_augmented`: the digits, those of the train part distorted at random, anew in each epoch."""
+
+    train: Any = field(default_factory=AugmentedConf)
+    """What is trained on."""
+    val: Any = field(default_factory=lambda: DigitsConf(split="val"))
+    """What is validated on, as it is; null: no validation."""
+    test: Any = field(default_factory=lambda: DigitsConf(split="test"))
+    """What is tested on after training, as it is; null: no test."""
+    loader: LoaderConf = field(default_factory=LoaderConf)
+    """The same for all three; only the train loader shuffles."""
+
+
+@dataclass
 class DiabetesDataConf:
     """`data=diabetes`: a small regression; goes with `task=regression model=mlp`."""
 
@@ -139,5 +171,6 @@ def register(store: ConfigStore) -> None:
     """Store the options of `data`."""
     store.store(group="data", name="base", package="data", node=DataConf)
     store.store(group="data", name="digits", package="data", node=DigitsDataConf)
+    store.store(group="data", name="digits_augmented", package="data", node=DigitsAugmentedDataConf)
     store.store(group="data", name="diabetes", package="data", node=DiabetesDataConf)
     store.store(group="data", name="python_sources", package="data", node=PythonSourcesDataConf)

@@ -1,4 +1,4 @@
-"""Options of the hooks that watch a run: runtime_info, timer, logger, progress (default hooks) and profiler."""
+"""Options of the hooks that watch a run: runtime_info, timer, logger, progress (default hooks), the two profilers."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, Optional, Tuple, Union
@@ -48,7 +48,13 @@ class LoggerHookConf:
     """Records of the run: to the terminal, to `metrics.jsonl`, to trackers."""
 
     default_priority: ClassVar[int] = 60
-    mount_points: ClassVar[Tuple[str, ...]] = ("after_train_iter", "after_val_epoch", "after_test_epoch", "after_run")
+    mount_points: ClassVar[Tuple[str, ...]] = (
+        "after_train_iter",
+        "on_log",
+        "after_val_epoch",
+        "after_test_epoch",
+        "after_run",
+    )
     runs_after: ClassVar[Tuple[str, ...]] = ("runtime_info", "timer", "grad_clip")
 
     _target_: str = "hydraloop.hooks.LoggerHook"
@@ -143,8 +149,25 @@ class ProfilerHookConf:
     """Rows of the table: about a screen."""
 
 
+@dataclass
+class MemoryProfilerHookConf:
+    """Memory of the machine, the process and the device, in the log and the records."""
+
+    default_priority: ClassVar[int] = 50
+    mount_points: ClassVar[Tuple[str, ...]] = ("after_train_iter", "after_val_iter", "after_test_iter")
+    runs_after: ClassVar[Tuple[str, ...]] = ()
+
+    _target_: str = "hydraloop.hooks.MemoryProfilerHook"
+    priority: Optional[Union[int, str]] = None
+    """When it is called, 0..100 or a name; null: NORMAL, MMDetection's: nothing waits for it."""
+    on_error: Optional[str] = "warn"
+    """`raise`, `warn` or `disable`; no training should end for a reading."""
+    interval: int = 50
+    """Iterations of training, or batches of an evaluation, between two readings; 50 is MMDetection's."""
+
+
 def register(store: ConfigStore) -> None:
-    """Store the four default hooks and the profiler."""
+    """Store the four default hooks, the profiler and the memory profiler."""
     for name, node in (
         ("runtime_info", RuntimeInfoHookConf),
         ("timer", IterTimerHookConf),
@@ -153,3 +176,4 @@ def register(store: ConfigStore) -> None:
     ):
         store.store(group="default_hooks", name=name, package=f"default_hooks.{name}", node=node)
     store.store(group="hooks", name="profiler", package="hooks.profiler", node=ProfilerHookConf)
+    store.store(group="hooks", name="memory_profiler", package="hooks.memory_profiler", node=MemoryProfilerHookConf)

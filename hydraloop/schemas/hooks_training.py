@@ -35,16 +35,18 @@ class CheckpointHookConf:
     """How many of them to keep, the newest; the best ones are not counted. Null: all, nothing is deleted unasked."""
     save_best: Any = None
     """`auto` (the task's first metric), a name, a list: a file for the best of each. Null, MMEngine's default: none."""
-    rule: Optional[str] = None
-    """`greater` or `less` values are better. Null: derived from the lists below and from what the metric declares."""
+    rule: Any = None
+    """`greater` or `less` values are better; a list: of each name in `save_best`. Null: derived from the lists below
+    and from what the metric declares."""
     greater_keys: Optional[List[str]] = None
     """Names, or parts of them, of metrics whose high values are good. Null: MMEngine's (acc, top, auc, mAP, …)."""
     less_keys: Optional[List[str]] = None
     """Names, or parts of them, of metrics whose low values are good. Null: MMEngine's (loss)."""
     out_dir: Optional[str] = None
-    """A folder for the files. Null: `checkpoints` in the run's directory, so that a run stays in one piece."""
+    """A folder for the files, anywhere (`~` too). Null: `checkpoints` in the run's, which stays in one piece so."""
     published_keys: Optional[List[str]] = None
-    """Entries to keep in `<name>_published.pth`, written after training ([meta,state_dict]). Null: none is written."""
+    """Entries to keep in `<name>_published.pth`, written after training ([meta,state_dict]), and the weights as
+    `.safetensors` beside it. Null: none is written, since only a run that is to be handed out needs them."""
     save_last: bool = True
     """Whether the end of training is saved whatever the interval; true, since its weights are what a run is for."""
     save_begin: int = 0
@@ -62,6 +64,7 @@ class EMAHookConf:
     default_priority: ClassVar[int] = 50
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
+        "before_train",
         "before_train_epoch",
         "after_train_iter",
         "after_train_epoch",

@@ -15,10 +15,10 @@ class InitConf:
     """Weights to start a part of the model from."""
 
     checkpoint: Optional[str] = None
-    """A checkpoint file; null: the model's own initialisation."""
+    """A checkpoint file (`.pth`, or `.safetensors`); null: the model's own initialisation."""
     prefix: Optional[str] = None
-    """Take only the entries that begin with this (`backbone.`), the prefix removed if the model has none such; null:
-    all."""
+    """Take only the entries that begin with this (`backbone.`), the prefix removed if the model has none such; put in
+    front of the file's names if the file has none such. Null: all."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Config:
     """Whether a missing or unknown entry of a resumed checkpoint is an error; it is: training on would be
     another run."""
     load_from: Optional[str] = None
-    """A checkpoint file to take weights from, nothing else; null: none."""
+    """A checkpoint file (`.pth`, or `.safetensors`) to take weights from, nothing else; null: none."""
     weights: str = "averaged"
     """`averaged`: `load_from`, validation and test use averaged weights where there are any; `raw`: never."""
     init: InitConf = field(default_factory=InitConf)

@@ -18,7 +18,7 @@ import hydraloop.schemas
 FOR_THE_BUILDER = {
     "hooks": {"priority", "on_error"},
     "default_hooks": {"priority", "on_error"},
-    "scheduler": {"by_epoch", "begin", "end", "monitor"},
+    "scheduler": {"param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"},
 }
 """Fields that are taken out before the target is called."""
 GIVEN_BY_THE_BUILDER = {"optimizer": {"params"}, "scheduler": {"optimizer"}}

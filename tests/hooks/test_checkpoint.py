@@ -202,6 +202,45 @@ def test_several_metrics_have_a_best_file_each_and_the_first_is_the_runs(tmp_pat
     assert (engine.best.metric, engine.best.value) == ("val/loss", 1.0)
 
 
+VALUES = [0.3, 0.9, 0.1, 0.5]
+"""Best in the second epoch where greater is, in the third where less is."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rule": ["greater", "less", None]},
+        {"greater_keys": ["speed"], "less_keys": ["wer", "loss"]},
+        {"rule": [None, "less", "less"], "greater_keys": ["speed"]},
+    ],
+)
+def test_several_metrics_can_have_different_directions(tmp_path: Path, options: dict[str, Any]) -> None:
+    metrics = {"speed": Scripted(VALUES), "wer": Scripted(VALUES), "my_loss": Scripted(VALUES)}
+    engine = best_run(tmp_path, metrics, save_best=["speed", "wer", "my_loss"], **options)
+    assert files(tmp_path) == {"best_speed_epoch_2", "best_wer_epoch_3", "best_my_loss_epoch_3"}
+    assert (engine.best.metric, engine.best.value) == ("speed", 0.9)
+
+
+@pytest.mark.parametrize(("rule", "epoch"), [("greater", 2), (["greater"], 2), ("less", 3)])
+def test_one_rule_is_that_of_all_metrics(tmp_path: Path, rule: Any, epoch: int) -> None:
+    metrics = {"one": Scripted(VALUES), "other": Scripted(VALUES)}
+    best_run(tmp_path, metrics, save_best=["one", "other"], rule=rule)
+    assert files(tmp_path) == {f"best_one_epoch_{epoch}", f"best_other_epoch_{epoch}"}
+
+
+def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
+    hook = CheckpointHook(save_best="loss", interval=None, save_last=False)
+    ema = EMAHook(momentum=0.1, warmup=False)
+    engine = engine_of(tmp_path, {"ema": ema, "checkpoint": hook}, max_epochs=2)
+    engine.train()
+    (path,) = (tmp_path / "checkpoints").glob("best_*.pth")
+    other = engine_of(tmp_path / "other", {}, load_from=path)
+    raw = engine_of(tmp_path / "raw", {}, load_from=path, weights="raw")
+    assert engine.best is not None
+    assert other.validate()["loss"] == engine.best.value
+    assert raw.validate()["loss"] != engine.best.value
+
+
 @pytest.mark.parametrize(
     ("name", "declared", "options", "epoch"),
     [
@@ -266,6 +305,19 @@ def test_a_resumed_run_keeps_the_best_and_the_files_it_deletes(tmp_path: Path) -
     assert engine.best.iteration == 24
 
 
+@pytest.mark.parametrize("resumed", ["acc", "err"])
+def test_metrics_that_are_best_at_the_same_time_know_of_each_other(tmp_path: Path, resumed: str) -> None:
+    options: dict[str, Any] = {"interval": None, "save_last": False, "save_best": ["acc", "err"]}
+    options["rule"] = ["greater", "less"]
+    metrics = {"acc": Scripted([0.1, 0.8]), "err": Scripted([0.9, 0.2])}
+    run(tmp_path, CheckpointHook(**options), metrics=metrics, max_epochs=2)
+    assert files(tmp_path) == {"best_acc_epoch_2", "best_err_epoch_2"}
+    resume = tmp_path / "checkpoints" / f"best_{resumed}_epoch_2.pth"
+    metrics = {"acc": Scripted([0.5]), "err": Scripted([0.5])}
+    run(tmp_path, CheckpointHook(**options), metrics=metrics, max_epochs=3, resume=resume)
+    assert files(tmp_path) == {"best_acc_epoch_2", "best_err_epoch_2"}
+
+
 def test_a_moved_run_finds_its_files(tmp_path: Path) -> None:
     run(tmp_path / "old", CheckpointHook(save_best="acc"), metrics={"acc": Scripted([0.8])}, max_epochs=1)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -328,6 +380,24 @@ def test_what_a_killed_run_could_not_delete_is_deleted_later(tmp_path: Path) -> 
 # Where. --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("out_dir", ["weights/mine", "~/weights", "$absolute/a b/weights"])
+def test_an_out_dir_may_be_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out_dir: str) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    engine = run(
+        tmp_path / "run",
+        CheckpointHook(out_dir=out_dir.replace("$absolute", str(tmp_path)), save_best="loss", interval=None),
+        max_epochs=1,
+    )
+    roots = {"weights/mine": tmp_path / "here", "~/weights": tmp_path / "home", "$absolute/a b/weights": tmp_path}
+    folder = roots[out_dir] / out_dir.removeprefix("~/").removeprefix("$absolute/")
+    assert files(folder) == {"epoch_1", "best_loss_epoch_1"}
+    assert (folder / "last_checkpoint").is_file()
+    assert Path(engine.best.checkpoint).resolve() == folder / "best_loss_epoch_1.pth"
+    assert not list((tmp_path / "here").glob("~*"))
+
+
 def test_an_out_dir_elsewhere_leads_back_to_the_run(tmp_path: Path) -> None:
     run(tmp_path / "run", CheckpointHook(out_dir=str(tmp_path / "big" / "disk")), max_epochs=1)
     assert files(tmp_path / "big" / "disk") == {"epoch_1"}
@@ -343,11 +413,14 @@ def test_the_files_of_another_run_are_not_overwritten(tmp_path: Path) -> None:
     assert load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"] == before
 
 
-def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("out_dir", ["$tmp/file/dir", "$tmp/file", "/proc/weights", "$tmp/" + "long" * 99])
+def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_path: Path, out_dir: str) -> None:
     (tmp_path / "file").touch()
-    engine = engine_of(tmp_path / "run", {"checkpoint": CheckpointHook(out_dir=tmp_path / "file" / "dir")})
-    with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: .*cannot be written"):
+    hook = CheckpointHook(out_dir=out_dir.replace("$tmp", str(tmp_path)))
+    engine = engine_of(tmp_path / "run", {"checkpoint": hook})
+    with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: .*cannot be written") as error:
         engine.train()
+    assert error.value.remedy == "Use a folder that you may write to."
     assert engine.progress.iteration == 0
 
 
@@ -360,7 +433,12 @@ def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_pa
         ({"interval": 0}, "interval"),
         ({"save_begin": -1}, "save_begin"),
         ({"max_keep_ckpts": 0}, "max_keep_ckpts"),
+        ({"max_keep_ckpts": -1}, "max_keep_ckpts"),
         ({"rule": "bigger"}, "rule"),
+        ({"save_best": ["a", "b"], "rule": ["less", "bigger"]}, "rule"),
+        ({"save_best": ["a", "b"], "rule": ["less"] * 3}, "rule"),
+        ({"save_best": ["a", "b", "a"]}, "save_best"),
+        ({"out_dir": "~nobody_by_this_name/weights"}, "out_dir"),
         ({"published_keys": ["weights"]}, "published_keys"),
         ({"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys"),
     ],
@@ -369,11 +447,13 @@ def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[st
     with pytest.raises(UserError) as error:
         CheckpointHook(**options)
     assert error.value.key == key
+    assert error.value.remedy
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"save_best": 3}, r"save_best: there is no metric '3'"),
         ({"save_best": "acuracy"}, r"save_best: there is no metric 'acuracy'\n  Did you mean accuracy"),
         ({"save_best": ["auto", "loss"]}, r"save_best: 'auto' stands for one metric"),
         ({"save_best": "speed"}, r"checkpoint\.rule: nothing says"),

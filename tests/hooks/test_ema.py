@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.grad_scaling import FP16
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
@@ -81,28 +81,13 @@ def check(averaged: Mapping[str, Tensor], expected: Weights) -> None:
 # The average. --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "share"),
-    [
-        ({"momentum": 0.3, "warmup": False}, lambda u: 0.3),
-        ({"momentum": 0.0002}, lambda u: max(0.0002, 9 / (10 + u))),
-        ({"momentum": 0.5}, lambda u: max(0.5, 9 / (10 + u))),
-        ({"ema_type": "stochastic"}, lambda u: 1 / (1 + u)),
-        ({"ema_type": "momentum_annealing"}, lambda u: 100 / (100 + u)),
-        ({"ema_type": "momentum_annealing", "momentum": 0.3, "gamma": 1}, lambda u: max(0.3, 1 / (1 + u))),
-        ({"ema_type": "exp_momentum"}, lambda u: 0.9998 * math.exp(-(1 + u) / 2000) + 0.0002),
-        ({"ema_type": "exp_momentum", "momentum": 0.1, "gamma": 5}, lambda u: 0.9 * math.exp(-(1 + u) / 5) + 0.1),
-        ({"ema_type": "linear_momentum", "momentum": 0.05}, lambda u: min(0.05, (1 + u) / (100 + u))),
-        ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 4}, lambda u: min(0.5, (1 + u) / (4 + u))),
-    ],
-)
-def test_each_type_gives_its_average(tmp_path: Path, options: dict[str, Any], share: Callable[[int], float]) -> None:
-    ema = EMAHook(**options)
+def test_the_average_is_of_the_parameters_and_in_float32(tmp_path: Path) -> None:
+    ema = EMAHook()
     engine, recorder = run(tmp_path, ema)
     assert ema.updates == len(recorder.steps) == 12
     averaged = ema.state_dict()["averaged"]
     assert averaged.keys() == {name for name, _ in engine.model.named_parameters()}
-    check(averaged, average(recorder.steps, share))
+    check(averaged, average(recorder.steps, lambda u: 9 / (10 + u)))
     assert not torch.equal(averaged["0.weight"], engine.model.state_dict()["0.weight"])
 
 
@@ -113,11 +98,12 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
     assert same(bits(engine.model), bits(plain.model))
 
 
-def test_updates_follow_optimizer_steps_and_not_iterations(tmp_path: Path) -> None:
-    # Windows of 3 in epochs of 4: two steps an epoch.
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (3, 6)])  # windows of 3 in epochs of 4: two steps each
+def test_updates_follow_optimizer_steps_and_not_iterations(tmp_path: Path, accumulate: int, steps: int) -> None:
     ema = EMAHook(momentum=0.3, warmup=False)
-    _, recorder = run(tmp_path, ema, accumulate=3)
-    assert ema.updates == len(recorder.steps) == 6
+    engine, recorder = run(tmp_path, ema, accumulate=accumulate)
+    assert ema.updates == len(recorder.steps) == engine.progress.optimizer_step == steps
+    assert engine.progress.iteration == 12
     check(ema.state_dict()["averaged"], average(recorder.steps, lambda u: 0.3))
 
 
@@ -156,14 +142,29 @@ def test_by_epoch_averages_the_ends_of_epochs(tmp_path: Path, options: dict[str,
     check(ema.state_dict()["averaged"], expected)
 
 
-def test_a_skipped_step_is_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ema, recorder = EMAHook(), Recorder()
-    engine = engine_of(tmp_path, {"recorder": recorder, "ema": ema}, max_epochs=1)
-    taken = iter([True, False, True, True])
-    step = engine.precision.step
-    monkeypatch.setattr(engine.precision, "step", lambda optimizer: next(taken) and step(optimizer))
+class Overflow(Hook):
+    """Makes the gradients of one iteration infinite, as a loss scale that is too large does."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        if engine.progress.iteration + 1 == self.iteration:
+            for parameter in engine.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.fill_(float("inf"))
+
+
+@pytest.mark.parametrize(("overflow", "options"), [(2, {}), (1, {}), (3, {"accumulate": 3})])
+def test_a_step_that_fp16_skips_is_no_update(tmp_path: Path, overflow: int, options: dict[str, Any]) -> None:
+    ema, recorder = EMAHook(momentum=0.3, warmup=False), Recorder()
+    hooks = {"overflow": Overflow(overflow), "recorder": recorder, "ema": ema}
+    precision = FP16(torch.device("cpu"), init_scale=1024)
+    engine = engine_of(tmp_path, hooks, precision=precision, max_epochs=2, **options)
     engine.train()
-    assert ema.updates == engine.progress.optimizer_step == 3
+    assert (precision.skipped, precision.scale) == (1, 512)
+    assert ema.updates == len(recorder.steps) == engine.progress.optimizer_step == (3 if options else 7)
+    check(ema.state_dict()["averaged"], average(recorder.steps, lambda u: 0.3))
 
 
 def test_buffers_are_averaged_or_copied_with_update_buffers(tmp_path: Path) -> None:
@@ -248,14 +249,40 @@ def test_evaluation_runs_on_the_average_and_the_raw_bits_come_back(tmp_path: Pat
     assert engine.optimizer.param_groups[0]["params"][0] is next(engine.model.parameters())
 
 
-@pytest.mark.parametrize("options", [{"begin_epoch": 4}, {"weights": "raw"}])
-def test_before_the_first_update_and_with_raw_weights_evaluation_is_raw(
-    tmp_path: Path, options: dict[str, Any]
+def test_with_weights_raw_evaluation_is_raw(tmp_path: Path) -> None:
+    _, recorder = run(tmp_path, EMAHook(), test=True, weights="raw")
+    for evaluated in recorder.evaluated[2:]:
+        assert same(evaluated, recorder.steps[-1])
+
+
+@pytest.mark.parametrize("options", [{"begin_iter": 7}, {"begin_epoch": 2}])
+def test_before_the_first_update_evaluation_is_raw(tmp_path: Path, options: dict[str, Any]) -> None:
+    # Validations after 4, 8 and 12 steps, and a test.
+    _, recorder = run(tmp_path, EMAHook(**options), test=True)
+    assert same(recorder.evaluated[0], recorder.steps[3])
+    assert not same(recorder.evaluated[1], recorder.steps[7])
+    assert not same(recorder.evaluated[3], recorder.steps[11])
+
+
+@pytest.mark.parametrize(("best", "averages"), [(1, False), (3, True)])
+def test_the_best_checkpoint_and_what_is_published_are_raw_before_the_first_update(
+    tmp_path: Path, best: int, averages: bool
 ) -> None:
-    ema = EMAHook(begin_epoch=options.pop("begin_epoch", 0))
-    _, recorder = run(tmp_path, ema, test=True, **options)
-    assert same(recorder.evaluated[2], recorder.steps[-1])
-    assert same(recorder.evaluated[3], recorder.steps[-1])
+    values = [0.1, 0.1, 0.1, 0.0]
+    values[best - 1] = 0.9
+    recorder = Recorder()
+    checkpoint = CheckpointHook(save_best="acc", save_last=False, published_keys=["meta", "state_dict"])
+    hooks = {"recorder": recorder, "ema": EMAHook(begin_iter=7), "checkpoint": checkpoint}
+    engine_of(tmp_path, hooks, metrics={"acc": Scripted(values)}, test=True).train()
+    saved = load(tmp_path / "checkpoints" / f"best_acc_epoch_{best}.pth")
+    published = load(tmp_path / "checkpoints" / f"best_acc_epoch_{best}_published.pth")
+    assert same(saved["state_dict"], recorder.steps[4 * best - 1]), "the raw weights are there, in any case"
+    assert ("averaged_weights" in saved["meta"]) == averages == bool(saved["hooks"]["ema"]["averaged"])
+    assert "averaged_weights" not in published["meta"]
+    expected = {**saved["state_dict"], **saved["hooks"]["ema"]["averaged"]}
+    assert same(published["state_dict"], expected)
+    assert same(recorder.evaluated[best - 1], expected), "what was validated"
+    assert same(recorder.evaluated[-1], expected), "what was tested"
 
 
 class Failing(Hook):
@@ -365,3 +392,47 @@ def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[st
     with pytest.raises(UserError) as error:
         EMAHook(**options)
     assert error.value.key == key
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "key"),
+    [
+        ({"begin_epoch": 4}, {}, "begin_epoch"),
+        ({"begin_epoch": 4, "by_epoch": True}, {}, "begin_epoch"),
+        ({"begin_epoch": 3, "interval": 4}, {"max_iters": 11}, "begin_epoch"),
+        ({"begin_iter": 13}, {}, "begin_iter"),
+        ({"begin_iter": 7}, {"accumulate": 3}, "begin_iter"),  # six optimizer steps in twelve iterations
+        ({"interval": 13}, {}, "interval"),
+        ({"interval": 4, "by_epoch": True}, {}, "interval"),
+        ({"by_epoch": True}, {"max_iters": 3}, "interval"),
+    ],
+)
+def test_a_run_that_ends_before_the_first_update_is_refused(
+    tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], key: str
+) -> None:
+    engine = engine_of(tmp_path, {"ema": EMAHook(**options)}, **settings)
+    with pytest.raises(UserError, match="before the first update") as error:
+        engine.train()
+    assert error.value.key == f"hooks.ema.{key}"
+    assert engine.progress.iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"begin_epoch": 3}, {"max_iters": 9}),
+        ({"begin_epoch": 3, "by_epoch": True}, {}),
+        ({"begin_epoch": 3, "interval": 4}, {}),
+        ({"begin_iter": 12}, {}),
+        ({"begin_iter": 6}, {"accumulate": 3}),
+        ({"interval": 12}, {}),
+        ({"interval": 4}, {"max_iters": 7, "accumulate": 2}),
+    ],
+)
+def test_one_whose_last_step_is_the_first_update_is_not(
+    tmp_path: Path, options: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    ema = EMAHook(**options)
+    run(tmp_path, ema, **settings)
+    assert ema.updates == 1

@@ -21,6 +21,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
+from hydraloop.hooks.param_scheduler import ParamSchedulerHook
+from hydraloop.hooks.progress import ProgressHook
+from hydraloop.hooks.records import position
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.task import Task
@@ -168,10 +171,12 @@ def test_a_second_run_appends_behind_the_last_whole_line(tmp_path: Path) -> None
     assert len(_lines(tmp_path)) == 10
 
 
-def test_each_record_is_in_the_file_when_it_is_announced(tmp_path: Path) -> None:
+def test_each_record_is_in_the_file_when_hooks_behind_are_told(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Follower(Hook):
+        priority = 90  # a tracker's
+
         def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
             seen.append(len(_lines(tmp_path)))
 
@@ -186,6 +191,77 @@ def test_each_record_is_in_the_file_when_it_is_announced(tmp_path: Path) -> None
     )
     follower.train()
     assert seen == [1, 2, 3, 4, 5]
+
+
+class Reporting(Hook):
+    """Makes a record of its own each epoch, before the logger's validation and behind it."""
+
+    priority = 100
+
+    def __init__(self, entries: dict[str, Any] | None = None) -> None:
+        self.entries = {"mode": "weights"} if entries is None else entries
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        engine.log_record({**self.entries, "iteration": engine.progress.iteration, "norm": 2.5})
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        engine.log_record({**position(engine, "val"), "picture": "here.png"})
+
+
+def _with(engine: Engine, **hooks: Hook) -> Engine:
+    """The same engine with other hooks beside its own."""
+    return Engine(
+        task=engine.task,
+        optimizer=engine.optimizer,
+        loaders=engine.loaders,
+        hooks={**engine.hooks, **hooks},
+        settings=engine.settings,
+        run_dir=engine.run_dir,
+    )
+
+
+def test_records_of_other_hooks_are_in_the_file_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
+    everybody = {"param_scheduler": ParamSchedulerHook(), "progress": ProgressHook(enabled=True)}
+    engine = _with(_engine(tmp_path, LoggerHook(interval=5)), reporting=Reporting(), **everybody)
+    engine.train()
+    records = _lines(tmp_path)
+    assert [(record["mode"], record["iteration"]) for record in records] == [
+        ("train", 5), ("weights", 7), ("val", 7), ("val", 7), ("train", 10), ("weights", 14), ("val", 14), ("val", 14),
+        ("test", 14),
+    ]  # fmt: skip
+    assert records[1] == {"mode": "weights", "iteration": 7, "norm": 2.5}
+    assert records[3] == {"mode": "val", "epoch": 1, "iteration": 7, "picture": "here.png"}
+    listener = engine.hooks["listener"]
+    assert isinstance(listener, Listener)
+    assert listener.records == records, "each once, and everybody the same"
+    lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
+    assert [line.split()[0] for line in lines] == ["epoch", "val", "epoch", "val", "test"], "its own, one line each"
+
+
+def test_a_record_without_a_mode_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = _engine(tmp_path, LoggerHook())
+    engine = _with(engine, reporting=Reporting({}), progress=ProgressHook(enabled=True), lr=ParamSchedulerHook())
+    engine.train()
+    assert {"iteration": 7, "norm": 2.5} in _lines(tmp_path)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_record_that_is_no_json_is_refused_with_what_it_has(tmp_path: Path) -> None:
+    engine = _with(_engine(tmp_path, LoggerHook()), reporting=Reporting({"mode": "train", "norm of": torch.ones(2)}))
+    with pytest.raises(TypeError, match="plain numbers and strings, not a Tensor"):
+        engine.train()
+
+
+def test_without_a_logger_records_still_reach_the_others(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, LoggerHook())
+    del engine.hooks["logger"]
+    engine = _with(engine, reporting=Reporting())
+    engine.train()
+    listener = engine.hooks["listener"]
+    assert isinstance(listener, Listener)
+    assert [record["mode"] for record in listener.records] == ["weights", "val", "weights", "val"]
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_one_host_sync_a_record(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,17 @@ import pytest
 import torch
 from torch import nn
 
+import hydraloop
+from hydraloop.builder import build
+from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import ProfilerHook
 from hydraloop.tasks.task import Task
+from tests.config.composed import REPOSITORY
+from tests.ranks import on_ranks
 
 
 class Watcher(Hook):
@@ -39,9 +46,28 @@ def _recording() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
+STARTED: list[ProfilerHook] = []
+
+
+def stop_all() -> None:
+    """Stop what a failing test has left on: it would crash the process as it ends."""
+    for hook in STARTED:
+        if hook._profile is not None:
+            hook._handlers.clear()
+            hook._profile.stop()
+    STARTED.clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_profiler_left() -> Iterator[None]:
+    yield
+    stop_all()
+
+
 def _run(tmp_path: Path, hook: ProfilerHook, *, epochs: int = 2, fail_at: int | None = None) -> Watcher:
     model = nn.Linear(2, 1)
     watcher = Watcher(fail_at)
+    STARTED.append(hook)
     Engine(
         task=Task(model, nn.MSELoss()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -127,6 +153,19 @@ def test_a_callable_gets_the_profile(tmp_path: Path) -> None:
     assert not (tmp_path / "tf_tracing_logs").exists()
 
 
+def test_a_target_in_the_config_gets_the_profile(tmp_path: Path) -> None:
+    handler = f"{{_target_: torch.profiler.tensorboard_trace_handler, dir_name: {tmp_path / 'mine'}}}"
+    lines = [
+        "engine.device=cpu",
+        "engine.max_iters=6",
+        "hooks=[profiler]",
+        f"hooks.profiler.on_trace_ready=[{handler}]",
+    ]
+    build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path / "run").train()
+    [trace] = (tmp_path / "mine").iterdir()
+    assert _steps(trace) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
+
+
 def test_the_profiler_stops_when_training_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="on purpose"):
         _run(tmp_path, ProfilerHook(), fail_at=3)
@@ -197,3 +236,74 @@ def test_a_profile_the_run_is_too_short_for_is_refused(tmp_path: Path, options: 
     with pytest.raises(UserError) as raised:
         _run(tmp_path, ProfilerHook(**options))
     assert raised.value.key == key
+
+
+# The readers. --------------------------------------------------------------------------------------------------------
+
+_WORKER_PATTERN = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?$")
+"""What torch_tb_profiler 0.4.3 (TensorBoard's plug-in) takes for a trace: worker, span; its consts.WORKER_PATTERN."""
+
+
+def test_a_trace_has_what_chrome_and_tensorboard_read(tmp_path: Path) -> None:
+    """Chrome's Trace Event Format: an object with traceEvents, whose complete events have a beginning and a length."""
+    _run(tmp_path, ProfilerHook())
+    [trace] = _tensorboard_traces(tmp_path)
+    named = _WORKER_PATTERN.match(trace.name)
+    assert named is not None
+    assert re.fullmatch(r".+_\d+", named.group(1)), "node and process"
+    assert named.group(2), "the time, so that several cycles are several spans"
+    content = json.loads(trace.read_text())
+    assert content["schemaVersion"] >= 1
+    assert content["profile_memory"] == 1
+    assert isinstance(content["deviceProperties"], list)
+    assert "distributedInfo" not in content
+    events = content["traceEvents"]
+    assert {"X", "i", "M"} <= {event["ph"] for event in events}
+    for event in events:
+        assert {"ph", "name", "pid", "tid", "ts"} <= event.keys()
+        assert event["ph"] != "X" or event["dur"] >= 0
+    memory = [event["args"] for event in events if event["name"] == "[memory]"]
+    assert all({"Bytes", "Addr", "Device Type", "Device Id"} <= arguments.keys() for arguments in memory)
+    # Parents contain their children: the operators of an iteration lie within its step.
+    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    for event in events:
+        if event["name"] == "aten::addmm":
+            assert any(
+                step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"] for step in steps
+            )
+
+
+def test_tensorboards_own_reader_opens_it(tmp_path: Path) -> None:
+    reader = pytest.importorskip("torch_tb_profiler.profiler.data", reason="torch_tb_profiler is not installed")
+    _run(tmp_path, ProfilerHook())
+    [trace] = _tensorboard_traces(tmp_path)
+    read = reader.RunProfileData.parse("worker", "1", str(trace), str(tmp_path))
+    assert read.steps_names == ["2", "3", "4"]
+    assert "aten::addmm" in {operator.name for operator in read.op_list_groupby_name}
+    assert read.memory_snapshot is not None
+
+
+def on_rank(distributed: Distributed, run_dir: str) -> None:
+    """A run on its rank."""
+    task = Task(nn.Linear(2, 1), nn.MSELoss())
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 8),
+        hooks={"profiler": ProfilerHook(on_trace_ready="tb_trace")},
+        settings=Settings(max_epochs=1, device="cpu"),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+
+
+def test_of_several_ranks_the_first_is_profiled_and_says_so(tmp_path: Path) -> None:
+    on_ranks(2, on_rank, str(tmp_path))
+    [trace] = _tensorboard_traces(tmp_path)
+    content = json.loads(trace.read_text())
+    assert {name: content["distributedInfo"][name] for name in ("backend", "rank", "world_size")} == {
+        "backend": "gloo",
+        "rank": 0,
+        "world_size": 2,
+    }
+    assert any("gloo:all_reduce" in event["name"] for event in content["traceEvents"])

@@ -15,6 +15,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
+from tests.hooks.tiny_runs import BATCHES, Scripted, engine_of
 
 NewOptimizer = Callable[..., torch.optim.Optimizer]
 
@@ -63,6 +64,25 @@ def test_facts_follow_the_run(tmp_path: Path) -> None:
     assert {(fact["max_epochs"], fact["max_iters"], fact["lr"]) for fact in facts} == {(2, 6, 0.25)}
     assert facts[0]["metrics"] == {}
     assert engine.messages.read("metrics") == engine.metrics != {}
+
+
+def test_the_losses_are_those_of_the_iteration_just_done(tmp_path: Path) -> None:
+    engine = _engine(tmp_path)
+    engine.train()
+    reader = engine.hooks["reader"]
+    for facts, outputs in zip(reader.facts, reader.kept, strict=True):  # type: ignore[attr-defined]
+        losses = {name: float(value) for name, value in facts["losses"].items()}
+        assert losses == {"loss": outputs["loss"], "aux_loss": 2 * outputs["loss"], "loss_weight": 0.5}
+    assert not any(torch.is_tensor(value) and value.requires_grad for value in engine.messages.read("losses").values())
+
+
+def test_the_best_is_the_first_metrics_in_the_direction_it_declares(tmp_path: Path) -> None:
+    for direction, best in ((True, (0.75, 2)), (False, (0.25, 3)), (None, None)):
+        metrics = {"mine": Scripted([0.5, 0.75, 0.25, 0.75], direction)}
+        engine = engine_of(tmp_path, {"runtime_info": RuntimeInfoHook()}, metrics=metrics, max_epochs=4)
+        engine.train()
+        seen = engine.messages.read("best")
+        assert seen == (None if best is None else ("mine", best[0], best[1], best[1] * BATCHES))
 
 
 def test_lr_is_read_when_asked(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from hydraloop.data.loader import build_loader
+from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from tests.hooks.tiny_runs import Stopper, engine_of
+from tests.ranks import on_ranks
 
 
 def data(samples: int = 8) -> TensorDataset:
@@ -89,6 +91,21 @@ def test_a_resumed_run_goes_on_in_the_order_it_left(tmp_path: Path) -> None:
     first = train(stop_at=6)
     second = train(resume=tmp_path / "checkpoints" / "iter_6.pth")
     assert first[1] + second[1] == orders(tmp_path, loader())[1]
+
+
+def orders_of_rank(distributed: Distributed, run_dir: str) -> dict[int, list[int]]:
+    """What this rank sees of a run of all of them."""
+    rank, ranks = distributed.rank, distributed.world_size
+    loader = build_loader(data(), shuffle=True, seed=1, batch_size=2, rank=rank, world_size=ranks)
+    return orders(Path(run_dir), loader, val=False, distributed=distributed)
+
+
+def test_real_ranks_shuffle_anew_together(tmp_path: Path) -> None:
+    first, second = on_ranks(2, orders_of_rank, str(tmp_path))
+    for epoch in range(3):
+        assert sorted(first[epoch] + second[epoch]) == list(range(8)), "each sample once"
+    for seen in (first, second):
+        assert len({tuple(order) for order in seen.values()}) == 3
 
 
 def test_loaders_without_such_a_sampler_are_left_alone(tmp_path: Path) -> None:

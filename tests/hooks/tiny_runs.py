@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.precision import Precision
 from hydraloop.tasks.task import Task
 
 BATCHES = 4
@@ -73,6 +75,8 @@ def engine_of(
     val: bool = True,
     schedules: Mapping[str, Any] | None = None,
     optimizer: optim.Optimizer | None = None,
+    distributed: Distributed | None = None,
+    precision: Precision | None = None,
     **settings: Any,
 ) -> Engine:
     """An engine over four batches an epoch, with SGD; `settings` are the engine's."""
@@ -90,6 +94,8 @@ def engine_of(
         schedules=schedules,
         settings=Settings(**{"max_epochs": 3, "device": "cpu", **settings}),
         run_dir=run_dir,
+        distributed=distributed,
+        precision=precision,
     )
 
 

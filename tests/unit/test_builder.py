@@ -88,7 +88,9 @@ def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
         ({"scheduler__x": 5}, "scheduler.x", "_target_"),
         ({"optimizer___partial_": False}, "optimizer", ""),
         ({"optimizer__lr": -1.0}, "optimizer", "Invalid learning rate"),
-        ({"engine__val_interval": 0}, "engine.val_interval", "1 or more"),
+        ({"engine__val_interval": -1}, "engine.val_interval", "1 or more, or null for never"),
+        ({"engine__max_iters": -1}, "engine.max_iters", "1 or more, or null"),
+        ({"engine__accumulate": 0}, "engine.accumulate", "1 or more."),
         ({"weights": "best"}, "weights", "averaged or raw"),
     ],
 )

@@ -320,21 +320,38 @@ def test_init_takes_what_fits_by_name(tmp_path: Path) -> None:
     assert torch.equal(model.head.weight, head)
 
 
-def test_init_with_a_prefix_takes_only_those(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_takes_only_those(tmp_path: Path, prefix: str) -> None:
     model = _Net()
     head = model.head.weight.clone()
     entries = {"backbone.weight": torch.ones(2, 2), "head.weight": torch.ones(1, 2)}
-    initialise(model, _saved(tmp_path / "a.pth", entries), "backbone.")
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
     assert torch.equal(model.backbone.weight, torch.ones(2, 2))
     assert torch.equal(model.head.weight, head)
 
 
-def test_init_with_a_prefix_the_model_does_not_have_takes_it_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_the_model_does_not_have_takes_it_off(tmp_path: Path, prefix: str) -> None:
     model = nn.Linear(2, 2)
-    entries = {"backbone.weight": torch.ones(2, 2), "backbone.bias": torch.ones(2), "head.weight": torch.ones(1, 2)}
-    initialise(model, _saved(tmp_path / "a.pth", entries), "backbone.")
+    entries = {
+        "backbone.weight": torch.ones(2, 2),
+        "backbone.bias": torch.ones(2),
+        "backbone2.weight": torch.zeros(2, 2),
+        "head.weight": torch.ones(1, 2),
+    }
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
     assert torch.equal(model.weight, torch.ones(2, 2))
     assert torch.equal(model.bias, torch.ones(2))
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front(tmp_path: Path, prefix: str) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    entries = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "fc.weight": torch.ones(1, 2)}
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
 
 
 @pytest.mark.parametrize(

@@ -185,14 +185,16 @@ class Due(Hook):
 
     def __init__(self) -> None:
         self.due: dict[str, list[int]] = {
-            name: [] for name in ("every 2 iters", "every 2 epochs", "batch", "end", "last")
+            name: [] for name in ("every 2 train iters", "every 2 iters", "every 2 epochs", "batch", "end", "last")
         }
+        self.ends: list[tuple[Mode, int]] = []
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
         iteration = engine.progress.iteration
         for name, yes in (
-            ("every 2 iters", self.every_n_train_iters(engine, 2)),
-            ("batch", self.every_n_iters(batch_idx, 2)),
+            ("every 2 train iters", self.every_n_train_iters(engine, 2)),
+            ("every 2 iters", self.every_n_iters(engine, 2)),
+            ("batch", self.every_n_inner_iters(batch_idx, 2)),
             ("end", self.end_of_epoch(engine, batch_idx)),
             ("last", self.is_last_train_iter(engine)),
         ):
@@ -204,14 +206,52 @@ class Due(Hook):
             self.due["every 2 epochs"].append(engine.progress.epoch)
         assert self.is_last_train_epoch(engine) == (engine.progress.epoch == 4)
 
+    def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any, mode: Mode) -> None:
+        if self.end_of_epoch(engine, batch_idx, mode):
+            self.ends.append((mode, batch_idx))
+
 
 def test_helpers_say_when_something_is_due(tmp_path: Path) -> None:
     hook = Due()
-    make_engine(tmp_path, {"due": hook}, train=batches(3), max_epochs=4).train()
+    make_engine(tmp_path, {"due": hook}, train=batches(3), val=batches(2), test=batches(4), max_epochs=4).train()
     assert hook.due == {
+        "every 2 train iters": [2, 4, 6, 8, 10, 12],
         "every 2 iters": [2, 4, 6, 8, 10, 12],
         "every 2 epochs": [2, 4],
         "batch": [2, 5, 8, 11],
         "end": [3, 6, 9, 12],
         "last": [12],
     }
+    assert hook.ends == [("train", 2), ("val", 1)] * 4 + [("test", 3)]
+
+
+class AsThere(Hook):
+    """Compares the helpers with mmengine 0.10's formulas, whose counters are still those before the iteration."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        done = engine.progress.iteration - 1  # their runner.iter here
+        for n in (1, 2, 3, 5):
+            assert self.every_n_inner_iters(batch_idx, n) == ((batch_idx + 1) % n == 0)
+            for start in (0, 2, 3, 4):
+                theirs = (done + 1 - start) % n == 0 if done + 1 - start >= 0 else False
+                assert self.every_n_train_iters(engine, n, start) == self.every_n_iters(engine, n, start) == theirs
+                self.compared += 1
+        assert self.end_of_epoch(engine, batch_idx) == (batch_idx + 1 == len(engine.loaders.train or ()))
+        assert self.is_last_train_iter(engine) == (done + 1 == engine.max_iters)
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        done = engine.progress.epoch - 1  # their runner.epoch here
+        for n in (1, 2, 3):
+            for start in (0, 2, 3):
+                theirs = (done + 1 - start) % n == 0 if done + 1 - start >= 0 else False
+                assert self.every_n_epochs(engine, n, start) == theirs
+        assert self.is_last_train_epoch(engine) == (done + 1 == engine.max_epochs)
+
+
+def test_the_helpers_answer_as_mmengines_do(tmp_path: Path) -> None:
+    hook = AsThere()
+    make_engine(tmp_path, {"as_there": hook}, train=batches(5), max_epochs=4).train()
+    assert hook.compared == 20 * 16

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.messages import Messages
+from hydraloop.errors import UserError
 from tests.helpers import HostSyncs
 from tests.ranks import on_ranks
 
@@ -91,6 +94,34 @@ def many_means(distributed: Distributed) -> dict[str, float]:
 def test_any_number_of_names() -> None:
     for means in on_ranks(2, many_means):
         assert means == {f"name{index}": index + 0.5 for index in range(300)}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([torch.ones(4), torch.ones(4)], "shape [4]"),
+        ([torch.ones(()), torch.ones(3)], "shape [3]"),
+        ([torch.ones((), requires_grad=True)], "detach()"),
+        ([0.5, "high"], "'high'"),
+        ([None], "None"),
+    ],
+)
+def test_what_is_no_detached_scalar_is_named_at_the_next_record(values: list[Any], words: str) -> None:
+    messages = Messages()
+    messages.add("loss", torch.tensor(1.0))
+    for value in values:
+        messages.add("mine", value)
+    with pytest.raises(UserError) as caught:
+        messages.means()
+    assert "'mine'" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_tensor_of_one_entry_is_a_scalar() -> None:
+    messages = Messages()
+    messages.add("mine", torch.tensor([3.0]))
+    messages.add("mine", torch.tensor(5.0))
+    assert messages.means() == {"mine": 4.0}
 
 
 def test_adding_costs_no_host_sync_and_a_record_one() -> None:

@@ -33,7 +33,7 @@ from hydraloop.hooks import (
     ParamSchedulerHook,
     RuntimeInfoHook,
 )
-from hydraloop.optim.schedule import Schedule, build_schedule
+from hydraloop.optim import Schedule, build_schedule
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
 from tests.helpers import differences

@@ -1,0 +1,302 @@
+"""LightningCallback: a callback written for Lightning, at the matching mount points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydraloop.compat.adapter import (
+    Adapter,
+    check_entries,
+    in_eval_mode,
+    name_of,
+    overridden,
+    refuse_known,
+    require_object,
+)
+from hydraloop.compat.facade import Context
+from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES
+from hydraloop.compat.lightning_trainer import Trainer
+from hydraloop.engine.schedule import Every
+from hydraloop.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class LightningCallback(Adapter):
+    """Runs a Lightning callback: `LightningCallback(EarlyStopping(monitor="val_loss"))`.
+
+    What carries over, with Lightning's arguments and in Lightning's order:
+
+    * setup, teardown, on_fit_start, on_fit_end, on_train_start, on_train_end, on_exception
+    * on_train_epoch_start, on_train_epoch_end (behind the epoch's validation), on_train_batch_start,
+      on_train_batch_end, on_after_backward, on_before_optimizer_step
+    * on_validation_… and on_test_…: start, end, epoch_start, epoch_end, batch_start, batch_end; the model is in
+      evaluation mode, without gradients
+    * on_save_checkpoint, on_load_checkpoint, state_dict, load_state_dict
+    * on_sanity_check_…: never called, as with `num_sanity_val_steps=0`
+
+    and these attributes (`lightning_trainer.py` and `lightning_module.py` say what each is):
+
+    * trainer: current_epoch, global_step, max_epochs, max_steps, num_training_batches, num_val_batches,
+      num_test_batches, is_last_batch; training, validating, testing, evaluating, predicting, sanity_checking, state
+      (fn, stage, status); should_stop, which may be set; callback_metrics, logged_metrics; lightning_module, model,
+      optimizers, train_dataloader, val_dataloaders, test_dataloaders, callbacks; logger and loggers (log_metrics);
+      strategy (root_device, reduce_boolean_decision, broadcast, barrier), is_global_zero, global_rank, local_rank,
+      world_size; default_root_dir, log_dir, accumulate_grad_batches, check_val_every_n_epoch, val_check_interval,
+      fast_dev_run, save_checkpoint
+    * pl_module: log, log_dict, print, trainer, device, current_epoch, global_step, global_rank, logger, optimizers,
+      automatic_optimization, calling it, and every public attribute of the task (model, parameters, train, eval, …)
+
+    Anything else of these is a `NoCounterpartError` that names it, the callback and its method. on_before_backward,
+    on_before_zero_grad and on_predict_… have no mount point: a callback with one is refused, unless `ignore` names
+    it. Of Lightning's own, EarlyStopping, Timer, LambdaCallback, SpikeDetection and what derives from BaseFinetuning
+    work; those of `INSTEAD` are refused at once, with the option that is here for them.
+
+    What differs: the metrics are those of the task, in `callback_metrics` as `accuracy` and as `val_accuracy`;
+    `outputs` of a train batch has the batch's own mean loss, whatever `accumulate`, that of a validation batch is what
+    the task's `evaluate` returned; after on_validation_batch_end an average (`ema`) is no longer in the model;
+    `pl_module` is neither an `nn.Module` nor a `LightningModule` to `isinstance`;
+    on_train_epoch_end is not called for an epoch that training ends within. A checkpoint is hydraloop's, and its own
+    entries cannot be replaced. As in Lightning, only on_exception is called once something was raised.
+
+    Mount points: before_train, before_val, after_val_epoch, after_val, before_test, after_test_epoch, after_run, and
+    those that the callback's class uses. Priority NORMAL: Lightning has none. Cost: about 2.5 µs a call beside the
+    callback's own; a host sync only if the callback has one. State: the callback's own.
+
+    Args:
+        callback: an object of a class derived from Lightning's `Callback`, or with methods like one.
+        ignore: names of its methods without a mount point that it can do without.
+
+    Raises:
+        UserError: it is no callback, has a method without a mount point, or is one of Lightning's own that does not
+            carry over.
+    """
+
+    framework = "lightning"
+
+    def __init__(self, callback: Any, *, ignore: Sequence[str] = ()) -> None:
+        require_object(callback, "callback", "a Lightning callback")
+        refuse_known(callback, ("lightning", "pytorch_lightning"), INSTEAD, "callback")
+        own = overridden(callback, BASES)
+        missing = [name for name in own if name.startswith("on_") and name not in POINTS and name not in ignore]
+        if missing:
+            raise UserError(
+                f"{name_of(callback)} has {', '.join(missing)}, for which hydraloop has no mount point",
+                key="callback",
+                remedy=f"If it can do without: ignore=[{','.join(missing)}]. {suggestion(missing[0], POINTS)}",
+            )
+        used = [name for name in own if name in POINTS]
+        if not used:
+            known = ", ".join(POINTS)
+            raise UserError(
+                f"{name_of(callback)} has no method of a callback", key="callback", remedy=f"Known: {known}."
+            )
+        self.wrapped = callback
+        self._own = frozenset(used)
+        self._trainer: Trainer | None = None
+        self._fn: str | None = None
+        self._ended = 0  # the epoch whose on_train_epoch_end was called last
+        self._loaded: dict[str, Any] = {}
+        points = {point for name in used for point in POINTS[name]}
+        self._use_only(points.union(ALWAYS), state="state_dict" in own)
+
+    # The run. ------------------------------------------------------------------------------------------------------
+
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Keep a checkpoint that is resumed from for on_load_checkpoint, which comes behind setup."""
+        if engine.settings.resume is not None:
+            self._loaded["on_load_checkpoint"] = checkpoint
+
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """on_save_checkpoint; entries may be added."""
+        before = dict(checkpoint)
+        self._call(engine, "on_save_checkpoint", checkpoint)
+        check_entries(before, checkpoint, self.wrapped, "on_save_checkpoint", self.key)
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        """on_exception."""
+        self._call(engine, "on_exception", error)
+
+    def after_run(self, engine: Engine) -> None:
+        """teardown; not after an error."""
+        if engine.error is None:
+            self._tear_down(engine)
+        self._fn = None
+        self._trainer_of(engine).state.becomes(fn=None)
+
+    # Training. -----------------------------------------------------------------------------------------------------
+
+    def before_train(self, engine: Engine) -> None:
+        """setup, what is loaded, on_fit_start, on_train_start."""
+        self._begin(engine, "fit")
+        self._call(engine, "on_fit_start")
+        self._call(engine, "on_train_start")
+
+    def after_train(self, engine: Engine) -> None:
+        """on_train_end, on_fit_end; not after an error."""
+        if engine.error is None:
+            self._call(engine, "on_train_end")
+            self._call(engine, "on_fit_end")
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """on_train_epoch_start; not when a run resumes within the epoch."""
+        if not engine.resumed_in_epoch:
+            self._call(engine, "on_train_epoch_start")
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        """on_train_epoch_end, unless a validation comes first."""
+        if not _validation_follows(engine):
+            self._end_epoch(engine)
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        """on_train_batch_start."""
+        self._call(engine, "on_train_batch_start", batch, batch_idx)
+
+    def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """on_after_backward."""
+        self._call(engine, "on_after_backward")
+
+    def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """on_before_optimizer_step."""
+        self._call(engine, "on_before_optimizer_step", engine.optimizer)
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """on_train_batch_end."""
+        self._call(engine, "on_train_batch_end", outputs, batch, batch_idx)
+
+    # Validation and test. ------------------------------------------------------------------------------------------
+
+    def before_val(self, engine: Engine) -> None:
+        """on_validation_start."""
+        self._begin(engine, self._fn or "validate")
+        self._call(engine, "on_validation_start")
+
+    def before_val_epoch(self, engine: Engine) -> None:
+        """on_validation_epoch_start."""
+        self._call(engine, "on_validation_epoch_start")
+
+    def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        """on_validation_batch_start."""
+        self._call(engine, "on_validation_batch_start", batch, batch_idx)
+
+    def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """on_validation_batch_end."""
+        self._call(engine, "on_validation_batch_end", outputs, batch, batch_idx)
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """on_validation_epoch_end."""
+        self._trainer_of(engine).take(metrics, "", "val_")
+        self._call(engine, "on_validation_epoch_end")
+
+    def after_val(self, engine: Engine) -> None:
+        """on_validation_end, and on_train_epoch_end where this was the validation of an epoch."""
+        self._call(engine, "on_validation_end")
+        if self._fn == "fit":
+            self._trainer_of(engine).state.becomes(stage="train")
+            if engine.progress.batch_in_epoch == 0:
+                self._end_epoch(engine)
+
+    def before_test(self, engine: Engine) -> None:
+        """on_test_start."""
+        self._begin(engine, "test")
+        self._call(engine, "on_test_start")
+
+    def before_test_epoch(self, engine: Engine) -> None:
+        """on_test_epoch_start."""
+        self._call(engine, "on_test_epoch_start")
+
+    def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        """on_test_batch_start."""
+        self._call(engine, "on_test_batch_start", batch, batch_idx)
+
+    def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """on_test_batch_end."""
+        self._call(engine, "on_test_batch_end", outputs, batch, batch_idx)
+
+    def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """on_test_epoch_end."""
+        self._trainer_of(engine).take(metrics, "test_")
+        self._call(engine, "on_test_epoch_end")
+
+    def after_test(self, engine: Engine) -> None:
+        """on_test_end."""
+        self._call(engine, "on_test_end")
+
+    # State. --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The callback's own."""
+        state: dict[str, Any] = self.wrapped.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the callback's own state for it, until behind setup and on_load_checkpoint."""
+        self._loaded["load_state_dict"] = state
+
+    # Within. -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, engine: Engine, fn: str) -> None:
+        """Fit, validate or test begins, if it has not: teardown of the one before, setup, and what was loaded."""
+        if fn == self._fn:
+            return
+        self._tear_down(engine)
+        self._fn = fn
+        self._trainer_of(engine).state.becomes(fn=fn, stage="train" if fn == "fit" else fn)
+        self._call(engine, "setup", fn)
+        loaded, self._loaded = self._loaded, {}
+        if "on_load_checkpoint" in loaded:
+            self._call(engine, "on_load_checkpoint", loaded["on_load_checkpoint"])
+        if "load_state_dict" in loaded:
+            self.wrapped.load_state_dict(loaded["load_state_dict"])
+
+    def _tear_down(self, engine: Engine) -> None:
+        """teardown of what is going on, if anything is."""
+        if self._fn is not None:
+            self._trainer_of(engine).state.becomes(fn=self._fn)  # another callback of this engine may be further on
+            self._call(engine, "teardown", self._fn)
+
+    def _end_epoch(self, engine: Engine) -> None:
+        """on_train_epoch_end, once an epoch."""
+        if self._ended != engine.progress.epoch:
+            self._ended = engine.progress.epoch
+            self._call(engine, "on_train_epoch_end")
+
+    def _trainer_of(self, engine: Engine) -> Trainer:
+        """The trainer that all adapted callbacks of the engine share, kept by the first of them."""
+        if self._trainer is None or self._trainer.context.engine is not engine:
+            first = next(hook for hook in engine.hooks.values() if isinstance(hook, LightningCallback))
+            if first._trainer is None or first._trainer.context.engine is not engine:
+                first._trainer = Trainer(Context(engine))
+            self._trainer = first._trainer
+        return self._trainer
+
+    def _call(self, engine: Engine, name: str, *arguments: Any) -> None:
+        if name not in self._own:
+            return
+        trainer = self._trainer_of(engine)
+        stage = STAGES.get(name.split("_")[1]) if name.startswith("on_") else None
+        if stage is not None:
+            trainer.state.becomes(stage=stage)
+        method, user = getattr(self.wrapped, name), name_of(self.wrapped)
+        if stage in ("validate", "test") and "_batch_" not in name:
+            with in_eval_mode(engine.task), torch.no_grad():
+                trainer.context.call(user, self.key, name, method, trainer, trainer.lightning_module, *arguments)
+        else:
+            trainer.context.call(user, self.key, name, method, trainer, trainer.lightning_module, *arguments)
+
+
+def _validation_follows(engine: Engine) -> bool:
+    """Whether the engine validates behind the epoch just done: Lightning ends an epoch with its validation."""
+    settings, progress = engine.settings, engine.progress
+    if engine.loaders.val is None or settings.val_interval is None or progress.last_validation == progress.iteration:
+        return False
+    every = Every(settings.val_interval, settings.val_begin)
+    if settings.val_by_epoch:
+        due = every.due(progress.epoch)
+    else:
+        due = every.due_since(progress.last_validation, progress.iteration)
+    return due or progress.iteration >= engine.max_iters or engine.stopping

@@ -1,0 +1,177 @@
+"""EarlyStoppingHook: ends training once a metric has stopped getting better."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.errors import UserError
+from hydraloop.hooks.monitoring import check_metric, check_rule, higher_is_better
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+class EarlyStoppingHook(Hook):
+    """Stops training when `monitor` has not improved in `patience` validations in a row.
+
+    A validation improves on the best value if it comes at least `min_delta` beyond it; it is then the best one. Every
+    other adds one to the count of those without an improvement, which an improvement sets back to 0. Training also
+    stops at a value that is not finite (`check_finite`), and as soon as one is beyond `stopping_threshold`. It stops in
+    order: with the last checkpoint and the test. The reason, with metric, value, best value and its epoch, is in the
+    log and in `result.json` (status `stopped`).
+
+    Mount points: before_run (checks the options), before_train, after_val_epoch, after_train: a validation outside of
+    training does not count. Priority LOWEST, MMEngine's: the others see the validation first. No host sync: the metrics
+    are plain numbers, and the same on all ranks, so that all stop together without asking each other. State: the best
+    value, its epoch, and the count. The rule and its defaults are mmengine 0.10.7's (`EarlyStoppingHook`), with one
+    difference: with `check_finite=false` a NaN is a validation without an improvement, not the new best one, behind
+    which any value would be an improvement.
+
+    Args:
+        monitor: the metric; None: the task's first, as with `save_best=auto`.
+        rule: `greater` or `less` values are better; None: derived, see `monitoring.py`.
+        min_delta: how far beyond the best value is an improvement, in the metric's unit, 0 or more.
+        patience: validations in a row without an improvement after which training stops, 0 or more; 0 is as 1.
+        strict: end the run with an error where a validation comes without the metric, which a task of one's own may
+            do; False: warn and go on.
+        check_finite: stop at a value that is NaN or infinite.
+        stopping_threshold: stop at a value beyond this one; None: no such value.
+
+    Raises:
+        UserError: a number or the rule is out of range; before the first iteration: no validation, no such metric.
+    """
+
+    priority = Priority.LOWEST
+
+    def __init__(
+        self,
+        *,
+        monitor: str | None = None,
+        rule: str | None = None,
+        min_delta: float = 0.1,
+        patience: int = 5,
+        strict: bool = False,
+        check_finite: bool = True,
+        stopping_threshold: float | None = None,
+    ) -> None:
+        check_rule(rule)
+        for key, number in (("min_delta", min_delta), ("patience", patience)):
+            if not number >= 0:
+                raise UserError(f"{number} is below 0", key=key, remedy="Use 0 or more.")
+        self.monitor = monitor
+        self.rule = rule
+        self.min_delta = min_delta
+        self.patience = patience
+        self.strict = strict
+        self.check_finite = check_finite
+        self.stopping_threshold = stopping_threshold
+        self.wait_count = 0
+        """Validations in a row without an improvement."""
+        self.best: float | None = None
+        """The best value so far."""
+        self.best_at = ""
+        """When that was: `epoch 7`, or `iteration 500` within an epoch."""
+        self._higher = True
+        self._training = False
+
+    def before_run(self, engine: Engine) -> None:
+        """Settle the metric and the rule.
+
+        Raises:
+            UserError: nothing is validated, there is no such metric, or nothing says what is better.
+        """
+        if engine.loaders.train is not None:
+            _check_validated(engine, self.key)
+        name = engine.metric_names[0] if self.monitor is None else self.monitor
+        check_metric(name, engine, key=f"{self.key}.monitor")
+        self._higher = higher_is_better(name, engine, rule=self.rule, key=self.key)
+        self.monitor = name
+
+    def before_train(self, engine: Engine) -> None:
+        """From here on validations count."""
+        self._training = True
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """Take the validation in, and ask for the end where it is time.
+
+        Raises:
+            RuntimeError: the metric is missing, with `strict`.
+        """
+        if not self._training:
+            return
+        assert self.monitor is not None, "settled in before_run"
+        if self.monitor not in metrics:
+            problem = f"the validation has no {self.monitor!r}, only: {', '.join(metrics) or 'nothing'}"
+            if self.strict:
+                raise RuntimeError(f"{self.key}: {problem} ({self.key}.strict=true)")
+            log.warning("%s: %s; it is left out", self.key, problem)
+            return
+        value = metrics[self.monitor]
+        progress = engine.progress
+        now = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
+        why = self._take(value, now)
+        if why is not None:
+            best = "none" if self.best is None else f"{self.best:.6g} ({self.best_at})"
+            engine.request_stop(f"{self.name}: {self.monitor} {value:.6g} at {now} {why}; best {best}", agreed=True)
+
+    def after_train(self, engine: Engine) -> None:
+        """No validation counts any more."""
+        self._training = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """`monitor`, `higher` (whether high values are good), `best`, `best_at` and `wait_count`."""
+        return {
+            "monitor": self.monitor,
+            "higher": self._higher,
+            "best": self.best,
+            "best_at": self.best_at,
+            "wait_count": self.wait_count,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting; anew where the run now follows another metric."""
+        if (state["monitor"], state["higher"]) != (self.monitor, self._higher):
+            log.warning("%s: this run followed %s until now; counting begins anew", self.key, state["monitor"])
+            return
+        self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
+
+    def _take(self, value: float, now: str) -> str | None:
+        """Take the value of a validation in. Returns why training stops; None where it goes on."""
+        threshold, best = self.stopping_threshold, self.best
+        if self.check_finite and not math.isfinite(value):
+            return "is not finite"
+        if threshold is not None and self._beyond(value, threshold):
+            self.best, self.best_at = value, now
+            return f"is {'above' if self._higher else 'below'} the stopping_threshold {threshold:g}"
+        if math.isnan(value) or (best is not None and self._beyond(best + self._delta, value)):
+            self.wait_count += 1
+            if self.wait_count >= self.patience:
+                return f"has not improved by {self.min_delta:g} in {self.wait_count} validations"
+        else:
+            self.best, self.best_at, self.wait_count = value, now, 0
+        return None
+
+    def _beyond(self, value: float, other: float) -> bool:
+        return value > other if self._higher else value < other
+
+    @property
+    def _delta(self) -> float:
+        return self.min_delta if self._higher else -self.min_delta
+
+
+def _check_validated(engine: Engine, key: str) -> None:
+    """Refuse a run whose metrics nobody computes."""
+    if engine.loaders.val is None:
+        raise UserError("there is no validation data to stop by", key=key, remedy="Give data.val, or leave it out.")
+    if engine.settings.val_interval is None:
+        raise UserError(
+            "nothing is validated, so there is nothing to stop by",
+            key=key,
+            remedy="Set engine.val_interval=1, or leave it out.",
+        )

@@ -1,0 +1,30 @@
+"""The mean of tensors over all ranks, in place: of buffers, which each rank has computed on its own batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.shards import local
+
+
+@torch.no_grad()
+def average_over_ranks(tensors: Iterable[Tensor], ranks: Distributed) -> None:
+    """Put the mean over all ranks into each tensor; called on every rank, with the same tensors. No host sync.
+
+    One all-reduce for all tensors of a device, in float64: what is equal on all ranks stays as it is to the last bit
+    (anything shorter than float64, that is), and means of integers are exact. Of integers the mean is rounded; boolean
+    tensors stay as they are.
+    """
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.dtype != torch.bool and tensor.numel():
+            part = local(tensor)
+            by_device.setdefault(part.device, []).append(torch.view_as_real(part) if part.is_complex() else part)
+    for parts in by_device.values():
+        means = ranks.sum(torch.cat([part.flatten().double() for part in parts])) / ranks.world_size
+        for part, mean in zip(parts, torch.split(means, [part.numel() for part in parts]), strict=True):
+            part.copy_((mean if part.is_floating_point() else mean.round()).view_as(part))

@@ -1,0 +1,56 @@
+"""SetEpochInfoHook: tells the task, the model and the train data set which epoch begins."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.hooks.data_sets import data_sets_with, keeps_workers
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+class SetEpochInfoHook(Hook):
+    """Calls `set_epoch(epoch)` on the task, the model and the train data set, and those it wraps, where they have it.
+
+    The epoch is the one about to start, counted from 0 as in MMDetection; a run that resumes inside an epoch gets that
+    epoch's number again. The model is the raw one, neither DDP's wrapper nor a compiled one. A loader's sampler has a
+    `set_epoch` as well, which is called by `sampler_seed`.
+
+    Loader workers start with a copy of the data set in each epoch. Persistent ones keep their first copy: a warning
+    says so once, unless no data set is told.
+
+    Mount points: before_train (finds them), before_train_epoch. Priority NORMAL, MMDetection's: among the hooks of an
+    epoch's start none needs to be before or after it. No host sync, nothing in an iteration. No state: the epoch is in
+    the run's progress. No options, as in MMDetection, where it is for the model alone.
+    """
+
+    priority = Priority.NORMAL
+
+    def __init__(self) -> None:
+        self._told: list[Any] = []
+
+    def before_train(self, engine: Engine) -> None:
+        """Find who has a `set_epoch`; warn where nobody has, or where workers will not hear of it."""
+        modules = [module for module in (engine.task, engine.model) if hasattr(module, "set_epoch")]
+        data_sets = data_sets_with("set_epoch", engine.loaders.train)
+        self._told = [*modules, *data_sets]
+        if not self._told:
+            names = f"{type(engine.task).__name__}, {type(engine.model).__name__} or the train data set"
+            log.warning("%s does nothing: there is no set_epoch(epoch) in %s", self.key, names)
+        if data_sets and keeps_workers(engine.loaders.train):
+            log.warning(
+                "%s: set_epoch of %s reaches this process only, its persistent workers have copies; "
+                "set data.loader.persistent_workers=false, or let it write to a tensor in shared memory",
+                self.key,
+                ", ".join(type(data).__name__ for data in data_sets),
+            )
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """Tell them the epoch, counted from 0."""
+        for one in self._told:
+            one.set_epoch(engine.progress.epoch)

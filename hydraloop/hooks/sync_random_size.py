@@ -1,0 +1,152 @@
+"""SyncRandomSizeHook: training at input sizes that change, the same on every rank."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.utils.hooks import RemovableHandle
+
+from hydraloop.engine.devices import tensors_of
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.schedule import Every
+from hydraloop.errors import UserError
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class SyncRandomSizeHook(Hook):
+    """Multi-scale training: a new input size every `interval` iterations, drawn from (seed, iteration).
+
+    All ranks so have the same size without asking each other, and a resumed run has the sizes it would have had.
+    Heights are multiples of `divisor` within `min_ratio` .. `max_ratio` of the batch's own height, each as likely; the
+    width follows, in proportion. Validation and test are at the data's own size.
+
+    The model's first input `[N, C, H, W]`, floating, is interpolated (bilinear) on its device, by a forward pre-hook of
+    torch that is on the model while it trains: whatever the batch looks like, and whatever calls the model. Targets are
+    left as they are. A task whose targets have to follow (boxes, masks) has `set_input_size(size: tuple[int, int])`: it
+    is then told (height, width) in place of the interpolation, before the first iteration of each size, and applies it
+    in `forward`, not in `evaluate`.
+
+    Mount points: before_train (puts the pre-hook on), before_train_iter, after_train (takes it off). Priority NORMAL,
+    MMDetection's. No host sync; the interpolation costs a pass over the images, and the largest size the memory. With
+    `engine.compile` torch compiles the model twice: for the first size, then for any. No state: sizes are a function of
+    seed and iteration. Source: YOLOX (Z. Ge et al., 2021); MMDetection's SyncRandomSizeHook, which changes sizes by
+    epoch, and its successor BatchSyncRandomResize, whose interval is the default.
+
+    Args:
+        interval: iterations at one size, at least 1; the first size is drawn too.
+        min_ratio: of the smallest height to the data's own, above 0.
+        max_ratio: of the largest height to the data's own, at least `min_ratio`.
+        divisor: heights and widths are multiples of it, at least 1.
+
+    Raises:
+        UserError: an option is out of range; in the first iteration: the input is no image, or no multiple of `divisor`
+            is in the range.
+    """
+
+    priority = Priority.NORMAL
+
+    def __init__(self, *, interval: int = 10, min_ratio: float = 0.7, max_ratio: float = 1.3, divisor: int = 1) -> None:
+        if interval < 1:
+            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 for a new size each iteration.")
+        if divisor < 1:
+            raise UserError(f"{divisor} is below 1", key="divisor", remedy="Use 1 for any size.")
+        if not min_ratio > 0:
+            raise UserError(f"{min_ratio} is not above 0", key="min_ratio", remedy="Use 0.7 for 70 % of the height.")
+        if not min_ratio <= max_ratio < math.inf:
+            raise UserError(
+                f"{max_ratio} is below min_ratio={min_ratio}, or infinite",
+                key="max_ratio",
+                remedy="Use 1.3 for 130 % of the height.",
+            )
+        self.min_ratio, self.max_ratio, self.divisor = min_ratio, max_ratio, divisor
+        self._every = Every(interval)
+        self._drawn = 0.0
+        self._tell: Callable[[tuple[int, int]], object] | None = None
+        self._told = False
+        self._on_model: RemovableHandle | None = None
+
+    def before_train(self, engine: Engine) -> None:
+        """Draw the size that holds at this iteration; put the pre-hook on the model."""
+        since = engine.progress.iteration
+        while since and not self._every.due(since):
+            since -= 1
+        self._draw(engine.seed, since)
+        self._tell = getattr(engine.task, "set_input_size", None)
+        if self._tell is None:
+            resize: Callable[..., Any] = self._resize
+            if "torch._dynamo" in sys.modules:  # which takes 1.2 s to import; a compiled model has done it
+                resize = torch.compiler.disable(resize)  # type: ignore[no-untyped-call]  # else compiled for each size
+            self._on_model = engine.model.register_forward_pre_hook(resize)
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        """Draw a new size, if one is due; tell it a task that wants to know.
+
+        Raises:
+            UserError: the task wants to know, and there is no image in the batch.
+        """
+        if self._every.due(engine.progress.iteration):
+            self._draw(engine.seed, engine.progress.iteration)
+        if self._tell is not None and not self._told:
+            images = next((tensor for tensor in tensors_of(batch) if _is_image(tensor)), None)
+            if images is None:
+                raise self._no_image("the batch has none")
+            self._tell(self._size_of(images))
+            self._told = True
+
+    def after_train(self, engine: Engine) -> None:
+        """Take the pre-hook off."""
+        if self._on_model is not None:
+            self._on_model.remove()
+            self._on_model = None
+
+    def _draw(self, seed: int, iteration: int) -> None:
+        # Of a string, Random's seed is a hash that is the same everywhere, and random() is the same in every Python.
+        self._drawn = random.Random(f"size {seed} {iteration}").random()
+        self._told = False
+
+    def _resize(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not model.training:
+            return None
+        images = inputs[0] if inputs else None
+        if not _is_image(images):
+            got = f"a tensor {list(images.shape)}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
+            raise self._no_image(f"the model's first input is {got}")
+        size = self._size_of(images)
+        if size == tuple(images.shape[2:]):
+            return None
+        return (interpolate(images, size, mode="bilinear", align_corners=False), *inputs[1:])
+
+    def _size_of(self, images: Tensor) -> tuple[int, int]:
+        """(height, width) in place of the images' own."""
+        height, width = images.shape[2:]
+        low = max(math.ceil(self.min_ratio * height / self.divisor - 1e-6), 1)  # 1.1 * 100 is a little above 110
+        high = math.floor(self.max_ratio * height / self.divisor + 1e-6)
+        if high < low:
+            raise UserError(
+                f"there is no multiple of {self.divisor} from {self.min_ratio * height:g} to "
+                f"{self.max_ratio * height:g}, {self.min_ratio:g} to {self.max_ratio:g} of the height of {height}",
+                key=f"{self.key}.divisor",
+                remedy="Use a smaller divisor, or a wider range.",
+            )
+        new = (low + int(self._drawn * (high - low + 1))) * self.divisor
+        return new, max(round(width * new / height / self.divisor), 1) * self.divisor
+
+    def _no_image(self, problem: str) -> UserError:
+        return UserError(
+            f"it changes the size of floating images [N, C, H, W], and {problem}",
+            key=self.key,
+            remedy="Leave the hook out, or give the task a set_input_size(size).",
+        )
+
+
+def _is_image(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point()

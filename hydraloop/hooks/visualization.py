@@ -1,0 +1,213 @@
+"""VisualizationHook: what the model says of the first images of each validation and test, to look at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hydraloop.engine.hook import Hook, Mode, Priority
+from hydraloop.engine.schedule import Every
+from hydraloop.engine.summary import number, shown
+from hydraloop.errors import UserError
+from hydraloop.hooks.pictures import Tile, grid, to_pixels
+from hydraloop.hooks.records import position
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+FOLDER = "visualization"
+"""Of the pictures, in the run directory."""
+_NUMBERS = 3
+"""Shown of a vector."""
+_LONGEST = 16
+"""Vector that is one; anything larger (a map of classes) is shown by its shape."""
+
+
+class VisualizationHook(Hook):
+    """Draws images of each validation and test with their labels and predictions, a PNG file each time.
+
+    A picture, `<run_dir>/visualization/val_iter_400.png` or `test_iter_400.png`, is a grid of images, green with a tick
+    where the prediction is right, red with a cross where it is wrong. With `ema` or `tta` the predictions are theirs,
+    as in the metrics. Each picture is announced by a record, `{"mode", "epoch", "iteration", "picture":
+    "visualization/val_iter_400.png"}` (relative to the run directory), for `metrics.jsonl` and trackers.
+
+    Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]`, of floats or uint8; with anything else one warning
+    is all. Predictions are `outputs["predictions"]`, else the largest of `outputs["outputs"]` for class indices and the
+    outputs themselves for other targets; class indices are shown by name where the data set has `classes`, numbers as
+    they are. Normalised images are brought back by the data set's `mean` and `std` where it has them (in the order of
+    the channels); then uint8, 0..1 and 0..255 are taken as they are, other ranges are stretched to what is there.
+
+    Mount points: after_val_iter, after_val_epoch, after_test_iter, after_test_epoch. Priority LOWEST: its record comes
+    behind that of the metrics. On rank 0 only, of the samples it evaluates. Cost: copies to the host, a host sync, for
+    each batch drawn from, none in other batches; drawing 32 images takes some 50 ms. No state. Errors warn: no training
+    fails for its picture. From MMEngine's NaiveVisualizationHook, whose `interval` counts batches too.
+
+    Args:
+        interval: batches of an evaluation between two that are drawn from, at least 1: 1 takes the first ones.
+        num_images: most images in a picture, at least 1; with them it is full, whatever the interval.
+        per_batch: most images of one batch, at least 1; None: all.
+        size: pixels of an image's longer side in the picture, at least 1: smaller images are enlarged by whole numbers
+            up to it, larger ones reduced to it.
+
+    Raises:
+        UserError: a number below 1.
+    """
+
+    priority = Priority.LOWEST
+    on_error = "warn"
+    rank_zero_only = True
+
+    def __init__(
+        self, *, interval: int = 1, num_images: int = 32, per_batch: int | None = None, size: int = 128
+    ) -> None:
+        for key, value in (
+            ("interval", interval),
+            ("num_images", num_images),
+            ("per_batch", per_batch),
+            ("size", size),
+        ):
+            if value is not None and value < 1:
+                raise UserError(f"{value} is below 1", key=key, remedy="Use 1 or more.")
+        self._due = Every(interval).due
+        self._num_images, self._per_batch, self._size = num_images, per_batch, size
+        self._samples: list[_Sample] = []
+        self._idle = False
+
+    def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Take images, where there is room for more and the batch is due."""
+        self._take("val", batch_idx, batch, outputs)
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """Draw what was taken from the validation."""
+        self._draw(engine, "val", engine.loaders.val)
+
+    def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Take images, where there is room for more and the batch is due."""
+        self._take("test", batch_idx, batch, outputs)
+
+    def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """Draw what was taken from the test."""
+        self._draw(engine, "test", engine.loaders.test)
+
+    def _take(self, mode: Mode, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        if batch_idx == 0:
+            self._samples.clear()  # of an evaluation that did not come to its end
+        room = self._num_images - len(self._samples)
+        if room <= 0 or self._idle or not self._due(batch_idx + 1):
+            return
+        problem = _no_images(batch)
+        if problem is not None:
+            self._idle = True
+            log.warning(
+                "%s: it draws batches (images [N, 1 or 3, H, W], targets), and those of the %s have %s: no pictures",
+                self.key, mode, problem,
+            )  # fmt: skip
+            return
+        most = room if self._per_batch is None else min(room, self._per_batch)
+        self._samples += _samples(batch, outputs, most)
+
+    def _draw(self, engine: Engine, mode: Mode, loader: Any) -> None:
+        samples, self._samples = self._samples, []
+        if not samples:
+            return
+        dataset = _innermost(getattr(loader, "dataset", None))
+        pixels = to_pixels(
+            [sample.image for sample in samples], getattr(dataset, "mean", None), getattr(dataset, "std", None)
+        )
+        classes = getattr(dataset, "classes", None)
+        tiles = [sample.tile(image, classes) for sample, image in zip(samples, pixels, strict=True)]
+        where = position(engine, mode)
+        title = f"{mode}, epoch {where['epoch']}, iteration {where['iteration']}"
+        judged = [tile.right for tile in tiles if tile.right is not None]
+        if judged:
+            title += f": {sum(judged)} of {len(judged)} right"
+        path = engine.run_dir / FOLDER / f"{mode}_iter_{where['iteration']}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grid(tiles, title, size=self._size).save(path)
+        log.info("%s picture: %s", mode, shown(path))
+        engine.log_record({**where, "picture": f"{FOLDER}/{path.name}"})
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """On the host."""
+
+    image: Tensor
+    label: Tensor | None
+    prediction: Tensor | None
+
+    def tile(self, pixels: Tensor, classes: Sequence[Any] | None) -> Tile:
+        label, prediction, right = self.label, self.prediction, None
+        if label is not None and prediction is not None and _comparable(label, prediction):
+            right = label.flatten().equal(prediction.flatten().to(label))
+        said, says = (None if value is None else _text(value, classes) for value in (label, prediction))
+        return Tile(pixels, said, says, right)
+
+
+def _comparable(label: Tensor, prediction: Tensor) -> bool:
+    """Whether they are classes, of which one can say that they are the same."""
+    both = (label, prediction)
+    return label.numel() == prediction.numel() <= _LONGEST and not any(value.is_floating_point() for value in both)
+
+
+def _no_images(batch: Any) -> str | None:
+    """What a batch has instead of images; None where it has some."""
+    if not isinstance(batch, Sequence) or not batch:
+        return f"a {type(batch).__name__}"
+    images = batch[0]
+    if not isinstance(images, Tensor):
+        return f"a {type(images).__name__} in front"
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.numel():
+        return f"inputs {list(images.shape)}"
+    return None
+
+
+def _samples(batch: Sequence[Any], outputs: Mapping[str, Any], most: int) -> list[_Sample]:
+    images = batch[0][:most].cpu()
+    count = len(batch[0])
+    labels = _of_samples(batch[1] if len(batch) > 1 else None, count)
+    predictions = _of_samples(_predictions(labels, outputs), count)
+    columns = [
+        [None] * len(images) if tensor is None else list(tensor[:most].cpu()) for tensor in (labels, predictions)
+    ]
+    return [_Sample(*sample) for sample in zip(images, *columns, strict=True)]
+
+
+def _of_samples(value: Any, count: int) -> Tensor | None:
+    """The value, if it is a tensor with something for each of `count` samples."""
+    return value.detach() if isinstance(value, Tensor) and value.ndim and len(value) == count else None
+
+
+def _predictions(labels: Tensor | None, outputs: Mapping[str, Any]) -> Any:
+    found = outputs.get("predictions")
+    if found is not None:
+        return found
+    found = outputs.get("outputs")
+    of_classes = labels is not None and labels.ndim == 1 and not labels.is_floating_point()
+    return found.argmax(1) if of_classes and isinstance(found, Tensor) and found.ndim == 2 else found
+
+
+def _text(value: Tensor, classes: Sequence[Any] | None) -> str:
+    """A class by its name, or numbers."""
+    if value.numel() > _LONGEST:
+        return "x".join(str(length) for length in value.shape)
+    values = value.flatten()[:_NUMBERS].tolist()
+    if value.numel() != 1:
+        return ", ".join(number(one) for one in values) + (", …" if value.numel() > _NUMBERS else "")
+    (one,) = values
+    if classes is not None and isinstance(one, int) and 0 <= one < len(classes):
+        return str(classes[one])
+    return number(one)
+
+
+def _innermost(dataset: Any) -> Any:
+    """The data set that subsets and the like were made of."""
+    while hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset

@@ -1,0 +1,93 @@
+"""The other frameworks, installed where only the scripts of these tests see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "mmengine": (
+        "mmengine==0.10.7",
+        "addict==2.4.0",
+        "yapf==0.43.0",
+        "termcolor==3.3.0",
+        "opencv-python-headless==5.0.0.93",
+    ),
+    "lightning": ("lightning==2.6.6", "lightning-utilities==0.15.3"),
+}
+"""What each needs beside what hydraloop needs, torch above all, which the scripts take from this environment."""
+_SECONDS = 300
+
+
+def installed(framework: str) -> Path:
+    """The folder with a framework's packages; installed once, into `HYDRALOOP_COMPAT_PACKAGES` or beside this
+    environment's own packages. Skips the test, with pip's reason, where that cannot be done."""
+    above = Path(os.environ.get("HYDRALOOP_COMPAT_PACKAGES", f"{sys.prefix}/compat"))
+    wanted = "\n".join((sys.version.split()[0], *PACKAGES[framework]))
+    folder = above / framework
+    stamp = folder / "installed.txt"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return folder
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{framework}-", dir=above))
+    except OSError as error:
+        pytest.skip(f"{framework} cannot be installed: {error}")
+    try:
+        _install(PACKAGES[framework], new)
+        (new / "installed.txt").write_text(wanted, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        new.replace(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def _install(packages: tuple[str, ...], target: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--timeout=15"]
+    try:
+        done = subprocess.run(
+            [*command, "--retries=1", f"--target={target}", *packages],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"pip did not install {', '.join(packages)} within {_SECONDS} s")
+    if done.returncode != 0:
+        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-300:]]
+        pytest.skip(f"pip cannot install {', '.join(packages)}: {reasons[-1]}")
+
+
+def environment(framework: str) -> dict[str, str]:
+    """The environment variables with which a process finds the framework, hydraloop and the tests."""
+    path = os.pathsep.join((str(installed(framework)), str(REPOSITORY)))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def outcomes_of(script: str, framework: str, folder: Path) -> Mapping[str, Any]:
+    """What each function of a script beside this file returned, by name."""
+    out = folder / "outcomes.json"
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.compat.{script}", str(out)],
+        cwd=folder,
+        env=environment(framework),
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found

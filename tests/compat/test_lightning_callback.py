@@ -1,0 +1,454 @@
+"""LightningCallback with objects that have methods like a callback's; with real ones: test_with_lightning.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydraloop.allowlist import ALLOWLIST
+from hydraloop.compat import LightningCallback
+from hydraloop.compat.lightning_methods import ALWAYS, POINTS
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.loading import has_state
+from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.stages import mount_points_of
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, LoggerHook
+from hydraloop.tasks import Task
+from tests.compat.scripts import engine_with, refusal
+from tests.hooks.tiny_runs import BATCHES, Stopper, batches, load
+from tests.ranks import on_ranks
+
+
+class Writes:
+    """Writes down each call, with the numbers and names among its arguments."""
+
+    def __init__(self) -> None:
+        self.trace: list[str] = []
+
+
+def _writing(name: str) -> Callable[..., None]:
+    def method(self: Writes, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        assert pl_module.trainer is trainer
+        shown = [str(argument) for argument in arguments if isinstance(argument, int | str | BaseException)]
+        self.trace.append(" ".join((name, *shown)))
+
+    return method
+
+
+for _name in POINTS:
+    setattr(Writes, _name, _writing(_name))
+
+
+def callback_with(**methods: Callable[..., Any]) -> LightningCallback:
+    """A hook whose object has these methods, without self."""
+    theirs = type("Theirs", (), {name: staticmethod(method) for name, method in methods.items()})
+    return LightningCallback(theirs())
+
+
+TRAINING = [
+    "on_train_epoch_start",
+    *(
+        entry
+        for batch_idx in range(BATCHES)
+        for entry in (
+            f"on_train_batch_start {batch_idx}",
+            "on_after_backward",
+            "on_before_optimizer_step",
+            f"on_train_batch_end {batch_idx}",
+        )
+    ),
+]
+BEGIN, END = ["setup fit", "on_fit_start", "on_train_start"], ["on_train_end", "on_fit_end", "teardown fit"]
+
+
+def evaluation(kind: str) -> list[str]:
+    return [
+        f"on_{kind}_start",
+        f"on_{kind}_epoch_start",
+        *(f"on_{kind}_batch_{when} {batch_idx}" for batch_idx in range(2) for when in ("start", "end")),
+        f"on_{kind}_epoch_end",
+        f"on_{kind}_end",
+    ]
+
+
+def test_a_run_with_a_test(tmp_path: Path) -> None:
+    writes = Writes()
+    engine_with(LightningCallback(writes), max_epochs=1, test=True, run_dir=tmp_path).train()
+    tested = ["setup test", *evaluation("test"), "teardown test"]
+    assert writes.trace == [*BEGIN, *TRAINING, *evaluation("validation"), "on_train_epoch_end", *END, *tested]
+
+
+def test_without_validation_an_epoch_ends_at_once(tmp_path: Path) -> None:
+    writes = Writes()
+    engine_with(LightningCallback(writes), max_epochs=1, val=False, run_dir=tmp_path).train()
+    assert writes.trace == [*BEGIN, *TRAINING, "on_train_epoch_end", *END]
+
+
+def test_an_epoch_ends_once_where_a_stop_brings_a_validation(tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    def on_train_epoch_end(trainer: Any, pl_module: Any) -> None:
+        ended.append(trainer.current_epoch)
+        trainer.should_stop = trainer.current_epoch == 1
+
+    engine = engine_with(
+        callback_with(on_train_epoch_end=on_train_epoch_end), max_epochs=4, val_interval=4, run_dir=tmp_path
+    )
+    result = engine.train()
+    assert ended == [0, 1]
+    assert (result.status, engine.progress.epoch) == ("stopped", 2)
+    assert result.reason == "Theirs set trainer.should_stop in on_train_epoch_end"
+
+
+def test_a_validation_and_a_test_on_their_own(tmp_path: Path) -> None:
+    writes = Writes()
+    engine = engine_with(LightningCallback(writes), test=True, run_dir=tmp_path)
+    engine.validate()
+    engine.test()
+    validated = ["setup validate", *evaluation("validation"), "teardown validate"]
+    assert writes.trace == [*validated, "setup test", *evaluation("test"), "teardown test"]
+
+
+def test_after_an_error_only_on_exception_is_called(tmp_path: Path) -> None:
+    writes = Writes()
+    with pytest.raises(FloatingPointError):
+        engine_with(LightningCallback(writes), Stopper(fail_at=2), run_dir=tmp_path).train()
+    assert writes.trace[-2:] == ["on_train_batch_end 1", "on_exception told to"]
+
+
+def test_only_what_the_object_has_is_a_mount_point() -> None:
+    hook = callback_with(on_train_epoch_start=print, helper=print)
+    assert set(mount_points_of(type(hook))) == {*ALWAYS, "before_train_epoch"}
+    assert not has_state(hook)
+    assert "lightning" not in sys.modules
+
+
+class Counts:
+    """A callback with state and an entry in checkpoints, and the order in which it gets them back."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+        self.order: list[str] = []
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.order.append(f"setup {stage}")
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.order.append(f"epoch {trainer.current_epoch}")
+        self.epochs += 1
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["theirs"] = {"epoch": trainer.current_epoch}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self.order.append(f"loaded {checkpoint['theirs']['epoch']}")
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.order.append("state")
+        self.epochs = state["epochs"]
+
+
+def test_state_and_entries_are_resumed_behind_setup(tmp_path: Path) -> None:
+    engine_with(LightningCallback(Counts()), CheckpointHook(), max_epochs=2, run_dir=tmp_path / "first").train()
+    path, again = tmp_path / "first" / "checkpoints" / "epoch_2.pth", Counts()
+    assert load(path)["hooks"]["h0"] == {"epochs": 2}
+    assert load(path)["theirs"] == {"epoch": 1}
+    engine_with(LightningCallback(again), CheckpointHook(), resume=path, run_dir=tmp_path / "second").train()
+    assert again.order == ["setup fit", "loaded 1", "state", "epoch 2"]
+    assert again.epochs == 3
+
+
+def test_weights_alone_are_no_checkpoint_to_the_callback(tmp_path: Path) -> None:
+    engine_with(LightningCallback(Counts()), CheckpointHook(), max_epochs=1, run_dir=tmp_path / "first").train()
+    path, again = tmp_path / "first" / "checkpoints" / "epoch_1.pth", Counts()
+    hooks = (LightningCallback(again), CheckpointHook())
+    engine_with(*hooks, load_from=path, max_epochs=1, run_dir=tmp_path / "second").train()
+    assert again.order == ["setup fit", "epoch 0"]
+
+
+def test_an_epoch_begun_by_another_process_does_not_start_again(tmp_path: Path) -> None:
+    hooks = (CheckpointHook(interval=1, by_epoch=False), Stopper(stop_at=BATCHES + 2))
+    engine_with(*hooks, run_dir=tmp_path / "first", val=False).train()
+    resume = tmp_path / "first" / "checkpoints" / f"iter_{BATCHES + 2}.pth"
+    writes = Writes()
+    hooks = (LightningCallback(writes), Stopper())
+    options = {"resume": resume, "resume_strict": False, "val": False, "max_epochs": 2}
+    engine_with(*hooks, run_dir=tmp_path / "second", **options).train()
+    assert writes.trace[:5] == [
+        "setup fit",
+        "on_load_checkpoint",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_batch_start 2",
+    ]
+    assert writes.trace.count("on_train_epoch_end") == 1
+
+
+def test_a_checkpoints_own_entries_stay(tmp_path: Path) -> None:
+    hook = callback_with(on_save_checkpoint=lambda trainer, module, checkpoint: checkpoint.pop("optimizer"))
+    said = refusal(engine_with(hook, CheckpointHook(), max_epochs=1, run_dir=tmp_path).train)
+    assert "Theirs replaces 'optimizer' of the checkpoint in on_save_checkpoint" in said
+
+
+def test_evaluation_mode_and_no_gradients_around_an_evaluation(tmp_path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+    names = [f"on_{kind}_{when}" for kind in ("validation", "test") for when in ("start", "epoch_end", "end")]
+
+    def note(trainer: Any, pl_module: Any) -> None:
+        assert trainer.evaluating
+        assert not trainer.training
+        assert trainer.testing != trainer.validating
+        seen.append((pl_module.model[1].training, torch.is_grad_enabled()))
+
+    engine = engine_with(callback_with(**dict.fromkeys(names, note)), max_epochs=1, test=True, run_dir=tmp_path)
+    engine.train()
+    assert seen == [(False, False)] * 6
+    assert engine.model[1].training  # type: ignore[index]
+
+
+def test_what_the_trainer_has(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+
+    def on_train_start(trainer: Any, pl_module: Any) -> None:
+        loaders = engine.loaders
+        expected.update(
+            max_epochs=1,
+            max_steps=2,
+            num_training_batches=BATCHES,
+            num_val_batches=[2],
+            num_test_batches=[2],
+            predicting=False,
+            sanity_checking=False,
+            optimizers=[engine.optimizer],
+            train_dataloader=loaders.train,
+            val_dataloaders=loaders.val,
+            test_dataloaders=loaders.test,
+            callbacks=[hook.wrapped],
+            default_root_dir=str(tmp_path),
+            log_dir=str(tmp_path),
+            is_global_zero=True,
+            global_rank=0,
+            local_rank=0,
+            world_size=1,
+            accumulate_grad_batches=2,
+            check_val_every_n_epoch=2,
+            val_check_interval=1.0,
+            fast_dev_run=False,
+        )
+        found.update({name: getattr(trainer, name) for name in expected})
+        strategy, state = trainer.strategy, trainer.state
+        found["state"] = [state.fn, state.stage, state.status]
+        found["strategy"] = [
+            strategy.root_device,
+            strategy.reduce_boolean_decision(True),
+            strategy.reduce_boolean_decision(False, all=False),
+            strategy.broadcast({"a": 1}),
+            strategy.barrier("here"),
+        ]
+        assert trainer.model is trainer.lightning_module is pl_module
+        assert trainer.loggers == [trainer.logger]
+        assert trainer.logged_metrics is trainer.callback_metrics
+
+    hook = callback_with(on_train_start=on_train_start)
+    engine = engine_with(hook, max_iters=3, accumulate=2, test=True, val_interval=2, run_dir=tmp_path)
+    engine.train()
+    expected["state"] = ["fit", "train", "running"]
+    expected["strategy"] = [torch.device("cpu"), True, False, {"a": 1}, None]
+    assert found == expected
+
+
+class Waits(Distributed):
+    """Notes that somebody waited."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def barrier(self) -> None:
+        self.waited += 1
+
+
+def test_the_barrier(tmp_path: Path) -> None:
+    engine = engine_with(
+        callback_with(on_fit_start=lambda trainer, module: trainer.strategy.barrier()), run_dir=tmp_path
+    )
+    engine.distributed = Waits()
+    engine.train()
+    assert engine.distributed.waited == 1
+
+
+def decisions(distributed: Distributed, run_dir: str) -> list[Any]:
+    """What a rank hears of the others, and where it stops, since rank 1 has asked it."""
+    heard: list[Any] = []
+
+    def on_train_epoch_end(trainer: Any, pl_module: Any) -> None:
+        strategy, first = trainer.strategy, trainer.global_rank == 0
+        heard.append([strategy.reduce_boolean_decision(first), strategy.reduce_boolean_decision(first, all=False)])
+        heard.append([strategy.broadcast(trainer.global_rank), trainer.is_global_zero, trainer.world_size])
+        trainer.should_stop = not first
+
+    net = nn.Linear(3, 2)
+    engine = Engine(
+        task=Task(net, nn.functional.mse_loss),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loaders=Loaders(train=batches()),
+        hooks={"h0": callback_with(on_train_epoch_end=on_train_epoch_end)},
+        settings=Settings(max_epochs=3, device="cpu"),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine.train()
+    return [*heard, engine.progress.epoch]
+
+
+def test_ranks_decide_together(tmp_path: Path) -> None:
+    first, second = on_ranks(2, decisions, str(tmp_path))
+    assert first == [[False, True], [0, True, 2], 1]
+    assert second == [[False, True], [0, False, 2], 1]
+
+
+def test_two_callbacks_share_a_trainer_and_see_their_own_stage_end(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def teardown(trainer: Any, pl_module: Any, stage: str) -> None:
+        seen.append((id(trainer), trainer.state.fn, stage))
+
+    engine = engine_with(
+        callback_with(teardown=teardown), callback_with(teardown=teardown), test=True, run_dir=tmp_path
+    )
+    engine.train()
+    assert [entry[1:] for entry in seen] == [("fit", "fit")] * 2 + [("test", "test")] * 2
+    assert len({entry[0] for entry in seen}) == 1
+
+
+def test_metrics(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def note(trainer: Any, pl_module: Any) -> None:
+        metrics = trainer.callback_metrics
+        seen.append([metrics[name].item() for name in sorted(metrics) if "accuracy" in name])
+        assert "val_loss" in metrics
+
+    hook = callback_with(on_validation_end=note, on_test_end=note)
+    engine_with(hook, accuracy=(0.25, 0.5), max_epochs=1, test=True, run_dir=tmp_path).train()
+    assert seen == [[0.25, 0.25], [0.25, 0.5, 0.25]]
+
+
+def test_what_is_logged_in_training_is_in_the_record(tmp_path: Path) -> None:
+    def on_train_batch_end(trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("mine", torch.tensor([float(batch_idx)]), on_step=True, prog_bar=True)
+        pl_module.log_dict({"other": 2.0})
+        pl_module.logger.log_metrics({"third": torch.tensor(3.0)}, step=1)
+        assert trainer.callback_metrics["mine"].item() == batch_idx
+
+    def on_validation_epoch_end(trainer: Any, pl_module: Any) -> None:
+        pl_module.log("val_mine", 7.0)
+        assert trainer.callback_metrics["val_mine"] == 7.0
+
+    hook = callback_with(on_train_batch_end=on_train_batch_end, on_validation_epoch_end=on_validation_epoch_end)
+    engine_with(hook, LoggerHook(interval=BATCHES), max_epochs=2, run_dir=tmp_path).train()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(record["mine"], record["other"], record["third"]) for record in records if record["mode"] == "train"] == [
+        (1.5, 2.0, 3.0)
+    ] * 2
+    assert not any("val_mine" in record for record in records)
+
+
+def test_what_the_module_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def on_train_batch_start(trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        inputs, _ = batch
+        assert pl_module.model is engine.model
+        assert list(map(id, pl_module.parameters())) == list(map(id, engine.model.parameters()))
+        assert pl_module(inputs).shape == pl_module.forward(inputs).shape == (4, 2)
+        assert (pl_module.device, pl_module.global_rank) == (torch.device("cpu"), 0)
+        assert (pl_module.current_epoch, pl_module.global_step) == (0, batch_idx)
+        assert pl_module.automatic_optimization
+        assert pl_module.optimizers() is engine.optimizer
+        assert trainer.is_last_batch == (batch_idx == BATCHES - 1)
+        pl_module.strong = pl_module.strong + 1
+        pl_module.print("batch", batch_idx)
+
+    engine = engine_with(callback_with(on_train_batch_start=on_train_batch_start), max_epochs=1, run_dir=tmp_path)
+    engine.task.strong = 0
+    engine.train()
+    assert engine.task.strong == BATCHES
+    assert "batch 3" in capsys.readouterr().out
+
+
+def test_save_checkpoint(tmp_path: Path) -> None:
+    def on_train_epoch_end(trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(tmp_path / "whole.pth")
+        trainer.save_checkpoint(str(tmp_path / "weights.pth"), weights_only=True)
+
+    engine_with(callback_with(on_train_epoch_end=on_train_epoch_end), max_epochs=1, run_dir=tmp_path).train()
+    assert "optimizer" in load(tmp_path / "whole.pth")
+    assert "optimizer" not in load(tmp_path / "weights.pth")
+
+
+def fails_with(tmp_path: Path, act: Callable[[Any, Any], Any]) -> str:
+    return refusal(engine_with(callback_with(on_train_start=act), run_dir=tmp_path).train)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda trainer, module: trainer.fit_loop, "lightning's trainer.fit_loop"),
+        (lambda trainer, module: trainer.strategy.model, "lightning's trainer.strategy.model"),
+        (lambda trainer, module: trainer.logger.experiment, "lightning's trainer.logger.experiment"),
+        (lambda trainer, module: trainer.strategy.broadcast(1, src=1), "trainer.strategy.broadcast from rank 1"),
+        (lambda trainer, module: module.hparams, "lightning's pl_module.hparams"),
+        (lambda trainer, module: setattr(trainer, "max_epochs", 9), "setting lightning's trainer.max_epochs"),
+        (lambda trainer, module: setattr(module, "model", nn.Linear(1, 1)), "setting lightning's pl_module.model"),
+        (lambda trainer, module: setattr(module, "unknown", 1), "setting lightning's pl_module.unknown"),
+    ],
+)
+def test_what_has_no_counterpart_is_named(tmp_path: Path, act: Callable[[Any, Any], Any], said: str) -> None:
+    assert f"{said} has no counterpart in hydraloop (used by Theirs in on_train_start)" in fails_with(tmp_path, act)
+
+
+def test_stopping_cannot_be_taken_back(tmp_path: Path) -> None:
+    def act(trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = False
+        trainer.should_stop = True
+        assert trainer.should_stop
+        trainer.should_stop = False
+
+    assert "taking back trainer.should_stop has no counterpart" in fails_with(tmp_path, act)
+
+
+def test_methods_without_a_mount_point_are_refused_unless_ignored() -> None:
+    theirs = type("Theirs", (), {"on_predict_end": print, "on_before_backward": print, "setup": print})()
+    with pytest.raises(UserError, match="Theirs has on_predict_end, on_before_backward") as error:
+        LightningCallback(theirs)
+    assert "ignore=[on_predict_end,on_before_backward]" in str(error.value)
+    assert LightningCallback(theirs, ignore=["on_predict_end", "on_before_backward"]).wrapped is theirs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Writes, "Writes is a class"),
+        (None, "None is not a Lightning callback"),
+        (object(), "object has no method of a callback"),
+    ],
+)
+def test_what_is_no_callback_is_refused(wrong: object, said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        LightningCallback(wrong)
+    assert error.value.key == "callback"
+
+
+def test_it_may_be_named_in_a_config() -> None:
+    assert ALLOWLIST.locate("hydraloop.compat.LightningCallback", "hooks.theirs") is LightningCallback

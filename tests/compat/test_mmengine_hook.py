@@ -1,0 +1,311 @@
+"""MMEngineHook with objects that have methods like a hook's; with real ones: test_with_mmengine.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydraloop.allowlist import ALLOWLIST
+from hydraloop.compat import MMEngineHook
+from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.engine.loading import has_state
+from hydraloop.engine.stages import mount_points_of, slot_of
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
+from tests.compat.scripts import engine_with, refusal
+from tests.helpers import Recorder
+from tests.hooks.tiny_runs import BATCHES, Stopper, load
+
+POINTS = [
+    point
+    for point in MOUNT_POINTS
+    if point not in ("after_backward", "before_optimizer_step", "on_log", "on_exception")
+]
+
+
+class Writes:
+    """Writes down each call with the names of its arguments."""
+
+    def __init__(self) -> None:
+        self.trace: list[str] = []
+        self.named: dict[str, list[str]] = {}
+
+
+def _writing(point: str) -> Callable[..., None]:
+    def method(self: Writes, runner: Any, **arguments: Any) -> None:
+        batch_idx = f" {arguments['batch_idx']}" if "batch_idx" in arguments else ""
+        self.trace.append(f"{point}{batch_idx}")
+        self.named[point] = list(arguments)
+
+    return method
+
+
+for _point in POINTS:
+    setattr(Writes, _point, _writing(_point))
+
+
+def hook_with(**methods: Callable[..., Any]) -> MMEngineHook:
+    """A hook whose object has these methods, without self."""
+    return MMEngineHook(type("Theirs", (), {name: staticmethod(method) for name, method in methods.items()})())
+
+
+def test_all_22_points_are_called_where_ours_are(tmp_path: Path) -> None:
+    engine_with(CheckpointHook(), max_epochs=1, run_dir=tmp_path / "first").train()
+    resume = tmp_path / "first" / "checkpoints" / "epoch_1.pth"
+    writes, recorder = Writes(), Recorder()
+    hooks = (MMEngineHook(writes), recorder, CheckpointHook())
+    engine_with(
+        *hooks, max_epochs=2, test=True, resume=resume, resume_strict=False, run_dir=tmp_path / "second"
+    ).train()
+    assert set(writes.named) == set(POINTS)
+    assert writes.trace == [entry for entry in recorder.trace if entry.split()[0] in POINTS]
+    assert writes.named["before_run"] == []
+    assert writes.named["before_train_iter"] == ["batch_idx", "data_batch"]
+    assert writes.named["after_test_iter"] == ["batch_idx", "data_batch", "outputs"]
+    assert writes.named["after_val_epoch"] == ["metrics"]
+    assert writes.named["before_save_checkpoint"] == ["checkpoint"]
+
+
+def test_only_what_the_object_has_is_a_mount_point() -> None:
+    hook = hook_with(after_train_epoch=print, helper=print)
+    assert mount_points_of(type(hook)) == ("after_train_epoch",)
+    assert not has_state(hook)
+    assert "mmengine" not in sys.modules
+
+
+def test_its_own_priority_is_taken() -> None:
+    theirs = Writes()
+    assert slot_of("theirs", MMEngineHook(theirs)).priority == 50
+    theirs.priority = "VERY_LOW"  # type: ignore[attr-defined]
+    assert slot_of("theirs", MMEngineHook(theirs)).priority == 90
+    assert slot_of("theirs", MMEngineHook(theirs), "HIGH").priority == 30
+
+
+def test_iter_and_epoch_do_not_count_the_current_one(tmp_path: Path) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+
+    def at(point: str) -> Callable[..., None]:
+        return lambda runner, **_: seen.setdefault(point, []).append((runner.iter, runner.epoch))
+
+    points = ("before_train_iter", "after_train_iter", "after_train_epoch", "after_val_epoch", "after_train")
+    engine_with(hook_with(**{point: at(point) for point in points}), max_epochs=2, run_dir=tmp_path).train()
+    assert seen["before_train_iter"] == seen["after_train_iter"] == [(n, n // BATCHES) for n in range(2 * BATCHES)]
+    assert seen["after_train_epoch"] == [(BATCHES, 0), (2 * BATCHES, 1)]
+    assert seen["after_val_epoch"] == [(BATCHES, 1), (2 * BATCHES, 2)]
+    assert seen["after_train"] == [(2 * BATCHES, 2)]
+
+
+def test_what_the_runner_has(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+
+    def before_train(runner: Any) -> None:
+        names = (
+            "max_iters max_epochs val_interval val_begin work_dir log_dir experiment_name seed rank world_size "
+            "distributed model train_dataloader val_dataloader test_dataloader hooks"
+        )
+        found.update({name: getattr(runner, name) for name in names.split()})
+        loop, wrapper = runner.train_loop, runner.optim_wrapper
+        found["loop"] = [loop.iter, loop.epoch, loop.max_iters, loop.max_epochs, loop.val_interval, loop.val_begin]
+        found["loaders"] = [loop.dataloader, runner.val_loop.dataloader, runner.test_loop.dataloader]
+        found["optimizer"] = [wrapper.optimizer, wrapper.param_groups, wrapper.get_lr(), wrapper.get_momentum()]
+        runner.logger.info("said")
+
+    hook = hook_with(before_train=before_train)
+    engine = engine_with(hook, max_epochs=2, test=True, run_dir=tmp_path)
+    engine.train()
+    loaders, optimizer = engine.loaders, engine.optimizer
+    assert found["loop"] == [0, 0, 2 * BATCHES, 2, 1, 0]
+    assert [found[name] for name in ("max_iters", "max_epochs", "val_interval", "val_begin")] == [2 * BATCHES, 2, 1, 0]
+    assert found["loaders"] == [loaders.train, loaders.val, loaders.test]
+    assert [found[f"{split}_dataloader"] for split in ("train", "val", "test")] == found["loaders"]
+    assert found["optimizer"] == [optimizer, optimizer.param_groups, {"lr": [0.1]}, {"momentum": [0.9]}]
+    assert found["model"] is engine.model
+    assert found["hooks"] == [hook.wrapped]
+    assert found["work_dir"] == found["log_dir"] == str(tmp_path)
+    assert [found[name] for name in ("experiment_name", "seed", "rank", "world_size", "distributed")] == [
+        tmp_path.name,
+        0,
+        0,
+        1,
+        False,
+    ]
+
+
+def test_the_model_is_in_evaluation_mode_after_a_validation_and_test(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    points = ("after_val_epoch", "after_val", "after_test_epoch", "after_test")
+    theirs = {point: lambda runner, **_: seen.append(runner.model[1].training) for point in points}
+    engine = engine_with(hook_with(**theirs), max_epochs=1, test=True, run_dir=tmp_path)
+    engine.train()
+    assert seen == [False] * 4
+    assert engine.model[1].training  # type: ignore[index]
+
+
+def test_scalars_go_into_the_records_and_information_to_other_hooks(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def after_train_iter(runner: Any, **_: Any) -> None:
+        hub = runner.message_hub
+        hub.update_scalar("train/twice", torch.tensor([2.0 * runner.iter]))
+        hub.update_scalars({"train/thrice": 3 * runner.iter, "val/hidden": {"value": 8.0, "count": 2}})
+        hub.update_info("last", runner.iter)
+        hub.update_info_dict({"gone": 1})
+
+    def after_train_epoch(runner: Any) -> None:
+        hub = runner.message_hub
+        seen.append([hub.get_info(name) for name in ("last", "epoch", "iter", "max_epochs", "max_iters", "none")])
+        seen.append([hub.pop_info("gone"), hub.get_info("gone", "away"), "last" in hub.runtime_info])
+        names = ("train/twice", "train/thrice", "val/hidden", "train/lr")
+        seen.append([hub.get_scalar(name).current() for name in names])
+        seen.append(hub.get_scalar("train/loss").current() > 0)
+
+    other = hook_with(after_train_epoch=after_train_epoch)
+    hooks = (hook_with(after_train_iter=after_train_iter), other, RuntimeInfoHook(), LoggerHook(interval=BATCHES))
+    engine_with(*hooks, max_epochs=1, run_dir=tmp_path).train()
+    assert seen == [[3, 1, BATCHES, 1, BATCHES, None], [1, "away", True], [6.0, 9.0, 4.0, 0.1], True]
+    record, validated = map(json.loads, (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert (record["train/twice"], record["train/thrice"]) == (3.0, 4.5)
+    assert "val/hidden" not in record | validated
+
+
+def test_an_unknown_scalar_is_named_with_those_there_are(tmp_path: Path) -> None:
+    hook = hook_with(after_val_epoch=lambda runner, metrics: runner.message_hub.get_scalar("train/nothing"))
+    with pytest.raises(KeyError, match="train/nothing is not in the message hub; it has train/lr, val/accuracy"):
+        engine_with(hook, max_epochs=1, run_dir=tmp_path).train()
+
+
+def test_stop_training(tmp_path: Path) -> None:
+    def after_train_iter(runner: Any, batch_idx: int, data_batch: Any, outputs: Any) -> None:
+        runner.train_loop.stop_training = False
+        assert not runner.train_loop.stop_training
+        if runner.iter == 1:
+            runner.train_loop.stop_training = True
+            assert runner.train_loop.stop_training
+
+    engine = engine_with(hook_with(after_train_iter=after_train_iter), run_dir=tmp_path)
+    result = engine.train()
+    assert (result.status, engine.progress.iteration) == ("stopped", 2)
+    assert result.reason == "Theirs set train_loop.stop_training in after_train_iter"
+
+
+def test_stopping_cannot_be_taken_back(tmp_path: Path) -> None:
+    def before_train(runner: Any) -> None:
+        runner.train_loop.stop_training = True
+        runner.train_loop.stop_training = False
+
+    said = refusal(engine_with(hook_with(before_train=before_train), run_dir=tmp_path).train)
+    assert "taking back train_loop.stop_training has no counterpart" in said
+
+
+def test_save_checkpoint(tmp_path: Path) -> None:
+    def after_train_epoch(runner: Any) -> None:
+        runner.save_checkpoint(runner.work_dir, f"mine_{runner.epoch}.pth", save_optimizer=False, by_epoch=False)
+
+    engine_with(hook_with(after_train_epoch=after_train_epoch), max_epochs=1, run_dir=tmp_path).train()
+    saved = load(tmp_path / "mine_0.pth")
+    assert "state_dict" in saved
+    assert "optimizer" not in saved
+
+
+def test_a_checkpoint_may_be_added_to_but_not_changed(tmp_path: Path) -> None:
+    def adds(runner: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["theirs"] = {"seen": runner.iter}
+
+    def replaces(runner: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {}
+
+    hooks = (hook_with(before_save_checkpoint=adds), CheckpointHook())
+    engine_with(*hooks, max_epochs=1, run_dir=tmp_path / "first").train()
+    path = tmp_path / "first" / "checkpoints" / "epoch_1.pth"
+    loaded: list[Any] = []
+    hook = hook_with(after_load_checkpoint=lambda runner, checkpoint: loaded.append(checkpoint["theirs"]))
+    engine_with(hook, max_epochs=1, resume=path, resume_strict=False, run_dir=tmp_path / "second").train()
+    assert loaded == [{"seen": BATCHES}]
+
+    hooks = (hook_with(before_save_checkpoint=replaces), CheckpointHook())
+    said = refusal(engine_with(*hooks, max_epochs=1, run_dir=tmp_path / "third").train)
+    assert "Theirs replaces 'state_dict' of the checkpoint" in said
+
+
+class Counts:
+    """A hook with state."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def after_train_epoch(self, runner: Any) -> None:
+        self.epochs += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epochs = state["epochs"]
+
+
+def test_its_state_is_resumed(tmp_path: Path) -> None:
+    engine_with(MMEngineHook(Counts()), CheckpointHook(), max_epochs=2, run_dir=tmp_path / "first").train()
+    again, path = Counts(), tmp_path / "first" / "checkpoints" / "epoch_2.pth"
+    assert load(path)["hooks"]["h0"] == {"epochs": 2}
+    engine_with(MMEngineHook(again), CheckpointHook(), resume=path, run_dir=tmp_path / "second").train()
+    assert again.epochs == 3
+
+
+def test_nothing_but_what_came_before_is_called_after_an_error(tmp_path: Path) -> None:
+    writes = Writes()
+    with pytest.raises(FloatingPointError):
+        engine_with(MMEngineHook(writes), Stopper(fail_at=2), run_dir=tmp_path).train()
+    assert writes.trace[-1] == "after_train_iter 1"
+
+
+def test_what_the_runner_has_not_is_named_with_its_user_and_the_place(tmp_path: Path) -> None:
+    def after_val_epoch(runner: Any, metrics: Any) -> None:
+        assert not hasattr(runner, "visualizer")
+        assert getattr(runner.train_loop, "iter_time", 7) == 7
+        runner.optim_wrapper.update_params(None)
+
+    said = refusal(engine_with(hook_with(after_val_epoch=after_val_epoch), run_dir=tmp_path).train)
+    assert said.startswith("hooks.h0: mmengine's runner.optim_wrapper.update_params has no counterpart in hydraloop")
+    assert "(used by Theirs in after_val_epoch)" in said
+
+
+@pytest.mark.parametrize("name", ["model", "iter", "my_flag"])
+def test_nothing_of_the_runner_can_be_replaced(tmp_path: Path, name: str) -> None:
+    hook = hook_with(before_train=lambda runner: setattr(runner, name, 1))
+    said = refusal(engine_with(hook, run_dir=tmp_path).train)
+    assert f"setting mmengine's runner.{name} has no counterpart" in said
+
+
+def test_meta_of_a_checkpoint_does_not_carry_over(tmp_path: Path) -> None:
+    hook = hook_with(after_train_epoch=lambda runner: runner.save_checkpoint(".", "x.pth", meta={"epoch": 1}))
+    said = refusal(engine_with(hook, run_dir=tmp_path).train)
+    assert "meta of mmengine's runner.save_checkpoint has no counterpart" in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Writes, "Writes is a class"),
+        ("EmptyCacheHook", "'EmptyCacheHook' is not an mmengine hook"),
+        ({"type": "EmptyCacheHook"}, "is not an mmengine hook"),
+        (object(), "object has none of MMEngine's mount points"),
+        (type("Old", (), {"before_epoch": print})(), "Old.before_epoch is no mount point of MMEngine"),
+    ],
+)
+def test_what_is_no_hook_is_refused(wrong: object, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("(", r"\(")) as error:
+        MMEngineHook(wrong)
+    assert error.value.key == "hook"
+
+
+def test_it_may_be_named_in_a_config() -> None:
+    assert ALLOWLIST.locate("hydraloop.compat.MMEngineHook", "hooks.theirs") is MMEngineHook
+    assert issubclass(MMEngineHook, Hook)
+    with pytest.raises(UserError, match="not among what a config may instantiate"):
+        ALLOWLIST.locate("hydraloop.compat.facade.Context", "hooks.theirs")

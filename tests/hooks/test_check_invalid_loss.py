@@ -1,0 +1,246 @@
+"""CheckInvalidLossHook: which iteration, samples and parameters; over epochs, accumulated, in fp16, on ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from hydraloop.data.loader import build_loader
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.grad_scaling import FP16
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.precision import Precision
+from hydraloop.engine.shards import whole
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckInvalidLossHook, DistSamplerSeedHook
+from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
+from hydraloop.tasks import Regression
+from tests.helpers import HostSyncs
+from tests.ranks import on_ranks
+
+SAMPLES, BATCH = 22, 4
+"""Six batches an epoch, the last of two samples."""
+
+
+class Poison(Hook):
+    """Puts a value into the inputs of some iterations (from 1), and keeps which samples they had."""
+
+    def __init__(self, iterations: Sequence[int], value: float = math.nan) -> None:
+        self._iterations, self._value = iterations, value
+        self.samples: list[list[int]] = []
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if engine.progress.iteration + 1 in self._iterations:
+            self.samples.append((batch[0][:, 0] * SAMPLES).round().int().tolist())
+            batch[0].fill_(self._value)
+
+
+def _engine(
+    run_dir: Path,
+    hooks: dict[str, Hook],
+    *,
+    loader: Any = None,
+    distributed: Distributed | None = None,
+    precision: Precision | None = None,
+    **settings: Any,
+) -> Engine:
+    """Three epochs on samples whose first feature is their index."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    inputs = torch.cat([torch.arange(SAMPLES)[:, None] / SAMPLES, torch.randn(SAMPLES, 2)], dim=1)
+    ranks = distributed or Distributed()
+    if loader is None:
+        loader = build_loader(
+            TensorDataset(inputs, torch.randn(SAMPLES, 1)),
+            shuffle=True,
+            batch_size=BATCH,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    task = Regression(model, nn.MSELoss())
+    ranks.prepare(model)
+    return Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders(loader),
+        hooks=hooks,
+        settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
+        run_dir=run_dir,
+        distributed=distributed,
+        precision=precision,
+    )
+
+
+def _raised(engine: Engine) -> InvalidLossError:
+    with pytest.raises(InvalidLossError) as raised:
+        engine.train()
+    return raised.value
+
+
+def test_the_error_says_where_it_began(tmp_path: Path) -> None:
+    hooks = {"check": CheckInvalidLossHook(interval=5), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([8]))}
+    engine = _engine(tmp_path, hooks)
+    error = _raised(engine)
+    assert (error.iteration, error.batch_idx, error.samples) == (8, 1, bad.samples[0])
+    listed = ", ".join(map(str, bad.samples[0]))
+    assert str(error) == (
+        "the loss is nan at iteration 8, noticed at iteration 10\n"
+        f"  batch 1 (from 0) of epoch 2; its samples in data.train: {listed}\n"
+        "  parameters that are not finite (4 of 4): 0.weight, 0.bias, 2.weight, 2.bias"
+    )
+    assert engine.progress.iteration == 9, "before the step of the iteration that looks"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert result["error"] == f"InvalidLossError: {error}"
+
+
+@pytest.mark.parametrize("interval", [1, 2, 7, 50])
+@pytest.mark.parametrize("iteration", [1, 6, 7, 12, 17, 18])
+def test_any_iteration_is_found_with_its_samples(interval: int, iteration: int, tmp_path: Path) -> None:
+    """With an interval longer than an epoch, or than the run, too."""
+    bad = Poison([iteration])
+    hooks = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook(), "poison": bad}
+    error = _raised(_engine(tmp_path, hooks))
+    assert (error.iteration, error.samples) == (iteration, bad.samples[0])
+
+
+def test_the_order_of_a_loader_that_stays_where_it_is(tmp_path: Path) -> None:
+    hooks = {"check": CheckInvalidLossHook(interval=5), "poison": (bad := Poison([8]))}
+    assert _raised(_engine(tmp_path, hooks)).samples == bad.samples[0]
+
+
+def test_a_run_resumed_within_an_epoch(tmp_path: Path) -> None:
+    class Saving(Hook):
+        def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+            if engine.progress.iteration == 8:
+                engine.request_checkpoint("saved")
+
+    _engine(tmp_path, {"seed": DistSamplerSeedHook(), "saving": Saving()}).train()
+    hooks = {"check": CheckInvalidLossHook(), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([10]))}
+    error = _raised(_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "saved.pth"))
+    assert (error.iteration, error.batch_idx, error.samples) == (10, 3, bad.samples[0])
+
+
+def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> None:
+    hooks = {"check": CheckInvalidLossHook(interval=1), "poison": Poison([3], math.inf)}
+    engine = _engine(tmp_path, hooks)
+    error = _raised(engine)
+    assert "the loss is nan at iteration 3\n" in str(error)
+    norms = {name: parameter.norm().item() for name, parameter in engine.model.named_parameters()}
+    assert error.norms == pytest.approx(norms)
+    largest = max(norms, key=lambda name: norms[name])
+    assert f"all parameters are finite; the largest norms: {largest} {norms[largest]:.4g}, " in str(error)
+
+
+def test_an_infinite_loss_is_invalid_too(tmp_path: Path) -> None:
+    loader = [(torch.zeros(2, 3), torch.full((2, 1), 1e30))] * 2
+    assert "the loss is inf at iteration 1" in str(
+        _raised(_engine(tmp_path, {"c": CheckInvalidLossHook()}, loader=loader))
+    )
+
+
+def test_of_another_loader_the_number_of_the_batch(tmp_path: Path) -> None:
+    loader = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(5)]
+    error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook(), "poison": Poison([4])}, loader=loader))
+    assert (error.batch_idx, error.samples) == (3, None)
+    assert "batch 3 (from 0) of epoch 1; which samples are in it, this loader does not say" in str(error)
+
+
+def test_accumulated_iterations_count_one_by_one(tmp_path: Path) -> None:
+    hooks = {"check": CheckInvalidLossHook(interval=2), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([8]))}
+    error = _raised(_engine(tmp_path, hooks, accumulate=3))
+    assert (error.iteration, error.samples) == (8, bad.samples[0])
+
+
+def test_in_fp16_a_skipped_step_is_no_invalid_loss(tmp_path: Path) -> None:
+    precision = FP16(torch.device("cpu"), init_scale=2.0**24)
+    engine = _engine(tmp_path, {"check": CheckInvalidLossHook(interval=1)}, precision=precision)
+    assert engine.train().status == "finished"
+    assert precision.skipped > 0
+    precision = FP16(torch.device("cpu"), init_scale=2.0**24)
+    hooks = {"check": CheckInvalidLossHook(interval=1), "poison": Poison([5])}
+    assert _raised(_engine(tmp_path, hooks, precision=precision)).iteration == 5
+
+
+def test_one_host_sync_an_interval(tmp_path: Path) -> None:
+    def syncs(hooks: dict[str, Hook]) -> int:
+        engine = _engine(tmp_path, hooks)
+        with HostSyncs() as counted:
+            engine.train()
+        return counted.count
+
+    assert syncs({"check": CheckInvalidLossHook(interval=6)}) - syncs({}) == 3
+    assert syncs({"check": CheckInvalidLossHook(interval=5)}) - syncs({}) == 4, "and one at the end"
+
+
+def test_the_error_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook(), "poison": Poison([2])}))
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # as launchers do
+    assert (str(copy), copy.iteration, copy.samples) == (str(error), 2, error.samples)
+
+
+def test_a_long_batch_is_cut_off_in_the_message(tmp_path: Path) -> None:
+    inputs = torch.randn(100, 3)
+    loader = build_loader(TensorDataset(inputs, torch.full((100, 1), math.nan)), shuffle=False, batch_size=100)
+    error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook()}, loader=loader))
+    assert "samples in data.train: 0, 1, 2, " in str(error)
+    assert ", 31, … (100 in all)" in str(error)
+    assert error.samples == list(range(100))
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_an_interval_below_one_is_refused(interval: int) -> None:
+    with pytest.raises(UserError) as raised:
+        CheckInvalidLossHook(interval=interval)
+    assert (raised.value.key, raised.value.remedy) == ("interval", "Use 1 to look at every iteration.")
+
+
+# Ranks. --------------------------------------------------------------------------------------------------------------
+
+
+def on_rank(distributed: Distributed, run_dir: str, interval: int) -> dict[str, Any]:
+    """Rank 1 has a NaN at iteration 2; from there it goes to the weights of all."""
+    bad = Poison([2] if distributed.rank == 1 else [])
+    hooks = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook(), "poison": bad}
+    engine = _engine(Path(run_dir), hooks, distributed=distributed)
+    try:
+        engine.train()
+    except Exception as error:
+        kind, iteration = type(error).__name__, engine.progress.iteration
+        return {"type": kind, "text": str(error), "samples": bad.samples, "iteration": iteration}
+    return {"type": "none"}
+
+
+@pytest.mark.parametrize(("strategy", "interval"), [("ddp", 1), ("ddp", 3), ("fsdp2", 1)])
+def test_one_ranks_nan_ends_all_with_its_error(strategy: str, interval: int, tmp_path: Path) -> None:
+    zero, one = on_ranks(2, on_rank, str(tmp_path), interval, strategy=strategy)
+    assert (zero["type"], one["type"]) == ("PeerError", "InvalidLossError")
+    assert zero["text"] == f"rank 1: {one['text']}"
+    assert "the loss is nan at iteration 2" in one["text"]
+    assert f"its samples in data.train: {', '.join(map(str, one['samples'][0]))}" in one["text"]
+    assert zero["iteration"] == one["iteration"] == (1 if interval == 1 else 2)
+    assert "rank 1" in json.loads((tmp_path / "result.json").read_text())["error"]
+
+
+def in_shards(distributed: Distributed, run_dir: str) -> tuple[dict[str, float], dict[str, float]]:
+    """The norms in the error, and those of the whole parameters."""
+    engine = _engine(Path(run_dir), {"check": CheckInvalidLossHook(interval=1)}, distributed=distributed)
+    whole_norms = {name: whole(value.detach()).norm().item() for name, value in engine.model.named_parameters()}
+    return _norms(engine), whole_norms
+
+
+def test_norms_of_a_model_in_shards_are_those_of_the_whole(tmp_path: Path) -> None:
+    for norms, expected in on_ranks(2, in_shards, str(tmp_path), strategy="fsdp2"):
+        assert norms == pytest.approx(expected)

@@ -1,0 +1,271 @@
+"""What `published_keys` writes as safetensors beside the `.pth`, and starting from such a file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model, save_file
+from torch import Tensor, nn, optim
+
+from hydraloop.engine.checkpoint import initialise
+from hydraloop.engine.engine import Engine
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
+from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
+
+
+def published(run_dir: Path, *keys: str, hooks: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """The published safetensors file of a run of one epoch, whether it is there or not."""
+    checkpoint = CheckpointHook(published_keys=keys)
+    engine_of(run_dir, {**(hooks or {}), "checkpoint": checkpoint}, max_epochs=1, **settings).train()
+    assert (run_dir / "checkpoints" / "epoch_1_published.pth").is_file()
+    return run_dir / "checkpoints" / "epoch_1_published.safetensors"
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        found: dict[str, str] = file.metadata()
+    return found
+
+
+def test_the_weights_are_those_of_the_pth_and_meta_is_in_the_header(tmp_path: Path) -> None:
+    path = published(tmp_path, "meta", "state_dict", hooks={"ema": EMAHook(momentum=0.1, warmup=False)})
+    source, twin = load(tmp_path / "checkpoints" / "epoch_1.pth"), load(path.with_suffix(".pth"))
+    weights = load_file(path)
+    assert same(weights, twin["state_dict"])
+    averaged = source["hooks"]["ema"]["averaged"]
+    assert same({name: weights[name] for name in averaged}, averaged)
+    facts = json.loads(metadata(path)["meta"])
+    assert facts == json.loads(json.dumps(twin["meta"]))
+    assert (facts["epoch"], facts["iteration"]) == (1, 4)
+    assert facts["versions"]["torch"] == torch.__version__
+    assert "averaged_weights" not in facts, "they are these"
+    net = model()
+    load_model(net, path)  # safetensors' own way
+    assert same(net.state_dict(), weights)
+
+
+def test_without_meta_the_header_has_only_the_kind_of_tensors(tmp_path: Path) -> None:
+    assert metadata(published(tmp_path, "state_dict")) == {"format": "pt"}
+
+
+def test_other_entries_are_in_the_pth_only(tmp_path: Path) -> None:
+    path = published(tmp_path, "state_dict", "optimizer", "progress")
+    assert load(path.with_suffix(".pth")).keys() == {"state_dict", "optimizer", "progress"}
+    assert load_file(path).keys() == model().state_dict().keys()
+
+
+def test_without_the_weights_there_is_no_such_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert not published(tmp_path, "meta").exists()
+    assert "safetensors" not in caplog.text
+
+
+def test_the_best_has_one_too(tmp_path: Path) -> None:
+    hook = CheckpointHook(save_best="acc", save_last=False, published_keys=["state_dict"])
+    engine_of(tmp_path, {"checkpoint": hook}, metrics={"acc": Scripted([0.1, 0.9, 0.2])}).train()
+    names = {path.name for path in (tmp_path / "checkpoints").glob("*.safetensors")}
+    assert names == {"best_acc_epoch_2_published.safetensors"}
+
+
+def test_who_can_read_the_pth_can_read_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = published(tmp_path, "state_dict")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == path.with_suffix(".pth").stat().st_mode & 0o777 == 0o640
+
+
+def test_nothing_unfinished_is_left(tmp_path: Path) -> None:
+    folder = published(tmp_path, "state_dict").parent
+    assert {path.name for path in folder.iterdir()} == {
+        "epoch_1.pth",
+        "epoch_1_published.pth",
+        "epoch_1_published.safetensors",
+        "last_checkpoint",
+    }
+
+
+class Tangled(nn.Module):
+    """Weights that share memory, wholly and in part, and tensors of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(3, 2)
+        together = torch.arange(12.0)
+        self.register_buffer("head", together[:6])
+        self.register_buffer("tail", together[6:])
+        self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("nothing", torch.zeros(0, 3))
+        self.register_buffer("no_more", torch.zeros(0, 3))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("narrow", torch.ones(2, dtype=torch.bfloat16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.last(self.second(self.first(inputs)))
+        return result
+
+
+def test_shared_and_odd_tensors_are_all_in_it(tmp_path: Path) -> None:
+    net = Tangled()
+    path = published(tmp_path, "state_dict", net=net)
+    assert same(load_file(path), net.state_dict())
+    fresh = Tangled()
+    fresh.load_state_dict(load_file(path))
+    assert same(fresh.state_dict(), net.state_dict())
+
+
+class Extra(nn.Module):
+    """A state dict with something more than tensors."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__()
+        self.inner, self.extra = nn.Linear(3, 2), extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.inner(inputs)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"seen": 3}, "_extra_state is a dict, not a tensor"),
+        (torch.ones(2, dtype=torch.complex128), "complex128"),
+        (torch.eye(2).to_sparse(), "sparse"),
+    ],
+)
+def test_what_it_cannot_hold_leaves_it_out_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, extra: Any, reason: str
+) -> None:
+    stale = tmp_path / "checkpoints" / "epoch_1_published.safetensors"
+    stale.parent.mkdir()
+    stale.touch()
+    with caplog.at_level(logging.INFO):
+        path = published(tmp_path, "state_dict", net=Extra(extra))
+    assert not path.exists(), "nor is an older one left, with other weights"
+    lines = [record.getMessage() for record in caplog.records if "safetensors" in record.getMessage()]
+    assert len(lines) == 1
+    assert "is not written" in lines[0]
+    assert reason in lines[0]
+
+
+def test_extra_state_that_is_a_tensor_is_in_it(tmp_path: Path) -> None:
+    weights = load_file(published(tmp_path, "state_dict", net=Extra(torch.tensor([1, 2]))))
+    assert weights["_extra_state"].tolist() == [1, 2]
+
+
+def test_meta_is_json_whatever_is_in_it(tmp_path: Path) -> None:
+    class Notes(EMAHook):
+        def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+            notes = {1: (2, float("-inf")), "scale": torch.ones(1), "none": None, "on": True}
+            checkpoint["meta"]["notes"] = notes
+            checkpoint["meta"]["tensor"] = torch.ones(2)
+
+    metrics = {"acc": Scripted([float("nan"), 0.5])}
+    path = published(tmp_path, "meta", "state_dict", hooks={"notes": Notes()}, metrics=metrics, val_interval=1)
+    text = metadata(path)["meta"]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    facts = json.loads(text, parse_constant=refuse)
+    assert facts["notes"] == {"1": [2, "-inf"], "none": None, "on": True}
+    assert "tensor" not in facts
+
+
+# Starting from one. --------------------------------------------------------------------------------------------------
+
+
+def test_load_from_takes_it(tmp_path: Path) -> None:
+    path = published(tmp_path / "one", "meta", "state_dict", hooks={"ema": EMAHook()})
+    engine = engine_of(tmp_path / "two", {}, load_from=path, max_iters=0)
+    engine.train()
+    assert same(bits(engine.model), load_file(path))
+
+
+def test_a_model_with_shared_weights_takes_it(tmp_path: Path) -> None:
+    path = published(tmp_path / "one", "state_dict", net=Tangled())
+    net = Tangled()
+    optimizer = optim.SGD(net.parameters(), lr=0.1)
+    engine_of(tmp_path / "two", {}, net=net, optimizer=optimizer, load_from=path, max_iters=0).train()
+    assert same(bits(net), load_file(path))
+    assert net.first.weight is net.second.weight
+
+
+def test_a_test_on_its_own_takes_it(tmp_path: Path) -> None:
+    path = published(tmp_path / "one", "state_dict")
+    expected = engine_of(tmp_path / "two", {}, test=True, load_from=path, max_iters=0)
+    assert engine_of(tmp_path / "three", {}, test=True).test(path) == expected.test()
+
+
+def test_init_takes_a_part_of_it(tmp_path: Path) -> None:
+    theirs = nn.Linear(3, 5)
+    save_file({f"backbone.{name}": value for name, value in theirs.state_dict().items()}, tmp_path / "a.safetensors")
+    net = nn.Linear(3, 5)
+    initialise(net, str(tmp_path / "a.safetensors"), "backbone.")
+    assert same(net.state_dict(), theirs.state_dict())
+
+
+def _refused(tmp_path: Path, path: Path, **option: Any) -> UserError:
+    engine = engine_of(tmp_path / "refused", {}, **{"load_from": path, **option})
+    with pytest.raises(UserError) as caught:
+        engine.train()
+    assert engine.progress.iteration == 0
+    return caught.value
+
+
+@pytest.mark.parametrize("content", ["cut", "text", "empty", "zip"])
+def test_a_file_that_is_none_is_one_message(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file(model().state_dict(), path)
+    if content == "cut":
+        path.write_bytes(path.read_bytes()[:-8])
+    elif content == "zip":
+        torch.save(model().state_dict(), path)
+    else:
+        path.write_text("hello, this is no such file" if content == "text" else "")
+    error = _refused(tmp_path, path)
+    assert error.key == "load_from"
+    assert "not a complete safetensors file" in error.problem
+    assert error.remedy
+    with pytest.raises(UserError) as caught:
+        initialise(model(), str(path), None)
+    assert caught.value.key == "init.checkpoint"
+
+
+def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+    error = _refused(tmp_path, tmp_path / "none.safetensors")
+    assert (error.key, error.problem) == ("load_from", f"there is no checkpoint file {tmp_path}/none.safetensors")
+
+
+def test_weights_of_another_model_are_one_message(tmp_path: Path) -> None:
+    save_file(nn.Linear(3, 7).state_dict(), tmp_path / "other.safetensors")
+    error = _refused(tmp_path, tmp_path / "other.safetensors")
+    assert error.key == "load_from"
+    assert "0.weight" in error.problem
+
+
+def test_a_run_cannot_go_on_from_it(tmp_path: Path) -> None:
+    path = published(tmp_path / "one", "meta", "state_dict")
+    error = _refused(tmp_path, path, load_from=None, resume=path)
+    assert error.key == "resume"
+    assert error.remedy == f"To start a new run from its weights, use load_from={path}."

@@ -1,0 +1,333 @@
+"""EarlyStoppingHook: the same epoch as mmengine's rule, in real runs; resumed, on two ranks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+from collections.abc import Iterator
+from itertools import product
+from math import inf, isfinite, nan
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.errors import UserError
+from hydraloop.hooks.early_stopping import EarlyStoppingHook
+from hydraloop.tasks.task import Task
+from tests.hooks.tiny_runs import Scripted, batches, engine_of, model
+from tests.ranks import on_ranks
+
+Case = tuple[dict[str, Any], list[float]]
+
+
+def mmengine_stops_at(values: list[float], options: dict[str, Any]) -> int | None:
+    """The epoch (from 1) at which mmengine stops.
+
+    By hand from mmengine 0.10.7, hooks/early_stopping_hook.py, EarlyStoppingHook._check_stop_condition.
+    """
+    greater = options["rule"] == "greater"
+    min_delta = options["min_delta"] if greater else -1 * options["min_delta"]
+    threshold, patience = options.get("stopping_threshold"), options.get("patience", 5)
+
+    def compare(x: float, y: float) -> bool:
+        return x > y if greater else x < y
+
+    best, waited = -inf if greater else inf, 0
+    for epoch, value in enumerate(values, start=1):
+        if options.get("check_finite", True) and not isfinite(value):
+            return epoch
+        if threshold is not None and compare(value, threshold):
+            return epoch
+        if compare(best + min_delta, value):
+            waited += 1
+            if waited >= patience:
+                return epoch
+        else:
+            best, waited = value, 0
+    return None
+
+
+def _cases() -> Iterator[Case]:
+    """Options and metric sequences; no NaN without `check_finite`, where the rules differ on purpose."""
+    draw = random.Random(0)
+    made = [
+        [0.5, 0.6, 0.6, 0.7, 0.65, 0.75, 0.7],  # steps of exactly min_delta, up to rounding
+        [1.0, 1.0, 1.0, 1.0],
+        [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3],  # small steps add up to improvements
+        [3.0, 2.0, 1.0, 2.0, 3.0, 4.0],
+        [0.1, inf, 0.2, 0.3],
+        [-inf, 0.1, 0.1, 0.1],
+        [inf, 0.9, 0.8, 0.8, 0.8],
+    ]
+    every = product(("greater", "less"), (0.0, 0.1, 0.25), (0, 1, 2, 3), (True, False), (None, 0.6, -0.3))
+    for number, (rule, min_delta, patience, check_finite, threshold) in enumerate(every):
+        length = draw.randint(3, 9)
+        drawn = [round(draw.gauss(0, 0.5), 2) for _ in range(length)]
+        if draw.random() < 0.3:
+            drawn[draw.randrange(length)] = draw.choice([inf, -inf] + [nan] * check_finite)
+        options = {
+            "rule": rule,
+            "min_delta": min_delta,
+            "patience": patience,
+            "check_finite": check_finite,
+            "stopping_threshold": threshold,
+        }
+        yield options, made[number // 3 % len(made)] if number % 3 == 0 else drawn
+
+
+def _stops_at(run_dir: Path, values: list[float], options: dict[str, Any]) -> int | None:
+    """The epoch at which a real run with these validations stops."""
+    engine = engine_of(
+        run_dir,
+        {"early_stopping": EarlyStoppingHook(**options)},
+        metrics={"score": Scripted(values)},
+        train=batches(1),
+        max_epochs=len(values) + 1,
+    )
+    engine.loaders = Loaders(batches(1), batches(1, seed=1))
+    try:
+        engine.train()
+    except StopIteration:  # no validation is left: it has gone on behind the last one
+        return None
+    assert engine.stop_reason is not None
+    return engine.progress.epoch
+
+
+def test_a_run_stops_at_the_epoch_at_which_mmengines_does(tmp_path: Path) -> None:
+    cases = list(_cases())
+    expected = [mmengine_stops_at(values, options) for options, values in cases]
+    assert None in expected
+    assert {1, 2, 3, 4, 5} <= set(expected)
+    for (options, values), epoch in zip(cases, expected, strict=True):
+        assert _stops_at(tmp_path, values, options) == epoch, (options, values)
+
+
+def test_mmengines_own_class_says_the_same() -> None:
+    """Holds the rule by hand above to the original."""
+    with mock.patch.dict(os.environ):  # OpenCV, which comes along, sets variables
+        hooks = pytest.importorskip("mmengine.hooks", reason="mmengine is not installed", exc_type=ImportError)
+    for options, values in _cases():
+        hook, loop = hooks.EarlyStoppingHook(monitor="score", **options), SimpleNamespace(stop_training=False)
+        runner = SimpleNamespace(train_loop=loop, logger=logging.getLogger("mmengine"))
+        stopped = None
+        for epoch, value in enumerate(values, start=1):
+            hook.after_val_epoch(runner, {"score": value})
+            if loop.stop_training:
+                stopped = epoch
+                break
+        assert stopped == mmengine_stops_at(values, options), (options, values)
+
+
+def test_a_nan_is_no_improvement(tmp_path: Path) -> None:
+    """mmengine, with check_finite=false, takes it for the best value, behind which each value is an improvement."""
+    options = {"rule": "greater", "patience": 3, "min_delta": 0.0, "check_finite": False}
+    values = [0.9, nan, 0.1, 0.1, 0.1, 0.1]
+    assert mmengine_stops_at(values, options) is None
+    assert _stops_at(tmp_path, values, options) == 4
+    assert _stops_at(tmp_path, [nan, nan, nan, nan], options) == 3
+
+
+# The run. ------------------------------------------------------------------------------------------------------------
+
+
+def _engine(run_dir: Path, values: list[float], hooks: dict[str, Hook], **settings: Any) -> Engine:
+    metrics = {"score": Scripted(values, higher_is_better=True)}
+    return engine_of(run_dir, hooks, metrics=metrics, train=batches(2), **{"max_epochs": 9, **settings})
+
+
+def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    hook = EarlyStoppingHook(patience=2, min_delta=0.05)  # of the first metric, which says what is better
+    result = _engine(tmp_path, [0.5, 0.75, 0.76, 0.7], {"early_stopping": hook}).train()
+    reason = "early_stopping: score 0.7 at epoch 4 has not improved by 0.05 in 2 validations; best 0.75 (epoch 2)"
+    assert (result.status, result.reason, result.progress["epoch"]) == ("stopped", reason, 4)
+    assert json.loads((tmp_path / "result.json").read_text())["reason"] == reason
+    assert f"stopping: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "reason"),
+    [
+        ({}, [0.5, nan], "score nan at epoch 2 is not finite; best 0.5 (epoch 1)"),
+        ({}, [inf], "score inf at epoch 1 is not finite; best none"),
+        ({"stopping_threshold": 0.7}, [0.5, 0.8], "is above the stopping_threshold 0.7; best 0.8 (epoch 2)"),
+        ({"stopping_threshold": 0.7, "rule": "less"}, [0.7, 0.6], "0.6 at epoch 2 is below the stopping_threshold 0.7"),
+    ],
+)
+def test_each_reason_is_told(options: dict[str, Any], values: list[float], reason: str, tmp_path: Path) -> None:
+    result = _engine(tmp_path, values, {"early_stopping": EarlyStoppingHook(**options)}).train()
+    assert reason in str(result.reason)
+
+
+def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
+    hook = EarlyStoppingHook(patience=2)
+    settings = {"val_by_epoch": False, "val_interval": 3}
+    engine = _engine(tmp_path, [0.5, 0.4, 0.3], {"early_stopping": hook}, **settings)
+    assert engine.train().progress["iteration"] == 9
+    assert "score 0.3 at iteration 9 has not improved" in str(engine.stop_reason)
+    assert str(engine.stop_reason).endswith("best 0.5 (iteration 3)")
+
+
+def test_the_loss_can_be_followed(tmp_path: Path) -> None:
+    hook = EarlyStoppingHook(monitor="loss", min_delta=1e6, patience=2)
+    result = _engine(tmp_path, [0.0] * 9, {"early_stopping": hook}).train()
+    assert "early_stopping: loss " in str(result.reason)
+    assert result.progress["epoch"] == 3
+
+
+def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None:
+    hook = EarlyStoppingHook(patience=1)
+    engine = _engine(tmp_path, [0.1, 0.9, 0.8, 0.1, 0.1], {"early_stopping": hook}, max_epochs=1)
+    engine.validate()
+    assert (hook.best, hook.wait_count) == (None, 0)
+    engine.train()
+    assert (hook.best, hook.wait_count) == (0.9, 0)
+    engine.validate()
+    assert (hook.best, hook.wait_count, engine.stop_reason) == (0.9, 0, None)
+
+
+class Saving(Hook):
+    """Asks for a checkpoint at each epoch's end, before its validation."""
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        engine.request_checkpoint(f"saved_{engine.progress.epoch}")
+
+
+VALUES = [0.5, 0.9, 0.6, 0.95, 0.7, 0.8, 0.9, 0.9, 0.9]
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3, 4, 5])
+def test_a_resumed_run_stops_at_the_same_epoch(epoch: int, tmp_path: Path) -> None:
+    def hooks() -> dict[str, Hook]:
+        return {"early_stopping": EarlyStoppingHook(patience=4), "saving": Saving()}
+
+    whole = _engine(tmp_path, VALUES, hooks()).train()
+    assert whole.progress["epoch"] == 6
+    saved = tmp_path / "checkpoints" / f"saved_{epoch}.pth"
+    # Its first validation is the one that was still to come when the file was written.
+    resumed = _engine(tmp_path / "resumed", VALUES[epoch - 1 :], hooks(), resume=saved).train()
+    assert (resumed.progress["epoch"], resumed.reason) == (6, whole.reason)
+
+
+def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _engine(tmp_path, VALUES, {"early_stopping": EarlyStoppingHook(patience=4), "saving": Saving()}).train()
+    hook = EarlyStoppingHook(monitor="loss", patience=9)
+    engine = _engine(
+        tmp_path / "resumed",
+        VALUES,
+        {"early_stopping": hook, "saving": Saving()},
+        resume=tmp_path / "checkpoints" / "saved_5.pth",
+        max_epochs=5,
+    )
+    engine.train()
+    assert hook.best == engine.metrics["loss"]
+    assert "this run followed score until now" in caplog.text
+
+
+def on_rank(distributed: Distributed, run_dir: str) -> tuple[int, str | None]:
+    """Rank 1's own metric would never stop it."""
+    net = model()
+    values = VALUES if distributed.is_main else [float(value) for value in range(9)]
+    engine = Engine(
+        task=Task(net, torch.nn.functional.mse_loss, {"score": Scripted(values, True)}),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loaders=Loaders(batches(2), batches(1)),
+        hooks={"early_stopping": EarlyStoppingHook(patience=3)},
+        settings=Settings(device="cpu", max_epochs=9),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    return engine.train().progress["epoch"], engine.stop_reason
+
+
+def test_ranks_stop_together(tmp_path: Path) -> None:
+    first, second = on_ranks(2, on_rank, str(tmp_path))
+    assert first == second
+    assert first[0] == 5
+
+
+# What it refuses. ----------------------------------------------------------------------------------------------------
+
+
+class Forgetful(Task):
+    """Has no score in its second validation."""
+
+    validations = 0
+
+    def compute_metrics(self, *ways: Any) -> dict[str, float]:
+        metrics = super().compute_metrics(*ways)
+        self.validations += 1
+        if self.validations == 2:
+            del metrics["score"]
+        return metrics
+
+
+def _forgetful(run_dir: Path, hook: EarlyStoppingHook) -> Engine:
+    net = model()
+    return Engine(
+        task=Forgetful(net, torch.nn.functional.mse_loss, {"score": Scripted([0.9, 0.8, 0.7, 0.6, 0.5], True)}),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loaders=Loaders(batches(2), batches(1)),
+        hooks={"early_stopping": hook},
+        settings=Settings(device="cpu", max_epochs=5),
+        run_dir=run_dir,
+    )
+
+
+def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert _forgetful(tmp_path, EarlyStoppingHook(patience=2)).train().progress["epoch"] == 4
+    assert "hooks.early_stopping: the validation has no 'score', only: loss; it is left out" in caplog.text
+    with pytest.raises(RuntimeError, match="no 'score', only: loss"):
+        _forgetful(tmp_path, EarlyStoppingHook(patience=2, strict=True)).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"patience": -1}, "patience"),
+        ({"min_delta": -0.1}, "min_delta"),
+        ({"min_delta": nan}, "min_delta"),
+        ({"rule": "bigger"}, "rule"),
+    ],
+)
+def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as raised:
+        EarlyStoppingHook(**options)
+    assert raised.value.key == key
+    assert raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "key", "remedy"),
+    [
+        ({"monitor": "scores"}, {}, "hooks.early_stopping.monitor", "Did you mean score?"),
+        ({"monitor": "xyz"}, {}, "hooks.early_stopping.monitor", "Known: loss, score."),
+        ({}, {"val_interval": None}, "hooks.early_stopping", "engine.val_interval=1"),
+        ({}, {"val": False}, "hooks.early_stopping", "data.val"),
+    ],
+)
+def test_mistakes_come_before_the_first_iteration(
+    options: dict[str, Any], settings: dict[str, Any], key: str, remedy: str, tmp_path: Path
+) -> None:
+    engine = _engine(tmp_path, [0.5], {"early_stopping": EarlyStoppingHook(**options)}, **settings)
+    with pytest.raises(UserError) as raised:
+        engine.train()
+    assert raised.value.key == key
+    assert remedy in str(raised.value.remedy)
+    assert engine.progress.iteration == 0
+
+
+def test_a_metric_nobody_knows_the_direction_of_wants_a_rule(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, {"early_stopping": EarlyStoppingHook()}, metrics={"score": Scripted([0.5])})
+    with pytest.raises(UserError, match=r"hooks\.early_stopping\.rule"):
+        engine.train()

@@ -1,0 +1,111 @@
+"""A run whose process is killed in the middle of a validation, while the model holds the average, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
+from tests.hooks.tiny_runs import bits, engine_of, load, same
+
+ROOT = Path(__file__).parents[2]
+
+
+class Killer(Hook):
+    """Kills its process at a validation batch of an epoch, having written down whose weights the model has."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.trained: Mapping[str, Any] = {}
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        self.trained = bits(engine.model)
+
+    def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if engine.progress.epoch == self.epoch and batch_idx == 1:
+            (engine.run_dir / "evaluated").write_text("raw" if same(bits(engine.model), self.trained) else "average")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Watcher(Hook):
+    """The raw weights at the beginning of each epoch, and what each validation found."""
+
+    def __init__(self) -> None:
+        self.began: list[Mapping[str, Any]] = []
+        self.losses: list[float] = []
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        self.began.append(bits(engine.model))
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        self.losses.append(metrics["loss"])
+
+
+def hooks(**more: Hook) -> dict[str, Hook]:
+    return {
+        "watcher": Watcher(),
+        "ema": EMAHook(update_buffers=True),
+        "checkpoint": CheckpointHook(save_best="loss"),
+        **more,
+    }
+
+
+def killed_run(run_dir: str) -> None:
+    """What the child process does; it does not come back."""
+    torch.set_num_threads(1)  # as the tests have: sums then have the same bits
+    engine_of(Path(run_dir), hooks(killer=Killer(epoch=2))).train()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed in its second validation."""
+    run_dir = tmp_path_factory.mktemp("killed")
+    code = f"from tests.hooks.test_ema_killed import killed_run; killed_run({str(run_dir)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return run_dir
+
+
+def test_the_last_checkpoint_has_the_raw_weights_and_the_average(killed: Path, tmp_path: Path) -> None:
+    assert (killed / "evaluated").read_text() == "average", "the model held it when the process died"
+    whole = hooks()
+    engine_of(tmp_path, whole).train()
+    saved, theirs = load(killed / "checkpoints" / "epoch_2.pth"), load(tmp_path / "checkpoints" / "epoch_2.pth")
+    for checkpoint in (saved, theirs):
+        assert not same(checkpoint["state_dict"], checkpoint["hooks"]["ema"]["averaged"])
+    assert same(saved["state_dict"], theirs["state_dict"])
+    assert same(saved["hooks"]["ema"]["averaged"], theirs["hooks"]["ema"]["averaged"])
+
+
+def test_it_resumes_with_the_raw_weights_and_goes_on_like_the_run_that_was_not_killed(
+    killed: Path, tmp_path: Path
+) -> None:
+    whole, resumed = hooks(), hooks(killer=Killer(epoch=9))
+    uninterrupted = engine_of(tmp_path, whole)
+    uninterrupted.train()
+    resume = killed / "checkpoints" / "epoch_2.pth"
+    engine = engine_of(killed, resumed, resume=resume)
+    engine.train()
+    first, second = whole["watcher"], resumed["watcher"]
+    assert isinstance(first, Watcher)
+    assert isinstance(second, Watcher)
+    assert same(second.began[0], first.began[2]), "the third epoch begins with the raw weights"
+    assert second.losses == first.losses[1:], "the second validation is made up, on the average"
+    assert same(bits(engine.model), bits(uninterrupted.model))
+    assert same(resumed["ema"].state_dict()["averaged"], whole["ema"].state_dict()["averaged"])
+    assert engine.best is not None
+    assert uninterrupted.best is not None
+    assert (engine.best.value, engine.best.iteration) == (uninterrupted.best.value, uninterrupted.best.iteration)

@@ -1,0 +1,152 @@
+"""EMAHook's five types, and its warm-up, against the rules of where they come from, written out by hand.
+
+The sources, read for this: mmengine 0.10.7, `mmengine/model/averaged_model.py` (`BaseAveragedModel.update_parameters`,
+`ExponentialMovingAverage`, `StochasticWeightAverage`, `MomentumAnnealingEMA`); MMDetection 3.3, `mmdet/models/layers/
+ema.py` (`ExpMomentumEMA`); MMDetection 2.28, `mmdet/core/hook/ema.py` (`LinearMomentumEMAHook`); for the warm-up
+TensorFlow's `ExponentialMovingAverage` with `num_updates`: decay = min(decay, (1 + n) / (10 + n)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydraloop.hooks.averaging import DEFAULT_GAMMA, EMA_TYPES
+from hydraloop.hooks.ema import EMAHook
+from tests.hooks.test_ema import Recorder, check
+from tests.hooks.tiny_runs import engine_of
+
+Weights = dict[str, Tensor]
+Rule = Callable[[Tensor, Tensor, int], Tensor]
+"""(average, new value, `steps`) to the new average; `steps` as mmengine counts: calls so far, those without an update
+included."""
+
+
+def exponential(momentum: float) -> Rule:
+    """mmengine: averaged_param.lerp_(source_param, self.momentum)."""
+    return lambda average, new, steps: (1 - momentum) * average + momentum * new
+
+
+def warm(momentum: float) -> Rule:
+    """TensorFlow: decay = min(decay, (1 + num_updates) / (10 + num_updates)); the share of the new is what is left."""
+
+    def rule(average: Tensor, new: Tensor, steps: int) -> Tensor:
+        decay = min(1 - momentum, (1 + steps) / (10 + steps))
+        return decay * average + (1 - decay) * new
+
+    return rule
+
+
+def stochastic(interval: int) -> Rule:
+    """mmengine: averaged_param.add_(source_param - averaged_param, alpha=1 / float(steps // self.interval + 1))."""
+    return lambda average, new, steps: average + (new - average) / (steps // interval + 1)
+
+
+def momentum_annealing(momentum: float, gamma: float) -> Rule:
+    """mmengine: momentum = max(self.momentum, self.gamma / (self.gamma + self.steps)); lerp_."""
+
+    def rule(average: Tensor, new: Tensor, steps: int) -> Tensor:
+        share = max(momentum, gamma / (gamma + steps))
+        return average + share * (new - average)
+
+    return rule
+
+
+def exp_momentum(momentum: float, gamma: float) -> Rule:
+    """MMDetection: momentum = (1 - self.momentum) * math.exp(-float(1 + steps) / self.gamma) + self.momentum."""
+
+    def rule(average: Tensor, new: Tensor, steps: int) -> Tensor:
+        share = (1 - momentum) * math.exp(-float(1 + steps) / gamma) + momentum
+        return (1 - share) * average + share * new
+
+    return rule
+
+
+def linear_momentum(momentum: float, warm_up: int) -> Rule:
+    """MMDetection: min(self.momentum**self.interval, (1 + x) / (warm_up + x)), here without the power."""
+
+    def rule(average: Tensor, new: Tensor, steps: int) -> Tensor:
+        share = min(momentum, (1 + steps) / (warm_up + steps))
+        return (1 - share) * average + share * new
+
+    return rule
+
+
+def by_mmengine(weights: list[Weights], rule: Rule, interval: int) -> Weights:
+    """`BaseAveragedModel.update_parameters`, called with each of them: the first is copied, each interval-th counts."""
+    average: Weights = {}
+    for steps, new in enumerate(weights):
+        if steps == 0:
+            average = {name: value.double() for name, value in new.items()}
+        elif steps % interval == 0:
+            average = {name: rule(value, new[name].double(), steps) for name, value in average.items()}
+    return average
+
+
+RULES: list[tuple[dict[str, Any], Rule]] = [
+    ({"warmup": False}, exponential(0.0002)),
+    ({"warmup": False, "momentum": 0.3}, exponential(0.3)),
+    ({}, warm(0.0002)),
+    ({"momentum": 0.5}, warm(0.5)),
+    ({"ema_type": "stochastic"}, stochastic(1)),
+    ({"ema_type": "momentum_annealing"}, momentum_annealing(0.0002, 100)),
+    ({"ema_type": "momentum_annealing", "momentum": 0.3, "gamma": 1}, momentum_annealing(0.3, 1)),
+    ({"ema_type": "exp_momentum"}, exp_momentum(0.0002, 2000)),
+    ({"ema_type": "exp_momentum", "momentum": 0.1, "gamma": 5}, exp_momentum(0.1, 5)),
+    ({"ema_type": "linear_momentum"}, linear_momentum(0.0002, 100)),
+    ({"ema_type": "linear_momentum", "momentum": 0.05}, linear_momentum(0.05, 100)),
+    ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 4}, linear_momentum(0.5, 4)),
+]
+
+
+def averaged(run_dir: Path, **options: Any) -> tuple[Weights, list[Weights]]:
+    """The averages that a run of twelve optimizer steps ends with, and its weights after each."""
+    ema, recorder = EMAHook(**options), Recorder()
+    engine_of(run_dir, {"recorder": recorder, "ema": ema}).train()
+    assert len(recorder.steps) == 12
+    return ema.state_dict()["averaged"], recorder.steps
+
+
+@pytest.mark.parametrize(("options", "rule"), RULES, ids=str)
+def test_each_type_is_its_rule(tmp_path: Path, options: dict[str, Any], rule: Rule) -> None:
+    averages, steps = averaged(tmp_path, **options)
+    check(averages, by_mmengine(steps, rule, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"warmup": False, "momentum": 0.3}, exponential(0.3)),
+        ({"ema_type": "stochastic"}, stochastic(4)),
+        ({"ema_type": "momentum_annealing", "gamma": 10}, momentum_annealing(0.0002, 10)),
+        ({"ema_type": "exp_momentum", "gamma": 10}, exp_momentum(0.0002, 10)),
+        ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 8}, linear_momentum(0.5, 8)),
+    ],
+    ids=str,
+)
+def test_with_an_interval_steps_count_and_not_updates(tmp_path: Path, options: dict[str, Any], rule: Rule) -> None:
+    # With begin_iter the first update is at the same step there and here; without, there at 1 and here at 4.
+    averages, steps = averaged(tmp_path, interval=4, begin_iter=3, **options)
+    check(averages, by_mmengine(steps[2:], rule, 4))
+
+
+def test_all_types_are_here_and_their_averages_differ(tmp_path: Path) -> None:
+    assert {options.get("ema_type", "exponential") for options, _ in RULES} == set(EMA_TYPES)
+    found = [averaged(tmp_path / name, ema_type=name, momentum=0.3, warm_up=5)[0]["0.weight"] for name in EMA_TYPES]
+    for index, one in enumerate(found):
+        assert not any(torch.allclose(one, other, rtol=1e-4) for other in found[:index])
+
+
+def test_gamma_is_the_types_own_by_default(tmp_path: Path) -> None:
+    for name, gamma in DEFAULT_GAMMA.items():
+        default, _ = averaged(tmp_path / name, ema_type=name)
+        given, _ = averaged(tmp_path / f"{name}_given", ema_type=name, gamma=gamma)
+        other, _ = averaged(tmp_path / f"{name}_other", ema_type=name, gamma=gamma / 10)
+        assert torch.equal(default["0.weight"], given["0.weight"])
+        assert not torch.equal(default["0.weight"], other["0.weight"])

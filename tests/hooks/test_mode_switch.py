@@ -1,0 +1,259 @@
+"""ModeSwitchHook: what a loader (its workers, persistent ones too) yields in the last epochs, and the task's loss."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+import hydraloop
+from hydraloop.data import Augmented, build_loader
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.data_sets import restart_workers
+from hydraloop.hooks.mode_switch import ModeSwitchHook
+from hydraloop.tasks.task import Task
+from tests.config.composed import REPOSITORY
+
+
+class Flagged(Dataset[Tensor]):
+    """Eight samples that say whether they were made with strong augmentation: `[1.0]` or `[0.0]`."""
+
+    strong = True
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([float(self.strong)]), torch.zeros(1)
+
+    def set_strong_augmentation(self, on: bool) -> None:
+        self.strong = on
+
+
+class Plain(Flagged):
+    """Nothing to switch."""
+
+    set_strong_augmentation = None  # type: ignore[assignment]
+
+
+class Extra(Task):
+    """An extra loss of 100, if it is on."""
+
+    extra = False
+
+    def set_extra_loss(self, on: bool) -> None:
+        self.extra = on
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        outputs = super().forward(batch)
+        return {"loss": outputs["loss"] + 100 * self.extra}
+
+
+class ExtraModel(nn.Linear):
+    """A model that is told; it has no loss of its own."""
+
+    told: list[bool]
+
+    def set_extra_loss(self, on: bool) -> None:
+        self.told = [*getattr(self, "told", []), on]
+
+
+class Seen(Hook):
+    """By epoch (from 1): the share of strong samples, and whether the extra loss was there, of all its batches."""
+
+    priority = 90
+
+    def __init__(self) -> None:
+        self.strong: dict[int, set[float]] = {}
+        self.extra: dict[int, set[bool]] = {}
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        epoch = engine.progress.epoch + 1
+        self.strong.setdefault(epoch, set()).update(batch[0].flatten().tolist())
+        self.extra.setdefault(epoch, set()).add(outputs["loss"].item() >= 100)
+
+
+def train(engine: Engine) -> None:
+    """The whole run, and the end of its persistent workers: as part of a garbage cycle they would take 5 s each."""
+    try:
+        engine.train()
+    finally:
+        restart_workers(engine.loaders.train)
+
+
+class Saving(Hook):
+    """Asks for a checkpoint after two of the iterations: before the switch, and in the last epochs."""
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        if engine.progress.iteration in (3, 5):
+            engine.request_checkpoint(f"at_{engine.progress.iteration}", agreed=True)
+
+
+def engine_of(
+    run_dir: Path,
+    last: int,
+    *,
+    data: Dataset[Any] | None = None,
+    task: Callable[..., Task] = Extra,
+    model: nn.Module | None = None,
+    workers: int = 0,
+    persistent: bool = False,
+    hooks: dict[str, Hook] | None = None,
+    **settings: Any,
+) -> tuple[Engine, Seen]:
+    """Four epochs of two batches, of which the `last` ones are switched."""
+    run_dir.mkdir(exist_ok=True)
+    model = nn.Linear(1, 1) if model is None else model
+    loader = build_loader(
+        Flagged() if data is None else data,
+        shuffle=True,
+        batch_size=4,
+        num_workers=workers,
+        persistent_workers=persistent,
+    )
+    seen = Seen()
+    engine = Engine(
+        task=task(model, nn.MSELoss()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        loaders=Loaders(loader),
+        hooks={"mode_switch": ModeSwitchHook(num_last_epochs=last), "seen": seen, **(hooks or {})},
+        settings=Settings(**{"device": "cpu", "max_epochs": 4, **settings}),
+        run_dir=run_dir,
+    )
+    return engine, seen
+
+
+ON, OFF = {1.0}, {0.0}
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_the_last_epochs_are_switched_exactly_whoever_loads(workers: int, persistent: bool, tmp_path: Path) -> None:
+    engine, seen = engine_of(tmp_path, 2, workers=workers, persistent=persistent)
+    train(engine)
+    assert seen.strong == {1: ON, 2: ON, 3: OFF, 4: OFF}
+    assert seen.extra == {1: {False}, 2: {False}, 3: {True}, 4: {True}}
+
+
+def test_persistent_workers_are_started_anew_once(tmp_path: Path) -> None:
+    class Workers(Hook):
+        """The process ids of the workers in each epoch."""
+
+        def __init__(self) -> None:
+            self.of_epoch: list[list[int]] = []
+
+        def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+            if batch_idx == 0:
+                self.of_epoch.append([worker.pid for worker in engine.loaders.train._iterator._workers])  # type: ignore
+
+    workers = Workers()
+    train(engine_of(tmp_path, 2, workers=1, persistent=True, hooks={"workers": workers})[0])
+    first, second, third, fourth = workers.of_epoch
+    assert first == second != third == fourth
+
+
+def test_a_run_resumed_in_the_last_epochs_is_switched_also_inside_an_epoch(tmp_path: Path) -> None:
+    engine_of(tmp_path / "one", 2, hooks={"saving": Saving()})[0].train()
+    for iteration, expected in ((3, {2: ON, 3: OFF, 4: OFF}), (5, {3: OFF, 4: OFF})):
+        saved = tmp_path / "one" / "checkpoints" / f"at_{iteration}.pth"
+        engine, seen = engine_of(tmp_path / f"from_{iteration}", 2, resume=saved)
+        engine.train()
+        assert seen.strong == expected
+        assert seen.extra == {epoch: {flags == OFF} for epoch, flags in expected.items()}
+
+
+@pytest.mark.parametrize(("last", "epochs"), [(4, 4), (15, 4)])
+def test_a_run_that_is_shorter_is_switched_from_its_start_and_says_so(
+    last: int, epochs: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine, seen = engine_of(tmp_path, last, max_epochs=epochs)
+        engine.train()
+    assert set(seen.strong) == {1, 2, 3, 4}
+    assert all(flags == OFF for flags in seen.strong.values())
+    assert "switches from the start, as the run has 4 epochs" in caplog.text
+    assert "epoch 1: strong augmentation off (Flagged), extra loss on (Extra)" in caplog.text
+
+
+def test_by_iterations_the_last_epoch_may_be_a_part_of_one(tmp_path: Path) -> None:
+    engine, seen = engine_of(tmp_path, 1, max_iters=5)
+    engine.train()
+    assert seen.strong == {1: ON, 2: ON, 3: OFF}
+
+
+def test_what_was_left_switched_is_switched_back_at_the_start(tmp_path: Path) -> None:
+    data = Flagged()
+    data.set_strong_augmentation(False)
+    engine, seen = engine_of(tmp_path, 1, data=data, max_epochs=2)
+    engine.task.set_extra_loss(True)
+    engine.train()
+    assert (seen.strong, seen.extra) == ({1: ON, 2: OFF}, {1: {False}, 2: {True}})
+
+
+def test_wrappers_are_looked_through_and_the_model_is_told_where_the_task_has_no_method(tmp_path: Path) -> None:
+    inside = [Flagged(), Flagged()]
+    data = ConcatDataset([Subset(inside[0], range(4)), Subset(Augmented(inside[1]), range(4))])
+    model = ExtraModel(1, 1)
+    engine_of(tmp_path, 1, data=data, task=Task, model=model, max_epochs=1)[0].train()
+    assert [one.strong for one in inside] == [False, False]
+    assert data.datasets[1].dataset.strong is False  # type: ignore[attr-defined]
+    assert model.told == [True]
+
+
+def test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs(tmp_path: Path) -> None:
+    """The whole way, with persistent workers: from the command line's words to the pixels."""
+    overrides = ["data=digits_augmented", "hooks=[mode_switch]", "hooks.mode_switch.num_last_epochs=1"]
+    loader = ["data.loader.num_workers=2", "data.loader.persistent_workers=true", "data.loader.batch_size=256"]
+    engine = hydraloop.build(
+        hydraloop.compose([*overrides, *loader, "engine.max_epochs=3", "engine.device=cpu"], folder=REPOSITORY),
+        run_dir=tmp_path,
+    )
+    plain = {image.numpy().tobytes() for image in engine.loaders.train.dataset.dataset.inputs}  # type: ignore[union-attr]
+    seen: dict[int, int] = {}
+
+    def count(model: nn.Module, inputs: tuple[Tensor]) -> None:
+        """How many images of an epoch are as they are in the data set."""
+        if model.training:
+            same = sum(image.numpy().tobytes() in plain for image in inputs[0])
+            seen[engine.progress.epoch] = seen.get(engine.progress.epoch, 0) + same
+
+    engine.model.register_forward_pre_hook(count)
+    train(engine)
+    assert seen == {0: 0, 1: 0, 2: 1259}
+
+
+def test_without_a_method_to_call_it_is_refused_before_the_first_iteration(tmp_path: Path) -> None:
+    engine, seen = engine_of(tmp_path, 2, data=Plain(), task=Task)
+    with pytest.raises(UserError) as caught:
+        engine.train()
+    assert seen.strong == {}
+    assert caught.value.key == "hooks.mode_switch"
+    for name in ("set_strong_augmentation(on)", "set_extra_loss(on)", "Task", "Linear", "data=digits_augmented"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "task", "missing"),
+    [(None, Task, "a task with set_extra_loss"), (Plain(), Extra, "a data set with set_strong_augmentation")],
+)
+def test_one_of_the_two_is_enough_and_the_other_is_named(
+    data: Any, task: Any, missing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine, seen = engine_of(tmp_path, 1, data=data, task=task, max_epochs=2)
+        engine.train()
+    assert f"switches from epoch 2 on; missing: {missing}" in caplog.text
+    assert seen.strong[2] == (OFF if data is None else ON)
+    assert seen.extra[2] == {task is Extra}
+
+
+def test_a_number_below_one_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^num_last_epochs: 0 is below 1"):
+        ModeSwitchHook(num_last_epochs=0)

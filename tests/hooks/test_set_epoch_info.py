@@ -1,0 +1,169 @@
+"""SetEpochInfoHook: who is told which epoch, and what is said where nobody can be."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+import hydraloop
+from hydraloop.data import Augmented, InMemoryDataset, build_loader
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks.data_sets import restart_workers
+from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
+from hydraloop.tasks.task import Task
+from tests.config.composed import REPOSITORY
+
+
+class Told:
+    """Writes the epochs down."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs = [*getattr(self, "epochs", []), epoch]
+
+
+class TaskTold(Told, Task):
+    """A task that is told."""
+
+
+class ModelTold(Told, nn.Linear):
+    """A model that is told."""
+
+
+class Data(Dataset[tuple[Tensor, Tensor]]):
+    """Eight samples that say which epoch their maker has heard of last: `[-1.0]` is none."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([float(self.epoch)]), torch.zeros(1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Batches(Hook):
+    """The distinct inputs of each epoch; asks for a checkpoint at the third iteration."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, set[float]] = {}
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self.inputs.setdefault(engine.progress.epoch, set()).update(batch[0].flatten().tolist())
+        if engine.progress.iteration == 3:
+            engine.request_checkpoint("at_3", agreed=True)
+
+
+def engine_of(
+    run_dir: Path,
+    data: Dataset[Any],
+    *,
+    task: type[Task] = Task,
+    model: type[nn.Linear] = nn.Linear,
+    workers: int = 0,
+    persistent: bool = False,
+    **settings: Any,
+) -> tuple[Engine, Batches]:
+    """Three epochs of two batches."""
+    run_dir.mkdir(exist_ok=True)
+    net, seen = model(1, 1), Batches()
+    loader = build_loader(data, shuffle=True, batch_size=4, num_workers=workers, persistent_workers=persistent)
+    engine = Engine(
+        task=task(net, nn.MSELoss()),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
+        loaders=Loaders(loader),
+        hooks={"set_epoch_info": SetEpochInfoHook(), "seen": seen},
+        settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
+        run_dir=run_dir,
+    )
+    return engine, seen
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_task_model_and_data_set_are_told_each_epoch_from_0(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, seen = engine_of(tmp_path, Data(), task=TaskTold, model=ModelTold, workers=workers)
+    engine.train()
+    assert engine.task.epochs == [0, 1, 2]
+    assert engine.model.epochs == [0, 1, 2]
+    assert seen.inputs == {0: {0.0}, 1: {1.0}, 2: {2.0}}
+    assert warnings(caplog) == []
+
+
+def test_a_data_set_inside_of_others_is_told(tmp_path: Path) -> None:
+    _, seen = engine_and_seen = engine_of(tmp_path, Subset(Subset(Data(), range(8)), range(4)))
+    engine_and_seen[0].train()
+    assert seen.inputs == {0: {0.0}, 1: {1.0}, 2: {2.0}}
+
+
+def test_a_run_resumed_inside_an_epoch_tells_that_epoch_again(tmp_path: Path) -> None:
+    engine_of(tmp_path / "one", Data(), task=TaskTold)[0].train()
+    engine, seen = engine_of(
+        tmp_path / "two", Data(), task=TaskTold, resume=tmp_path / "one" / "checkpoints" / "at_3.pth"
+    )
+    engine.train()
+    assert engine.task.epochs == [1, 2]
+    assert seen.inputs == {1: {1.0}, 2: {2.0}}
+
+
+def test_persistent_workers_do_not_hear_it_and_one_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, seen = engine_of(tmp_path, Data(), workers=2, persistent=True)
+    engine.train()
+    restart_workers(engine.loaders.train)
+    assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {0.0}}
+    (warning,) = warnings(caplog)
+    assert warning.startswith("hooks.set_epoch_info: set_epoch of Data reaches this process only")
+    assert "data.loader.persistent_workers=false" in warning
+
+
+def test_persistent_workers_are_nobodys_matter_where_no_data_set_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
+    engine, _ = engine_of(tmp_path, plain, task=TaskTold, workers=1, persistent=True)
+    engine.train()
+    restart_workers(engine.loaders.train)
+    assert engine.task.epochs == [0, 1, 2]
+    assert warnings(caplog) == []
+
+
+def test_where_nobody_has_the_method_one_warning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
+    engine_of(tmp_path, plain)[0].train()
+    assert warnings(caplog) == [
+        "hooks.set_epoch_info does nothing: there is no set_epoch(epoch) in Task, Linear or the train data set"
+    ]
+
+
+def test_the_augmentation_of_the_digits_grows(tmp_path: Path) -> None:
+    overrides = ["data=digits_augmented", "data.train.ramp_epochs=4", "hooks=[set_epoch_info]", "engine.max_epochs=3"]
+    engine = hydraloop.build(
+        hydraloop.compose([*overrides, "engine.device=cpu", "data.loader.batch_size=512"], folder=REPOSITORY),
+        run_dir=tmp_path,
+    )
+    data, strengths = engine.loaders.train.dataset, []  # type: ignore[union-attr]
+    assert isinstance(data, Augmented)
+
+    def look(model: nn.Module, inputs: tuple[Tensor]) -> None:
+        if model.training:
+            strengths.append(data.strength)
+
+    engine.model.register_forward_pre_hook(look)
+    engine.train()
+    assert strengths == [0.25] * 3 + [0.5] * 3 + [0.75] * 3

@@ -1,0 +1,208 @@
+"""SyncBuffersHook: the mean over ranks that have really seen other data; in checkpoints, validation and training on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.hooks import SyncBuffersHook, SyncNormHook
+from hydraloop.hooks.over_ranks import average_over_ranks
+from hydraloop.tasks import Regression
+from tests.helpers import HostSyncs
+from tests.hooks.tiny_runs import load
+from tests.ranks import on_ranks
+
+Buffers = dict[str, Tensor]
+
+
+class Net(nn.Module):
+    """Batch normalisation, and buffers of other kinds."""
+
+    third: Tensor
+    seen: Tensor
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.register_buffer("third", torch.tensor([1 / 3, 0.1]))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("mask", torch.zeros(2, dtype=torch.bool))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        out: Tensor = self.body(batch)
+        return out
+
+
+class Watch(Hook):
+    """The buffers at some mount points, before (priority 0) or behind (100) the hook under test."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Buffers] = {}
+
+    def _look(self, engine: Engine, point: str) -> None:
+        name = f"{point} {engine.progress.iteration}"
+        self.seen[name] = {name: value.clone() for name, value in engine.model.named_buffers()}
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        self._look(engine, "after_train_epoch")
+
+    def before_val(self, engine: Engine) -> None:
+        self._look(engine, "before_val")
+
+    def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self._look(engine, "before_val_iter")
+
+    def before_test(self, engine: Engine) -> None:
+        self._look(engine, "before_test")
+
+
+class First(Watch):
+    """In front of all others."""
+
+    priority = 0
+
+
+class Last(Watch):
+    """Behind all others; asks for a checkpoint as an epoch ends."""
+
+    priority = 100
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        super().after_train_epoch(engine)
+        engine.request_checkpoint(f"saved_{engine.progress.epoch}")
+
+
+def run(
+    distributed: Distributed, run_dir: str, hook: str, settings: dict[str, Any]
+) -> tuple[dict[str, Buffers], dict[str, Buffers]]:
+    """Buffers before and behind the hook, of a run in which each rank has batches of its own."""
+    torch.manual_seed(0)
+    net = Net()
+    distributed.prepare(net)
+    generator = torch.Generator().manual_seed(distributed.rank)
+
+    def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+        offset = 5 * distributed.rank
+        return [(torch.randn(4, 3, generator=generator) + offset, torch.randn(4, 1)) for _ in range(count)]
+
+    net.seen += distributed.rank
+    net.mask[0] = distributed.is_main
+    hooks: dict[str, Hook] = {"first": (first := First()), "last": (last := Last())}
+    if hook:
+        hooks[hook] = SyncBuffersHook() if hook == "sync_buffers" else SyncNormHook()
+    task = Regression(net, nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(batches(4), batches(1), batches(1)),
+        hooks=hooks,
+        settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    net.seen[1] += distributed.rank * 3 + 1  # behind the engine, which gives all ranks rank 0's as it begins
+    net.mask[1] = not distributed.is_main
+    engine.train()
+    return first.seen, last.seen
+
+
+def mean(of: list[Buffers], name: str) -> Tensor:
+    return torch.stack([buffers[name].double() for buffers in of]).mean(0)
+
+
+def assert_averaged(befores: list[Buffers], afters: list[Buffers], names: list[str]) -> None:
+    """The ranks had different statistics, and have their mean now."""
+    for name in names:
+        assert not torch.equal(befores[0][name], befores[1][name])
+        for after in afters:
+            torch.testing.assert_close(after[name].double(), mean(befores, name), check_dtype=False)
+
+
+NORM = ["body.1.running_mean", "body.1.running_var"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_at_each_epochs_end_all_ranks_have_the_mean(strategy: str, tmp_path: Path) -> None:
+    results = on_ranks(2, run, str(tmp_path), "sync_buffers", {}, strategy=strategy)
+    for point in ("after_train_epoch 4", "after_train_epoch 8"):
+        befores = [first[point] for first, _ in results]
+        afters = [last[point] for _, last in results]
+        assert_averaged(befores, afters, NORM)
+        saved = load(tmp_path / "checkpoints" / f"saved_{int(point[-1]) // 4}.pth")["state_dict"]
+        for name in NORM:
+            assert torch.equal(saved[name], afters[0][name]), "before the checkpoint is written"
+    for first, last in results:  # and a validation behind it changes nothing more
+        assert torch.equal(first["before_val 4"][NORM[0]], last["before_val 4"][NORM[0]])
+
+
+def test_without_the_hook_the_ranks_differ(tmp_path: Path) -> None:
+    zero, one = on_ranks(2, run, str(tmp_path), "", {})
+    assert not torch.equal(zero[1]["after_train_epoch 8"][NORM[0]], one[1]["after_train_epoch 8"][NORM[0]])
+
+
+def test_a_validation_inside_an_epoch_averages_first(tmp_path: Path) -> None:
+    settings = {"val_by_epoch": False, "val_interval": 3}
+    results = on_ranks(2, run, str(tmp_path), "sync_buffers", settings)
+    for point in ("before_val 3", "before_val 6"):
+        assert_averaged([first[point] for first, _ in results], [last[point] for _, last in results], NORM)
+
+
+def test_integers_are_rounded_and_the_rest_stays(tmp_path: Path) -> None:
+    results = on_ranks(2, run, str(tmp_path), "sync_buffers", {"max_epochs": 1})
+    for rank, (first, last) in enumerate(results):
+        before, after = first["after_train_epoch 4"], last["after_train_epoch 4"]
+        assert before["seen"].tolist() == [0, 1 + 3 * rank]
+        assert after["seen"].tolist() == [0, 2]  # of 1 and 4
+        assert after["body.1.num_batches_tracked"].item() == 4
+        assert torch.equal(after["mask"], before["mask"])
+        assert torch.equal(after["third"], before["third"])
+
+
+def test_one_process_has_nothing_to_do(tmp_path: Path) -> None:
+    first, last = run(Distributed(), str(tmp_path), "sync_buffers", {})
+    for point, buffers in first.items():
+        assert all(torch.equal(buffers[name], last[point][name]) for name in buffers)
+
+
+# The mean. -----------------------------------------------------------------------------------------------------------
+
+
+def averages(distributed: Distributed) -> tuple[list[Tensor], int]:
+    """Tensors of all kinds, and the host syncs of averaging them."""
+    rank = distributed.rank
+    tensors = [
+        torch.tensor([0.1, 1 / 3, 1e-30, 3e38]),  # equal on all ranks
+        torch.tensor([0.1, 7.0], dtype=torch.bfloat16),
+        torch.full((2, 3), float(rank)),
+        torch.tensor(rank * 2.0, dtype=torch.float16),
+        torch.tensor([complex(rank, -rank)]),
+        torch.tensor([2**40 + rank, rank == 2], dtype=torch.int64),
+        torch.tensor([rank == 0]),
+        torch.empty(0, 4),
+    ]
+    with HostSyncs() as counted:
+        average_over_ranks(tensors, distributed)
+    return tensors, counted.count
+
+
+def test_the_mean_of_every_kind_of_tensor() -> None:
+    """Of three ranks, where a sum divided by three is not what it was in float32."""
+    equal, _ = averages(Distributed())
+    for rank, (tensors, syncs) in enumerate(on_ranks(3, averages)):
+        assert torch.equal(tensors[0], equal[0])
+        assert torch.equal(tensors[1], equal[1])
+        assert tensors[2].tolist() == [[1.0] * 3] * 2
+        assert tensors[3].item() == 2.0
+        assert tensors[4].tolist() == [complex(1, -1)]
+        assert tensors[5].tolist() == [2**40 + 1, 0]
+        assert tensors[6].tolist() == [rank == 0]
+        assert syncs == 0

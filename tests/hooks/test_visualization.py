@@ -1,0 +1,443 @@
+"""VisualizationHook: the pictures of real runs, read back from their files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from hydraloop.data import InMemoryDataset, build_loader
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks import pictures
+from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.logger import LoggerHook
+from hydraloop.hooks.pictures import Tile, grid, to_pixels
+from hydraloop.hooks.visualization import VisualizationHook, _Sample
+from hydraloop.tasks import Classification, Regression, Task
+from tests.helpers import HostSyncs, failing
+from tests.ranks import on_ranks
+
+GREEN, RED, GREY = pictures._GREEN, pictures._RED, pictures._GREY
+WIDTH = 16 * 8 + 18
+"""Of an 8x8 image's tile, enlarged 16 times."""
+
+
+class Left(nn.Module):
+    """Says 1 where the left half of an image is brighter: what it says is seen in the image."""
+
+    def __init__(self, sign: float = 1.0) -> None:
+        super().__init__()
+        self.sign = nn.Parameter(torch.tensor(sign))
+
+    def forward(self, images: Tensor) -> Tensor:
+        difference = images[..., :4].mean((1, 2, 3)) - images[..., 4:].mean((1, 2, 3))
+        return torch.stack([-difference, difference], 1) * self.sign
+
+
+def _images(count: int, channels: int = 1) -> Tensor:
+    """Every other one bright on the left, the first among them."""
+    images = torch.zeros(count, channels, 8, 8)
+    images[::2, ..., :4] = 1
+    images[1::2, ..., 4:] = 1
+    return images
+
+
+def _data(count: int = 6, *, wrong: int = 0, channels: int = 1) -> InMemoryDataset:
+    """Images and what is to be said of them, wrong ones in front."""
+    labels = (torch.arange(count) % 2 == 0).long()
+    labels[:wrong] = 1 - labels[:wrong]
+    return InMemoryDataset(_images(count, channels), labels, classes=["right", "left"])
+
+
+def _engine(
+    run_dir: Path,
+    hook: Hook,
+    data: Any = None,
+    *,
+    task: Task | None = None,
+    hooks: Mapping[str, Hook] | None = None,
+    distributed: Distributed | None = None,
+    loader: Any = None,
+) -> Engine:
+    """Two epochs of two batches; validation and test on `data`, in batches of four."""
+    run_dir.mkdir(exist_ok=True)
+    task = task or Classification(Left(), nn.CrossEntropyLoss())
+    share = {} if distributed is None else {"rank": distributed.rank, "world_size": distributed.world_size}
+    loader = loader or build_loader(data or _data(), shuffle=False, batch_size=4, **share)
+    return Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
+        loaders=Loaders(loader, loader, loader),
+        hooks={"visualization": hook, "logger": LoggerHook(interval=None), **(hooks or {})},
+        settings=Settings(device="cpu", max_epochs=2),
+        run_dir=run_dir,
+        distributed=distributed,
+    )
+
+
+def _pictures(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "visualization").iterdir())
+
+
+def _open(run_dir: Path, name: str = "val_iter_0.png") -> Image.Image:
+    with Image.open(run_dir / "visualization" / name) as image:
+        assert image.format == "PNG"
+        return image.convert("RGB")
+
+
+def _frame(image: Image.Image, index: int, columns: int) -> Any:
+    """The colour of a tile's frame, of 8x8 images."""
+    x, y = index % columns * WIDTH + 9, 29 + index // columns * (16 * 8 + 18 + 2 * 17) + 7
+    return image.getpixel((x, y))
+
+
+def _colours(image: Image.Image) -> set[Any]:
+    colours = image.getcolors(1 << 24)
+    assert colours is not None
+    return {colour for _, colour in colours}
+
+
+# What it is for. -----------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_of_each_evaluation_and_its_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hydraloop.hooks.visualization")
+    _engine(tmp_path, VisualizationHook()).train()
+    assert _pictures(tmp_path) == ["test_iter_4.png", "val_iter_2.png", "val_iter_4.png"]
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record for record in records if "picture" in record] == [
+        {"mode": "val", "epoch": 1, "iteration": 2, "picture": "visualization/val_iter_2.png"},
+        {"mode": "val", "epoch": 2, "iteration": 4, "picture": "visualization/val_iter_4.png"},
+        {"mode": "test", "epoch": 2, "iteration": 4, "picture": "visualization/test_iter_4.png"},
+    ]
+    assert ["picture" in record for record in records] == [False, True] * 3, "behind the record of the metrics"
+    assert [message.split()[:2] for message in caplog.messages] == [["val", "picture:"]] * 2 + [["test", "picture:"]]
+    assert len({(tmp_path / "visualization" / name).read_bytes() for name in _pictures(tmp_path)}) == 3, (
+        "by their titles"
+    )
+
+
+def test_right_and_wrong_are_seen_and_the_pixels_are_the_images(tmp_path: Path) -> None:
+    _engine(tmp_path, VisualizationHook(), _data(6, wrong=2)).validate()
+    image = _open(tmp_path)
+    columns = 4  # of six
+    assert image.size == (columns * WIDTH, 29 + 2 * (16 * 8 + 18 + 2 * 17))
+    assert [_frame(image, index, columns) for index in range(6)] == [RED] * 2 + [GREEN] * 4
+    left, top = 9, 29 + 9  # of the first image
+    inside = image.crop((left, top, left + 128, top + 128))
+    assert _colours(inside.crop((0, 0, 64, 128))) == {(255, 255, 255)}, "enlarged without smoothing"
+    assert _colours(inside.crop((64, 0, 128, 128))) == {(0, 0, 0)}
+
+
+def test_label_and_prediction_are_written_below_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tile] = []
+    monkeypatch.setattr(
+        "hydraloop.hooks.visualization.grid", lambda tiles, *rest, **more: _kept(drawn, tiles, *rest, **more)
+    )
+    _engine(tmp_path, VisualizationHook(), _data(3, wrong=1)).validate()
+    assert [(tile.label, tile.prediction, tile.right) for tile in drawn] == [
+        ("right", "left", False), ("right", "right", True), ("left", "left", True)
+    ]  # fmt: skip
+    _engine(tmp_path, VisualizationHook(), Subset(Subset(_data(4), [1, 2]), [0])).validate()
+    assert (drawn[-1].label, drawn[-1].prediction) == ("right", "right"), "the data set below a subset has the names"
+
+
+def _kept(drawn: list[Tile], tiles: list[Tile], *rest: Any, **more: Any) -> Image.Image:
+    drawn += tiles
+    return grid(tiles, *rest, **more)
+
+
+def test_texts_change_the_picture() -> None:
+    pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
+
+    def drawn(label: str | None, prediction: str | None, right: bool | None, title: str = "t") -> bytes:
+        return grid([Tile(pixels, label, prediction, right)], title, size=128).tobytes()
+
+    one = drawn("3", "5", False)
+    assert one == drawn("3", "5", False)
+    assert len({one, drawn("4", "5", False), drawn("3", "6", False), drawn("3", "5", False, "u")}) == 4
+    right, wrong = (grid([Tile(pixels, "3", "3", is_right)], "t", size=128) for is_right in (True, False))
+    below = (0, 29 + 128 + 12, WIDTH, right.height)
+    signs = [picture.crop(below).convert("L").point(lambda value: 255 * (value > 220)) for picture in (right, wrong)]
+    assert signs[0].tobytes() != signs[1].tobytes(), "a sign beside the colour"
+
+
+def test_a_name_too_long_for_its_tile_is_shortened() -> None:
+    pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    tiles = [Tile(pixels, "a" * 200, "b" * 200, True)]
+    assert grid(tiles, "t", size=128).size[0] == WIDTH
+    assert pictures._cut("short", 100) == "short"
+    assert pictures._cut("a" * 200, 100).endswith("a…")
+    long_title = grid(tiles, "t" * 100, size=128)
+    assert long_title.width > WIDTH
+    assert (20, 20, 20) in _colours(long_title.crop((WIDTH, 0, long_title.width, 29)))
+
+
+def test_with_ema_the_predictions_are_the_averages(tmp_path: Path) -> None:
+    model = Left()
+
+    class Turn(Hook):
+        priority = 90
+
+        def after_train_iter(self, engine: Engine, *arguments: Any) -> None:
+            with torch.no_grad():
+                model.sign.fill_(-1.0)  # the raw model says the opposite from now on
+
+    task = Classification(model, nn.CrossEntropyLoss())
+    _engine(
+        tmp_path, VisualizationHook(), task=task, hooks={"turn": Turn(), "ema": EMAHook(momentum=0.01, warmup=False)}
+    ).train()
+    assert RED not in _colours(_open(tmp_path, "val_iter_4.png"))
+
+
+# Its options. --------------------------------------------------------------------------------------------------------
+
+
+def _drawn(run_dir: Path, count: int, **options: Any) -> int:
+    """How many of `count` images, in batches of four, are in the picture."""
+    _engine(run_dir, VisualizationHook(**options), _data(count)).validate()
+    image = _open(run_dir)
+    columns = image.width // WIDTH
+    rows = (image.height - 29) // (16 * 8 + 18 + 2 * 17)
+    return sum(_frame(image, index, columns) == GREEN for index in range(columns * rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ({}, 32),
+        ({"num_images": 3}, 3),
+        ({"num_images": 6}, 6),
+        ({"interval": 5}, 8),
+        ({"interval": 3, "per_batch": 1}, 3),
+        ({"per_batch": 1, "num_images": 7}, 7),
+    ],
+)
+def test_which_images(options: dict[str, int], drawn: int, tmp_path: Path) -> None:
+    assert _drawn(tmp_path, 40, **options) == drawn
+
+
+def test_the_interval_counts_batches(tmp_path: Path) -> None:
+    data = _data(16)
+    data.inputs[4:8] = 0.5  # the second batch
+    _engine(tmp_path, VisualizationHook(interval=2, num_images=4), data).validate()
+    assert (128, 128, 128) in _colours(_open(tmp_path)), "it is the first one due"
+
+
+def test_the_size_of_an_image(tmp_path: Path) -> None:
+    pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
+
+    def size(limit: int) -> tuple[int, int]:
+        image = pictures._scaled(pixels, limit)
+        return image.size
+
+    assert size(200) == (160, 80), "the largest whole number"
+    assert size(80) == (80, 40)
+    assert size(60) == (60, 30)
+    _engine(tmp_path, VisualizationHook(size=256)).validate()
+    assert _open(tmp_path).width == 4 * (256 + 18)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_datas_mean_and_deviation_are_undone(channels: int, tmp_path: Path) -> None:
+    data = _data(4, channels=channels)
+    mean, std = torch.tensor([0.2, 0.4, 0.6])[:channels], torch.tensor([0.5, 0.25, 2.0])[:channels]
+    data.inputs = (data.inputs * 0.8 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+    data.mean, data.std = mean.tolist(), std.tolist()  # type: ignore[attr-defined]
+    _engine(tmp_path, VisualizationHook(), data).validate()
+    inside = _open(tmp_path).crop((9, 38, 9 + 128, 38 + 128))
+    assert _colours(inside) == {(204, 204, 204), (0, 0, 0)}
+
+
+def test_ranges_of_pixels() -> None:
+    def seen(*values: float, dtype: torch.dtype = torch.float32, **normalised: Any) -> list[int]:
+        (image,) = to_pixels([torch.tensor(values, dtype=dtype).view(1, 1, -1)], **normalised)
+        assert image.dtype == torch.uint8
+        return image.flatten().tolist()
+
+    assert seen(3, 200, dtype=torch.uint8) == [3, 200]
+    assert seen(0.2, 0.6) == [51, 153]
+    assert seen(0.0, 10.0, 200.0) == [0, 10, 200]
+    assert seen(-1.0, 0.0, 1.0) == [0, 128, 255]
+    assert seen(-1.0, 1.0, mean=8.0, std=8.0) == [0, 255], "0 .. 16, as the digits"
+    assert seen(0.2, 0.6, dtype=torch.bfloat16) == [51, 153]
+    assert seen(0.5, float("nan"), float("inf"))[0] == 0
+    assert seen(-3.0, -3.0) == [0, 0]
+    assert seen(0.2, 0.6, mean=[1, 2], std=[1, 2]) == [51, 153], "two numbers are none of one channel's"
+    first, second = to_pixels([torch.zeros(1, 2, 2), torch.full((1, 3, 3), 4.0)])
+    assert (first.unique().tolist(), second.unique().tolist()) == ([0], [255]), "one scale for all"
+
+
+# Other tasks, other data. --------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tile] = []
+    monkeypatch.setattr(
+        "hydraloop.hooks.visualization.grid", lambda tiles, *rest, **more: _kept(drawn, tiles, *rest, **more)
+    )
+    targets = torch.tensor([[152.0], [0.5]])
+    data = InMemoryDataset(_images(2), targets)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+    nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
+    nn.init.constant_(model[1].bias, 0.25)  # type: ignore[arg-type]
+    _engine(tmp_path, VisualizationHook(), data, task=Regression(model, nn.MSELoss())).validate()
+    assert [(tile.label, tile.prediction, tile.right) for tile in drawn] == [
+        ("152.0000", "0.2500", None), ("0.5000", "0.2500", None)
+    ]  # fmt: skip
+    assert GREY in _colours(_open(tmp_path))
+    drawn.clear()
+    data = InMemoryDataset(_images(2), torch.ones(2, 5))
+    _engine(tmp_path, VisualizationHook(), data, task=Task(_five(), nn.MSELoss())).validate()
+    assert (drawn[0].label, drawn[0].prediction) == ("1.0000, 1.0000, 1.0000, …", "0.0000, 0.0000, 0.0000, …")
+
+
+def _five() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def test_what_is_the_same_in_another_shape_and_maps_of_classes() -> None:
+    image, one = torch.zeros(1, 8, 8, dtype=torch.uint8), torch.tensor(1)
+
+    def tile(label: Tensor, prediction: Tensor) -> tuple[str | None, bool | None]:
+        drawn = _Sample(image, label, prediction).tile(image, ["zero", "one"])
+        return drawn.prediction, drawn.right
+
+    assert tile(torch.tensor([1]), one) == ("one", True)
+    assert tile(torch.tensor([True]), one) == ("one", True)
+    assert tile(one, torch.tensor([0, 1])) == ("0, 1", None)
+    assert tile(torch.ones(5, 6, dtype=torch.int64), torch.ones(5, 6, dtype=torch.int64)) == ("5x6", None)
+    assert tile(one, torch.tensor(7)) == ("7", False), "a class without a name"
+
+
+class Silent(Task):
+    """Says nothing of the single samples."""
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        return {"loss": super().evaluate(batch)["loss"]}
+
+
+def test_predictions_are_found_or_left_out(tmp_path: Path) -> None:
+    logits = Task(Left(), nn.CrossEntropyLoss())  # has outputs, and no predictions
+    _engine(tmp_path / "logits", VisualizationHook(), _data(4, wrong=1), task=logits).validate()
+    assert _colours(_open(tmp_path / "logits")) >= {RED, GREEN}
+    silent = Silent(Left(), nn.CrossEntropyLoss())
+    _engine(tmp_path / "silent", VisualizationHook(), task=silent).validate()
+    image = _open(tmp_path / "silent")
+    assert _colours(image).isdisjoint({RED, GREEN})
+    assert GREY in _colours(image)
+    assert image.height == 29 + 2 * (16 * 8 + 18 + 17), "no line for predictions"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [(torch.ones(4, 3), r"inputs [4, 3]"), (torch.ones(4, 2, 8, 8), "inputs [4, 2, 8, 8]")],
+)
+def test_other_data_gets_one_warning(
+    inputs: Tensor, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = InMemoryDataset(inputs, torch.zeros(4, 1))
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(1))
+    model(inputs)
+    _engine(tmp_path, VisualizationHook(), data, task=Task(model, nn.MSELoss())).train()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("hooks.visualization: it draws batches (images")
+    assert what in warnings[0]
+    assert not (tmp_path / "visualization").exists()
+
+
+class OfDicts(Task):
+    """Batches `{"image", "label"}`."""
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        return super().evaluate((batch["image"], batch["label"]))
+
+
+def test_batches_that_are_no_pairs_get_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = [{"image": _images(4), "label": torch.zeros(4, dtype=torch.int64)}]
+    engine = _engine(tmp_path, VisualizationHook(), task=OfDicts(Left(), nn.CrossEntropyLoss()), loader=loader)
+    engine.validate()
+    assert "those of the val have a dict" in caplog.text
+
+
+def test_images_of_several_sizes(tmp_path: Path) -> None:
+    pairs = [(torch.rand(2, 3, size, 8), torch.zeros(2, dtype=torch.int64)) for size in (8, 12, 30)]
+    _engine(tmp_path, VisualizationHook(), loader=pairs).validate()
+    assert _open(tmp_path).height > 200
+
+
+# The run around it. --------------------------------------------------------------------------------------------------
+
+
+def test_a_host_sync_only_where_a_batch_is_drawn(tmp_path: Path) -> None:
+    def syncs(hook: Hook) -> int:
+        engine = _engine(tmp_path, hook, _data(40))
+        batches = list(engine.loaders.val or ())
+        with HostSyncs() as counted:
+            for batch_idx, batch in enumerate(batches):
+                outputs = {"predictions": torch.zeros(4, dtype=torch.int64)}
+                hook.after_val_iter(engine, batch_idx, batch, outputs)
+                hook.after_test_iter(engine, batch_idx + 1, batch, outputs)
+        return counted.count
+
+    one = syncs(VisualizationHook(num_images=4))
+    assert 0 < one <= 3
+    assert syncs(VisualizationHook(interval=100)) == 0
+
+
+def test_an_evaluation_that_failed_leaves_nothing_for_the_next(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, VisualizationHook(), _data(8), hooks={"failing": failing("after_val_iter", nth=2)})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.validate()
+    engine.validate()
+    image = _open(tmp_path)
+    assert [_frame(image, index, 4) for index in range(8)] == [GREEN] * 8
+    assert image.height == 29 + 2 * (16 * 8 + 18 + 2 * 17)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="another file system")
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "visualization").write_text("in the way")
+    result = _engine(tmp_path, VisualizationHook()).train()
+    assert result.status == "finished"
+    failed = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(failed) == 3
+    assert "hook visualization failed at after_val_epoch and goes on (on_error=warn): FileExistsError" in failed[0]
+    raising = type("Raising", (VisualizationHook,), {"on_error": "raise"})()
+    with pytest.raises(FileExistsError):
+        _engine(tmp_path, raising).train()
+
+
+def run_on_a_rank(distributed: Distributed, run_dir: str) -> None:
+    """Train on a rank, into a folder of its own."""
+    _engine(Path(run_dir) / str(distributed.rank), VisualizationHook(), _data(10), distributed=distributed).train()
+
+
+def test_rank_0_draws_its_samples(tmp_path: Path) -> None:
+    on_ranks(2, run_on_a_rank, str(tmp_path))
+    assert len(_pictures(tmp_path / "0")) == 3
+    assert not (tmp_path / "1" / "visualization").exists()
+
+
+@pytest.mark.parametrize("option", ["interval", "num_images", "per_batch", "size"])
+def test_a_number_below_1_is_refused(option: str) -> None:
+    with pytest.raises(UserError, match="0 is below 1") as raised:
+        VisualizationHook(**{option: 0})
+    assert raised.value.key == option
+    assert raised.value.remedy

@@ -1,0 +1,105 @@
+"""What the tests of the schedules share: two parameter groups, and the options of the group `scheduler` over them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from hydraloop.optim import Schedule, build_schedule
+from hydraloop.schemas.scheduler import OPTIONS
+
+LRS = (1.0, 0.2)
+"""Of the two groups."""
+STEPS_PER_EPOCH, EPOCHS = 5, 12
+STEPS = STEPS_PER_EPOCH * EPOCHS
+OURS = ("param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor")
+
+
+def two_groups(kind: type[Optimizer] = SGD) -> Optimizer:
+    """SGD with momentum or AdamW, over two groups of one parameter each."""
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in LRS]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(1)
+    groups = [{"params": [parameter], "lr": lr} for parameter, lr in zip(parameters, LRS, strict=True)]
+    optimizer: Any = SGD(groups, momentum=0.9, weight_decay=0.1) if kind is SGD else AdamW(groups, weight_decay=0.1)
+    optimizer.param_groups[1]["weight_decay"] = 0.5
+    return optimizer  # type: ignore[no-any-return]
+
+
+def option(
+    name: str, optimizer: Optimizer, *, epochs: int = EPOCHS, steps_per_epoch: int = STEPS_PER_EPOCH, **changes: Any
+) -> Schedule:
+    """An option as the builder makes it from the config, with `changes` of its fields."""
+    node: Any = OmegaConf.to_container(OmegaConf.structured(OPTIONS[name](**changes)))
+    module, _, target = node.pop("_target_").rpartition(".")
+    node.pop("_partial_")
+    ours = {field: node.pop(field) for field in OURS if field in node}
+    factory = functools.partial(getattr(importlib.import_module(module), target), **node)
+    return of(name, factory, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch, **ours)
+
+
+def of(
+    name: str,
+    factory: Any,
+    optimizer: Optimizer,
+    *,
+    epochs: int = EPOCHS,
+    steps_per_epoch: int = STEPS_PER_EPOCH,
+    **ours: Any,
+) -> Schedule:
+    """A schedule of a run of so many epochs."""
+    return build_schedule(
+        name,
+        factory,
+        optimizer,
+        **ours,
+        steps_per_epoch=steps_per_epoch,
+        total_epochs=epochs,
+        total_steps=epochs * steps_per_epoch,
+    )
+
+
+def values(optimizer: Optimizer, key: str = "lr") -> list[Any]:
+    """Of each group."""
+    return [group[key] for group in optimizer.param_groups]
+
+
+def run(
+    optimizer: Optimizer, schedules: Sequence[Schedule], last: int = STEPS, *, first: int = 1, key: str = "lr"
+) -> list[list[Any]]:
+    """The values of the groups in step `first`, and after each of the steps to `last`, as the hook steps them."""
+    seen = [values(optimizer, key)]
+    for n in range(first, last + 1):
+        optimizer.step()
+        for schedule in schedules:
+            if not schedule.by_epoch:
+                schedule.step(n, {"loss": 1.0})
+        for schedule in schedules:
+            if schedule.by_epoch and n % STEPS_PER_EPOCH == 0:
+                schedule.step(n // STEPS_PER_EPOCH, {"loss": 1.0})
+        seen.append(values(optimizer, key))
+    return seen
+
+
+def resumed(
+    optimizer: Optimizer, schedules: Sequence[Schedule], make: Callable[[Optimizer], list[Schedule]]
+) -> tuple[Optimizer, list[Schedule]]:
+    """The same in a new process: saved to a file without pickle, and loaded into what `make` builds."""
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "schedules": [s.state_dict() for s in schedules]}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    fresh = two_groups(type(optimizer))
+    made = make(fresh)
+    fresh.load_state_dict(saved["optimizer"])
+    for schedule, state in zip(made, saved["schedules"], strict=True):
+        schedule.load_state_dict(state)
+    return fresh, made

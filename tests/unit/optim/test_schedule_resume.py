@@ -1,0 +1,147 @@
+"""Every option in a resumed run: equal to the last bit, and along its own length where that is another."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+from hydraloop.optim import Schedule
+from tests.unit.optim.scheduled import EPOCHS, STEPS, STEPS_PER_EPOCH, of, option, resumed, run, two_groups, values
+
+KEYS = {SGD: ("lr", "momentum", "weight_decay"), AdamW: ("lr", "betas", "weight_decay")}
+SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "cosine": [("cosine", {})],
+    "linear": [("linear", {"end": 30})],
+    "multistep": [("multistep", {"milestones": [2, 4, 9]})],
+    "onecycle": [("onecycle", {})],
+    "plateau": [("plateau", {"patience": 1})],
+    "poly": [("poly", {})],
+    "warmup_cosine": [("warmup_cosine", {"warmup_iters": 20})],
+    "yolox": [("yolox", {"warmup_iters": 3, "num_last_epochs": 2})],
+    "momentum": [("momentum", {"end": 30})],
+    "char_lm's": [("linear", {"end": 20}), ("cosine", {})],
+    "later": [("linear", {"end": 20}), ("cosine", {"begin": 20}), ("momentum", {"begin": 10, "end": 50})],
+    "converted": [("multistep", {"milestones": [2, 4, 9], "convert_to_iter_based": True})],
+    "two of a key": [("cosine", {"param": "weight_decay"}), ("poly", {"param": "weight_decay"})],
+    "onecycle of another key": [("onecycle", {"param": "weight_decay", "begin": 10})],
+    "all betas": [("linear", {"param": "betas", "end": 40})],
+}
+
+
+def make(name: str, optimizer: Optimizer, **length: int) -> list[Schedule]:
+    return [option(option_name, optimizer, **length, **changes) for option_name, changes in SETS[name]]
+
+
+@pytest.mark.parametrize("cut", [7, 10, 25])
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+@pytest.mark.parametrize("name", SETS)
+def test_a_resumed_run_has_the_same_values_to_the_last_bit(name: str, kind: type[Optimizer], cut: int) -> None:
+    if name == "all betas" and kind is SGD:
+        pytest.skip("SGD has none")
+    for key in KEYS[kind]:
+        optimizer = two_groups(kind)
+        whole = run(optimizer, make(name, optimizer), key=key)
+        optimizer = two_groups(kind)
+        schedules = make(name, optimizer)
+        run(optimizer, schedules, cut, key=key)
+        again, made = resumed(optimizer, schedules, partial(make, name))
+        assert run(again, made, first=cut + 1, key=key) == whole[cut:]
+
+
+@pytest.mark.parametrize("cut", [7, 30, STEPS])
+@pytest.mark.parametrize(
+    "name", ["cosine", "onecycle", "poly", "warmup_cosine", "yolox", "char_lm's", "later", "converted", "linear"]
+)
+def test_a_longer_run_goes_on_along_its_own_schedule(name: str, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    epochs, steps = 2 * EPOCHS, 2 * STEPS
+    for key in ("lr", "momentum"):
+        optimizer = two_groups()
+        expected = run(optimizer, make(name, optimizer, epochs=epochs), steps, key=key)
+        optimizer = two_groups()
+        schedules = make(name, optimizer)
+        run(optimizer, schedules, cut)
+        again, made = resumed(optimizer, schedules, partial(make, name, epochs=epochs))
+        for found, wanted in zip(run(again, made, steps, first=cut + 1, key=key), expected[cut:], strict=True):
+            assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    begun = not (name == "later" and cut < 20)
+    assert ("had another length" in caplog.text) == (begun and name not in ("converted", "linear"))
+
+
+def test_of_another_key_too(caplog: pytest.LogCaptureFixture) -> None:
+    def cosine(optimizer: Optimizer, epochs: int = EPOCHS) -> list[Schedule]:
+        return [of("it", partial(CosineAnnealingLR), optimizer, param="momentum", epochs=epochs)]
+
+    optimizer = two_groups()
+    expected = run(optimizer, cosine(optimizer, 24), 2 * STEPS, key="momentum")
+    optimizer = two_groups()
+    schedules = cosine(optimizer)
+    run(optimizer, schedules, 30)
+    with caplog.at_level(logging.WARNING):
+        again, made = resumed(optimizer, schedules, partial(cosine, epochs=24))
+    assert "T_max=120" in caplog.text
+    assert "momentum [0.76" in caplog.text
+    for found, wanted in zip(run(again, made, 2 * STEPS, first=31, key="momentum"), expected[30:], strict=True):
+        assert found == pytest.approx(wanted)
+
+
+def test_converted_lengths_follow_the_steps_of_an_epoch() -> None:
+    """A batch half as large: the milestone of epoch 4 comes after twice as many steps."""
+    convert: dict[str, Any] = {"by_epoch": True, "convert_to_iter_based": True}
+
+    def steps(optimizer: Optimizer, per_epoch: int = STEPS_PER_EPOCH) -> list[Schedule]:
+        factory = partial(StepLR, step_size=4, gamma=0.5)
+        return [of("it", factory, optimizer, steps_per_epoch=per_epoch, **convert)]
+
+    optimizer = two_groups()
+    schedules = steps(optimizer)
+    run(optimizer, schedules, 5)
+    again, made = resumed(optimizer, schedules, partial(steps, per_epoch=10))
+    seen = [lrs[0] for lrs in run(again, made, 80, first=6)]
+    assert [seen[n - 5] for n in (20, 39, 40, 79, 80)] == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_a_schedule_that_had_not_begun_begins_in_the_resumed_run() -> None:
+    def late(optimizer: Optimizer) -> list[Schedule]:
+        return [of("late", partial(CosineAnnealingLR), optimizer, param="momentum", begin=20)]
+
+    optimizer = two_groups()
+    schedules = late(optimizer)
+    run(optimizer, schedules, 10)
+    again, made = resumed(optimizer, schedules, late)
+    assert made[0].scheduler is None
+    assert values(again, "momentum") == [0.9, 0.9]
+    assert run(again, made, first=11, key="momentum")[-1] == pytest.approx([0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "onecycle"])
+def test_an_end_that_is_moved_takes_the_schedule_along(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Stopped at 20, resumed at 40 with an end at 60: it goes on where it would be, not 20 steps late."""
+
+    def ending(optimizer: Optimizer, end: int) -> list[Schedule]:
+        return [option(name, optimizer, end=end)]
+
+    optimizer = two_groups()
+    expected = run(optimizer, ending(optimizer, 60))
+    optimizer = two_groups()
+    schedules = ending(optimizer, 20)
+    run(optimizer, schedules, 40)
+    again, made = resumed(optimizer, schedules, partial(ending, end=60))
+    for found, wanted in zip(run(again, made, first=41), expected[40:], strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    assert "had another length" in caplog.text
+
+
+def test_a_state_from_before_the_steps_were_counted_is_taken_as_it_is() -> None:
+    optimizer = two_groups()
+    schedule = option("cosine", optimizer)
+    expected = run(optimizer, [schedule], 20)
+    old = {"scheduler": schedule.state_dict()["scheduler"]}
+    again = option("cosine", optimizer)
+    again.load_state_dict(old)
+    assert values(optimizer) == expected[-1]
+    assert again.state_dict()["scheduler"] == old["scheduler"]

@@ -1,0 +1,130 @@
+"""The script that takes the hooks' methods out: it can tell tests that notice from tests that do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "hook_mutants.py"
+
+HOOK = '''
+class Base:
+    def before_train(self, engine):
+        engine.append("base")
+
+
+class Mine(Base):
+    """A hook."""
+
+    def after_train(self, engine):
+        """Say so."""
+        engine.append("mine")
+'''
+NOTICES = """
+from hydraloop.hooks.mine import Mine
+
+
+def test_both() -> None:
+    engine = []
+    hook = Mine()
+    hook.before_train(engine)
+    hook.after_train(engine)
+    assert engine == ["base", "mine"]
+"""
+DOES_NOT = NOTICES.replace('assert engine == ["base", "mine"]', "assert engine is not None")
+
+
+@pytest.fixture(scope="module")
+def mutants() -> Iterator[Any]:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("hook_mutants", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hook_mutants"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["hook_mutants"]
+
+
+def repository(path: Path, tests: str) -> Path:
+    """One with one hook and its tests."""
+    for name, text in (
+        ("hydraloop/hooks/mine.py", HOOK),
+        ("hydraloop/__init__.py", ""),
+        ("hydraloop/hooks/__init__.py", ""),
+        ("tests/hooks/test_mine.py", tests),
+        ("pyproject.toml", ""),
+    ):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text, encoding="utf-8")
+    return path
+
+
+def target(mutants: Any) -> Any:
+    return mutants.Target("mine", "Mine", ("before_train", "after_train"), ("tests/hooks/test_mine.py",))
+
+
+def test_a_method_is_emptied_and_an_inherited_one_overridden(mutants: Any) -> None:
+    space: dict[str, Any] = {}
+    exec(mutated := mutants.mutated(HOOK, "Mine", ("before_train", "after_train")), space)
+    engine: list[str] = []
+    space["Mine"]().before_train(engine)
+    space["Mine"]().after_train(engine)
+    assert engine == []
+    space["Base"]().before_train(engine)
+    assert engine == ["base"], "another class's method is left alone"
+    assert "before_train(self, *args" in mutated
+
+
+@pytest.mark.parametrize("methods", [("before_train",), ("after_train",), ("before_train", "after_train")])
+def test_tests_that_notice_kill_the_mutant(mutants: Any, tmp_path: Path, methods: tuple[str, ...]) -> None:
+    path = repository(tmp_path, NOTICES)
+    outcome = mutants.run(path, target(mutants), methods)
+    assert not outcome.passed
+    assert mutants.row(outcome).endswith("killed by test_both |")
+    assert (path / "hydraloop/hooks/mine.py").read_text(encoding="utf-8") == HOOK, "the copy is as it was"
+    assert mutants.run(path, target(mutants), ()).passed
+
+
+def test_tests_that_do_not_notice_let_it_survive(mutants: Any, tmp_path: Path) -> None:
+    outcome = mutants.run(repository(tmp_path, DOES_NOT), target(mutants), ("after_train",))
+    assert outcome.passed
+    assert "**survives**" in mutants.row(outcome)
+
+
+def test_tests_that_cannot_be_read_are_no_verdict(mutants: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="pytest ended with 2"):
+        mutants.run(repository(tmp_path, "import no_such_module"), target(mutants), ("after_train",))
+
+
+def test_a_hanging_mutant_is_ended(mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "SECONDS", 2)
+    path = repository(tmp_path, "import time\n\n\ndef test_hangs() -> None:\n    time.sleep(600)\n")
+    outcome = mutants.run(path, target(mutants), ("after_train",))
+    assert (outcome.passed, outcome.by) == (False, "no end within 2 s")
+
+
+def test_every_hook_is_looked_at_with_all_it_overrides(mutants: Any) -> None:
+    from hydraloop.hooks import _FILES
+
+    found = {one.option: one for one in mutants.targets([])}
+    assert set(found) == set(_FILES.values())
+    assert {"state_dict", "load_state_dict", "after_train_iter"} <= set(found["ema"].methods)
+    assert all(one.tests for one in found.values()), "each has tests of its own"
+    with pytest.raises(SystemExit, match="there is no hook nonsense"):
+        mutants.targets(["nonsense"])
+
+
+@pytest.mark.slow
+def test_no_mutant_of_any_hook_survives() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 survived" in done.stdout
