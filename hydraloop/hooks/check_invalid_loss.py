@@ -48,14 +48,16 @@ class _Seen:
 class CheckInvalidLossHook(Hook):
     """Ends the run with an `InvalidLossError` when a loss was NaN or infinite, which training does not recover from.
 
-    Every `interval` iterations, and at the last one, it looks at all losses since it looked before. The error names the
+    Every `interval` iterations, at the last one, and before a checkpoint is written, which would otherwise be one to
+    resume a lost run from, it looks at all losses since it looked before. The error names the
     first iteration whose loss was not finite, the samples of its batch (of hydraloop's loader; of any other the number
     of the batch), and the norms of the parameters as they are then: those that are not finite, or the largest. With
     `interval=1` it comes before the optimizer step that would make all of them NaN. In fp16 it is the loss itself
     that counts, not its gradients, which may overflow by design. With several ranks all end with the error of the rank
     on which it began.
 
-    Mount points: after_backward. Priority NORMAL, MMDetection's. Cost: one host sync an interval, and with several
+    Mount points: after_backward, before_save_checkpoint. Priority NORMAL, MMDetection's. Cost: one host sync an
+    interval or checkpoint, and with several
     ranks one exchange among the hosts; no host sync in between. No state. From MMDetection's CheckInvalidLossHook,
     which looks at one loss in `interval`.
 
@@ -85,10 +87,20 @@ class CheckInvalidLossHook(Hook):
         iteration = engine.progress.iteration + 1  # the counters move after the step
         self._seen.append(_Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"]))
         if self._due(iteration) or iteration == engine.max_iters:
-            seen, self._seen = self._seen, []
-            self._check(engine, seen)
+            self._check(engine)
 
-    def _check(self, engine: Engine, seen: list[_Seen]) -> None:
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Look at those kept, before they are part of what can be resumed.
+
+        Raises:
+            InvalidLossError: one was not finite; nothing is written.
+            PeerError: one was not finite on another rank.
+        """
+        if self._seen:
+            self._check(engine)
+
+    def _check(self, engine: Engine) -> None:
+        seen = self._seen
         losses: list[float] = torch.stack([one.loss for one in seen]).tolist()
         at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
         ranks = engine.distributed
@@ -97,6 +109,7 @@ class CheckInvalidLossHook(Hook):
         if ranks.world_size > 1:
             iterations = ranks.sum(torch.tensor(iterations)).tolist()
         if not any(iterations):
+            self._seen = []
             return
         norms = _norms(engine)
         # A NaN goes from one rank to all others with the gradients: where it was first is where it comes from.

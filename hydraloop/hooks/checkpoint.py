@@ -61,8 +61,8 @@ class CheckpointHook(Hook):
         interval: epochs or iterations between two regular checkpoints, at least 1; None: none but the last.
         by_epoch: count epochs; False: iterations.
         max_keep_ckpts: how many regular files to keep, the newest; None: all. Best ones are not counted.
-        save_best: `auto` (the first metric of the task), a name, or a list of names, each with a file of its own; None:
-            none. A value that is not finite is never the best.
+        save_best: `auto` or True (the first metric of the task), a name, or a list of names, each with a file of its
+            own; None or False: none. A value that is not finite is never the best.
         rule: `greater` or `less` values are better, of every name in `save_best`, or a list with one for each; None (in
             a list too): see `monitoring.py`.
         greater_keys: names, or parts of them, of metrics whose high values are good; None: mmengine's.
@@ -83,7 +83,7 @@ class CheckpointHook(Hook):
 
     priority = Priority.VERY_LOW
     collective = True  # all ranks collect what it writes
-    runs_after = ("param_scheduler", "ema")
+    runs_after = ("param_scheduler", "ema", "sync_buffers")
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class CheckpointHook(Hook):
         interval: int | None = 1,
         by_epoch: bool = True,
         max_keep_ckpts: int | None = None,
-        save_best: str | Sequence[str] | None = None,
+        save_best: str | bool | Sequence[str] | None = None,
         rule: str | Sequence[str | None] | None = None,
         greater_keys: Sequence[str] | None = None,
         less_keys: Sequence[str] | None = None,
@@ -328,6 +328,8 @@ class CheckpointHook(Hook):
             check_keys(self.published_keys, [entry for entry, saved in left_out.items() if not saved])
 
     def _names(self) -> list[str]:
+        if isinstance(self.save_best, bool):  # MMClassification's spelling
+            return ["auto"] if self.save_best else []
         return [] if self.save_best is None else [str(name) for name in _listed(self.save_best)]
 
     def _monitored(self, engine: Engine) -> Iterable[tuple[str, str | None]]:

@@ -20,7 +20,7 @@ class CheckpointHookConf:
         "after_val_epoch",
         "after_train",
     )
-    runs_after: ClassVar[Tuple[str, ...]] = ("param_scheduler", "ema")
+    runs_after: ClassVar[Tuple[str, ...]] = ("param_scheduler", "ema", "sync_buffers")
 
     _target_: str = "hydraloop.hooks.CheckpointHook"
     priority: Optional[Union[int, str]] = None
@@ -34,7 +34,8 @@ class CheckpointHookConf:
     max_keep_ckpts: Optional[int] = None
     """How many of them to keep, the newest; the best ones are not counted. Null: all, nothing is deleted unasked."""
     save_best: Any = None
-    """`auto` (the task's first metric), a name, a list: a file for the best of each. Null, MMEngine's default: none."""
+    """`auto` or true (the task's first metric), a name, a list: a file for the best of each. Null, MMEngine's default:
+    none."""
     rule: Any = None
     """`greater` or `less` values are better; a list: of each name in `save_best`. Null: derived from the lists below
     and from what the metric declares."""

@@ -18,12 +18,12 @@ from hydraloop.data.loader import build_loader
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.grad_scaling import FP16
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.precision import Precision
 from hydraloop.engine.shards import whole
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckInvalidLossHook, DistSamplerSeedHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs
@@ -53,6 +53,7 @@ def _engine(
     loader: Any = None,
     distributed: Distributed | None = None,
     precision: Precision | None = None,
+    on_error: dict[str, OnError] | None = None,
     **settings: Any,
 ) -> Engine:
     """Three epochs on samples whose first feature is their index."""
@@ -76,6 +77,7 @@ def _engine(
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(loader),
         hooks=hooks,
+        on_error=on_error,
         settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
         run_dir=run_dir,
         distributed=distributed,
@@ -131,6 +133,24 @@ def test_a_run_resumed_within_an_epoch(tmp_path: Path) -> None:
     hooks = {"check": CheckInvalidLossHook(), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([10]))}
     error = _raised(_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "saved.pth"))
     assert (error.iteration, error.batch_idx, error.samples) == (10, 3, bad.samples[0])
+
+
+def test_a_lost_run_leaves_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    hooks = {"check": CheckInvalidLossHook(), "checkpoint": CheckpointHook(), "poison": Poison([8])}
+    error = _raised(_engine(tmp_path, hooks))
+    assert (error.iteration, str(error).splitlines()[0]) == (
+        8,
+        "the loss is nan at iteration 8, noticed at iteration 12",
+    )
+    assert {path.name for path in (tmp_path / "checkpoints").glob("*.pth")} == {"epoch_1.pth"}
+
+
+def test_a_checkpoint_hook_that_may_warn_does_not_hide_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hooks = {"check": CheckInvalidLossHook(interval=15), "checkpoint": CheckpointHook(), "poison": Poison([8])}
+    engine = _engine(tmp_path, hooks, on_error={"check": "raise", "checkpoint": "warn", "poison": "raise"})
+    error = _raised(engine)
+    assert (error.iteration, engine.progress.iteration) == (8, 14)
+    assert "hook checkpoint failed" in caplog.text
 
 
 def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> None:

@@ -178,8 +178,9 @@ def best_run(tmp_path: Path, metrics: dict[str, Scripted], **options: Any) -> An
     return run(tmp_path, CheckpointHook(interval=None, save_last=False, **options), metrics=metrics, max_epochs=length)
 
 
-def test_the_best_file_replaces_the_one_before_it(tmp_path: Path) -> None:
-    engine = best_run(tmp_path, {"accuracy": Scripted([0.1, 0.5, 0.3, 0.5])}, save_best="auto")
+@pytest.mark.parametrize("first", ["auto", True])
+def test_the_best_file_replaces_the_one_before_it(first: str | bool, tmp_path: Path) -> None:
+    engine = best_run(tmp_path, {"accuracy": Scripted([0.1, 0.5, 0.3, 0.5])}, save_best=first)
     assert files(tmp_path) == {"best_accuracy_epoch_2"}
     assert engine.best.metric == "accuracy"
     assert engine.best.value == 0.5
