@@ -1,4 +1,4 @@
-"""The hooks as dataclasses and docstrings describe them: README's table, and `docs/hooks.md` with every option.
+"""Hooks and schedules as dataclasses and docstrings describe them: README's tables, `docs/hooks.md` with every option.
 
     python scripts/hook_docs.py            # writes both
     python scripts/hook_docs.py --check    # exit status 1 where one of them is not what would be written
@@ -29,8 +29,8 @@ from hydraloop.schemas.root import DEFAULT_HOOKS
 ROOT = Path(hydraloop.__file__).resolve().parents[1]
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "hooks.md"
-BEGIN = "<!-- hooks: written by scripts/hook_docs.py -->"
-END = "<!-- /hooks -->"
+BEGIN = "<!-- {}: written by scripts/hook_docs.py -->"
+END = "<!-- /{} -->"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def options() -> list[Option]:
 
 
 def table() -> str:
-    """The table in the README: a row a hook."""
+    """The README's table of hooks: a row a hook."""
     rows = ["| option | class | priority | what it does |", "|---|---|---|---|"]
     for option in options():
         mark = " (default)" if option.group == "default_hooks" else ""
@@ -137,22 +137,35 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def with_table(readme: str) -> str:
-    """The README with the present table between its marks.
+def schedules() -> str:
+    """The README's other table: a row for each option of `scheduler`."""
+    rows = ["| option | class | what it does |", "|---|---|---|"]
+    for file, entry in sorted(ConfigStore.instance().repo["scheduler"].items()):
+        cls = str(entry.node["_target_"]).rpartition(".")[2]
+        what = summary(OmegaConf.get_type(entry.node)).partition(": ")[2]
+        rows.append(f"| `{file.removesuffix('.yaml')}` | `{cls}` | {_cell(what)} |")
+    return "\n".join(rows)
+
+
+def with_tables(readme: str) -> str:
+    """The README with the present tables between their marks.
 
     Raises:
         ValueError: the marks are not there.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{README} has no {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    for name, rows in (("hooks", table()), ("schedules", schedules())):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, found, rest = readme.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"{README} has no {begin} … {end}")
+        readme = f"{before}{begin}\n{rows}\n{end}{after}"
+    return readme
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
     """(file, what it should be)."""
-    yield README, with_table(README.read_text(encoding="utf-8"))
+    yield README, with_tables(README.read_text(encoding="utf-8"))
     yield REFERENCE, reference()
 
 

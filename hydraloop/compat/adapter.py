@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import nn
 
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
@@ -41,18 +38,6 @@ def adapted(engine: Engine, framework: str) -> list[Any]:
     """The objects of a framework that an engine's hooks run, in the order of their registration."""
     hooks = engine.hooks.values()
     return [hook.wrapped for hook in hooks if isinstance(hook, Adapter) and hook.framework == framework]
-
-
-@contextmanager
-def in_eval_mode(task: nn.Module) -> Iterator[None]:
-    """Evaluation mode, as the other frameworks have it around a whole validation; the modes are back afterwards."""
-    modes = [(module, module.training) for module in task.modules()]
-    task.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def name_of(wrapped: object) -> str:

@@ -10,7 +10,6 @@ import torch
 from hydraloop.compat.adapter import (
     Adapter,
     check_entries,
-    in_eval_mode,
     name_of,
     overridden,
     refuse_known,
@@ -19,6 +18,7 @@ from hydraloop.compat.adapter import (
 from hydraloop.compat.facade import Context
 from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES
 from hydraloop.compat.lightning_trainer import Trainer
+from hydraloop.engine.evaluation import in_eval_mode
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError, suggestion
 

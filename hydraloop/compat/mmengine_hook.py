@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.compat.adapter import (
     Adapter,
     check_entries,
-    in_eval_mode,
     name_of,
     overridden,
     refuse_known,
@@ -16,6 +15,7 @@ from hydraloop.compat.adapter import (
 )
 from hydraloop.compat.facade import Context
 from hydraloop.compat.mmengine_runner import Runner
+from hydraloop.engine.evaluation import in_eval_mode
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Priority
 from hydraloop.errors import UserError, suggestion
 

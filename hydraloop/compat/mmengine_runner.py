@@ -55,20 +55,17 @@ class Loop(Facade):
         return loader
 
 
-class TrainLoop(Loop):
-    """`train_loop`: also where training stands and whether it goes on."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context, "train")
+class Standing(Facade):
+    """Where training stands, as MMEngine counts: from 0, the current epoch or iteration not included."""
 
     @property
     def iter(self) -> int:
-        """Iterations completed before this one."""
+        """Iterations completed before this one: in after_train_iter the current one is not counted yet."""
         return _iteration(self.context)
 
     @property
     def epoch(self) -> int:
-        """Epochs completed before this one."""
+        """Epochs completed before this one: in after_train_epoch the current one is not counted yet."""
         return _epoch(self.context)
 
     @property
@@ -91,6 +88,13 @@ class TrainLoop(Loop):
         """The first epoch, or iteration, with a validation."""
         return self._engine.settings.val_begin
 
+
+class TrainLoop(Standing, Loop):
+    """`train_loop`: also where training stands and whether it goes on."""
+
+    def __init__(self, context: Context) -> None:
+        Loop.__init__(self, context, "train")
+
     @property
     def stop_training(self) -> bool:
         """Whether training stops; True asks the engine to stop, False does not take that back."""
@@ -104,8 +108,8 @@ class TrainLoop(Loop):
             raise self.context.no_counterpart("taking back train_loop.stop_training")
 
 
-class Runner(Facade):
-    """The runner. `iter` and `epoch` count as MMEngine does: from 0, the current one not included."""
+class Runner(Standing):
+    """The runner."""
 
     STANDS_FOR = "mmengine's runner"
     INSTEAD = {
@@ -141,38 +145,6 @@ class Runner(Facade):
     """See `Loop`."""
     logger: logging.Logger
     """Of Python's logging; goes where hydraloop's own goes."""
-
-    # Where the run stands. -----------------------------------------------------------------------------------------
-
-    @property
-    def iter(self) -> int:
-        """Iterations completed before this one: in after_train_iter the current one is not counted yet."""
-        return _iteration(self.context)
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed before this one: in after_train_epoch the current one is not counted yet."""
-        return _epoch(self.context)
-
-    @property
-    def max_iters(self) -> int:
-        """Iterations of the whole run."""
-        return self._engine.max_iters
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs of the whole run."""
-        return self._engine.max_epochs
-
-    @property
-    def val_interval(self) -> int | None:
-        """Epochs, or iterations, between validations."""
-        return self._engine.settings.val_interval
-
-    @property
-    def val_begin(self) -> int:
-        """The first epoch, or iteration, with a validation."""
-        return self._engine.settings.val_begin
 
     # What it has. --------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
+from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.parts import Loader, share_of
 from hydraloop.engine.stages import Call
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+
+@contextmanager
+def in_eval_mode(task: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards each module has its own again: a part that was frozen in eval mode stays so."""
+    modes = [(module, module.training) for module in task.modules()]
+    task.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def given_alike(ranks: Distributed, task: nn.Module) -> Iterator[None]:
+    """All ranks with the same to evaluate."""
+    ranks.before_evaluation(task)
+    try:
+        yield
+    finally:
+        ranks.after_evaluation()
 
 
 @torch.no_grad()
@@ -25,11 +50,8 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
         The metrics over all ranks' samples, the same on each. One host sync.
     """
     task, ranks = engine.task, engine.distributed
-    modes = [(module, module.training) for module in task.modules()]
-    task.eval()
-    ranks.before_evaluation(task)
     share = share_of(loader)
-    try:
+    with in_eval_mode(task), given_alike(ranks, task):
         task.reset_metrics()
         for batch_idx, batch in enumerate(engine.on_device(loader)):
             if share is not None and share(batch_idx)[0] == 0:  # another rank's turn; it may need this one's shard
@@ -42,9 +64,5 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
             outputs = engine.evaluate_batch(batch)
             for call in after:
                 call(engine, batch_idx, batch, outputs)
-    finally:
-        ranks.after_evaluation()
-        for module, training in modes:
-            module.training = training  # a part that was frozen in eval mode stays so
     metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
     return metrics

@@ -8,23 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, List, Optional
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
 
 
 @dataclass
-class CosineConf:
-    """`scheduler=[cosine]`, the default: half a cosine from the learning rate down to `eta_min`."""
+class _Schedule:
+    """What every schedule has that steps by itself."""
 
-    _target_: str = "torch.optim.lr_scheduler.CosineAnnealingLR"
+    _target_: str = MISSING
     _partial_: bool = True
     """The optimizer is added when it is there."""
-    T_max: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`, so that the lowest value comes last."""
-    eta_min: float = 0.0
-    """The lowest value; torch's own."""
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
     by_epoch: bool = False
-    """Whether the numbers count epochs; optimizer steps make it smooth in short runs too."""
+    """Whether the numbers count epochs; false: optimizer steps, smooth in short runs too."""
     convert_to_iter_based: bool = False
     """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
     begin: int = 0
@@ -34,12 +31,21 @@ class CosineConf:
 
 
 @dataclass
-class WarmupCosineConf:
+class CosineConf(_Schedule):
+    """`scheduler=[cosine]`, the default: half a cosine from the learning rate down to `eta_min`."""
+
+    _target_: str = "torch.optim.lr_scheduler.CosineAnnealingLR"
+    T_max: Optional[int] = None
+    """Length in steps (or epochs); null: from `begin` to `end`, so that the lowest value comes last."""
+    eta_min: float = 0.0
+    """The lowest value; torch's own."""
+
+
+@dataclass
+class WarmupCosineConf(_Schedule):
     """`scheduler=[warmup_cosine]`: a straight line up to the learning rate, then half a cosine down."""
 
     _target_: str = "hydraloop.optim.WarmupCosineLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     total_iters: Optional[int] = None
     """Length in steps (or epochs); null: from `begin` to `end`."""
     warmup_iters: Optional[int] = None
@@ -50,25 +56,13 @@ class WarmupCosineConf:
     the first step would be lost."""
     min_lr_ratio: float = 0.0
     """Share of the learning rate at the end, 0..1; 0, as in `cosine`."""
-    param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
-    by_epoch: bool = False
-    """Whether the numbers count epochs; optimizer steps make it smooth in short runs too."""
-    convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
-    begin: int = 0
-    """The step (or epoch) at which it begins; 0: at once."""
-    end: Optional[int] = None
-    """The step (or epoch) at which it ends; null: the end of training."""
 
 
 @dataclass
-class YOLOXConf:
+class YOLOXConf(_Schedule):
     """`scheduler=[yolox]`: a warm-up with the square of the step, a cosine, the lowest value for the last epochs."""
 
     _target_: str = "hydraloop.optim.YOLOXLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     total_iters: Optional[int] = None
     """Length in epochs (or steps); null: from `begin` to `end`."""
     warmup_iters: Optional[int] = None
@@ -80,46 +74,30 @@ class YOLOXConf:
     """Share of the learning rate with which the warm-up ends, above 0, up to 1; YOLOX's own."""
     min_lr_ratio: float = 0.05
     """Share of the learning rate at the end, 0..1; YOLOX's own."""
-    param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
     by_epoch: bool = True
     """Whether the numbers count epochs, as YOLOX's do; false: optimizer steps."""
     convert_to_iter_based: bool = True
     """With `by_epoch`: whether it steps each optimizer step nevertheless; YOLOX does."""
-    begin: int = 0
-    """The epoch (or step) at which it begins; 0: at once."""
-    end: Optional[int] = None
-    """The epoch (or step) at which it ends; null: the end of training."""
 
 
 @dataclass
-class LinearConf:
+class LinearConf(_Schedule):
     """`scheduler=[linear]`: a factor of the learning rate goes from one value to another; a warm-up by default."""
 
     _target_: str = "torch.optim.lr_scheduler.LinearLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     start_factor: float = 1 / 3
     """Of the learning rate at `begin`, above 0; torch's own."""
     end_factor: float = 1.0
     """Of the learning rate at `end`; 1, torch's own, is what makes it a warm-up."""
     total_iters: Optional[int] = None
     """Length in steps (or epochs); null: from `begin` to `end`."""
-    param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
-    by_epoch: bool = False
-    """Whether the numbers count epochs; a warm-up is over within the first few."""
-    convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
-    begin: int = 0
-    """The step (or epoch) at which it begins; 0: at once."""
     end: Optional[int] = 100
     """The step (or epoch) at which it ends; null: the end of training. 100 steps, a quarter of the 400 of the default
     run."""
 
 
 @dataclass
-class MomentumConf:
+class MomentumConf(_Schedule):
     """`scheduler=[cosine,momentum]`: a warm-up of the momentum, beside a schedule of the learning rate.
 
     The first gradients soon point elsewhere, and a high momentum goes on carrying them along: Sutskever et al. 2013
@@ -127,8 +105,6 @@ class MomentumConf:
     """
 
     _target_: str = "torch.optim.lr_scheduler.LinearLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     start_factor: float = 0.85
     """Of the optimizer's momentum at `begin`, above 0; Ultralytics' warm-up, 0.8 of 0.937."""
     end_factor: float = 1.0
@@ -137,46 +113,30 @@ class MomentumConf:
     """Length in steps (or epochs); null: from `begin` to `end`."""
     param: str = "momentum"
     """What it changes: SGD's and RMSprop's momentum, the first of the betas of Adam and its kind."""
-    by_epoch: bool = False
-    """Whether the numbers count epochs; a warm-up is over within the first few."""
-    convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
-    begin: int = 0
-    """The step (or epoch) at which it begins; 0: at once."""
     end: Optional[int] = 100
     """The step (or epoch) at which it ends; null: the end of training. 100 steps, together with `linear`."""
 
 
 @dataclass
-class MultiStepConf:
+class MultiStepConf(_Schedule):
     """`scheduler=[multistep]`: the learning rate times `gamma` at each milestone."""
 
     _target_: str = "torch.optim.lr_scheduler.MultiStepLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     milestones: List[int] = field(default_factory=lambda: [12, 17])
     """Epochs (or steps) after `begin`, ascending; at 60 and 85 % of the default 20 epochs."""
     gamma: float = 0.1
     """The factor, above 0; torch's own."""
-    param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
     by_epoch: bool = True
     """Whether the numbers count epochs, in which milestones are usually given; false: optimizer steps."""
     convert_to_iter_based: bool = False
     """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since little would change."""
-    begin: int = 0
-    """The epoch (or step) at which it begins; 0: at once."""
-    end: Optional[int] = None
-    """The epoch (or step) at which it ends; null: the end of training."""
 
 
 @dataclass
-class OneCycleConf:
+class OneCycleConf(_Schedule):
     """`scheduler=[onecycle]`: up from a low learning rate and down to a far lower one, the momentum the other way."""
 
     _target_: str = "torch.optim.lr_scheduler.OneCycleLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     max_lr: Any = None
     """The highest learning rate, or a list of one for each parameter group; null: the optimizer's, so that it means the
     same in all schedules."""
@@ -199,39 +159,17 @@ class OneCycleConf:
     """The first learning rate divided by the last, above 0; torch's own."""
     three_phase: bool = False
     """Whether it goes down to the first learning rate and then on to the last; torch's own."""
-    param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
-    by_epoch: bool = False
-    """Whether the numbers count epochs; the method changes the learning rate each step."""
-    convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
-    begin: int = 0
-    """The step (or epoch) at which it begins; 0: at once."""
-    end: Optional[int] = None
-    """The step (or epoch) at which it ends; null: the end of training."""
 
 
 @dataclass
-class PolyConf:
+class PolyConf(_Schedule):
     """`scheduler=[poly]`: the learning rate times a power of the share of the training that is left."""
 
     _target_: str = "torch.optim.lr_scheduler.PolynomialLR"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     total_iters: Optional[int] = None
     """Length in steps (or epochs); null: from `begin` to `end`, so that it reaches 0 with the last."""
     power: float = 0.9
     """The power, above 0; DeepLab's, which segmentation has kept. torch's 1 is a straight line."""
-    param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
-    by_epoch: bool = False
-    """Whether the numbers count epochs; optimizer steps make it smooth in short runs too."""
-    convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
-    begin: int = 0
-    """The step (or epoch) at which it begins; 0: at once."""
-    end: Optional[int] = None
-    """The step (or epoch) at which it ends; null: the end of training."""
 
 
 @dataclass

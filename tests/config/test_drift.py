@@ -58,7 +58,8 @@ def in_the_modules() -> Iterator[type]:
     for info in pkgutil.iter_modules(hydraloop.schemas.__path__):
         module = importlib.import_module(f"hydraloop.schemas.{info.name}")
         for value in vars(module).values():
-            if isinstance(value, type) and value.__module__ == module.__name__ and dataclasses.is_dataclass(value):
+            own = isinstance(value, type) and value.__module__ == module.__name__
+            if own and dataclasses.is_dataclass(value) and not value.__name__.startswith("_"):  # a base is no option
                 yield value
 
 

@@ -40,6 +40,18 @@ def test_every_hook_has_its_row_and_every_option_its_line(docs: Any) -> None:
         assert f"[`{option}`](docs/hooks.md#{option})" in table
         assert f"`{cls}`" in table
         assert f"\n## {option}\n" in reference
+    for schedule in (
+        "yolox",
+        "cosine",
+        "warmup_cosine",
+        "linear",
+        "multistep",
+        "onecycle",
+        "poly",
+        "plateau",
+        "momentum",
+    ):
+        assert f"| `{schedule}` | `" in docs.schedules()
     assert "| `max_keep_ckpts` | `null` |" in reference
     assert "`on_trace_ready` | `[tb_trace, log_trace]`" in reference
 
@@ -52,7 +64,7 @@ def test_an_option_that_is_not_in_the_readme_is_noticed(docs: Any, monkeypatch: 
 
 def test_a_readme_without_the_marks_is_an_error(docs: Any) -> None:
     with pytest.raises(ValueError, match="has no <!-- hooks"):
-        docs.with_table("# hydraloop\n")
+        docs.with_tables("# hydraloop\n")
 
 
 def test_the_check_needs_no_torch() -> None:

@@ -25,7 +25,9 @@ SCHEMAS: list[Any] = [
     schema
     for module in (data, task, model, optimizer, scheduler)
     for schema in vars(module).values()
-    if dataclasses.is_dataclass(schema) and "_target_" in {field.name for field in dataclasses.fields(schema)}
+    if dataclasses.is_dataclass(schema)
+    and "_target_" in {field.name for field in dataclasses.fields(schema)}
+    and not schema.__name__.startswith("_")  # a base is no option
 ]
 
 
