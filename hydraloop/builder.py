@@ -19,6 +19,7 @@ from hydraloop import run_directory
 from hydraloop.data.loader import build_loader
 from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint import initialise, peek
+from hydraloop.engine.checks import check_hook
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
@@ -33,6 +34,7 @@ from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.instantiating import instantiate, require_target
 from hydraloop.optim.building import build_schedule
 from hydraloop.optim.optimizers import resolve_fused
+from hydraloop.optim.overlap import introduce
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.resolving import resolved_yaml
@@ -197,6 +199,12 @@ def _prepare_model(cfg: DictConfig, task: Task, device: torch.device, distribute
 
 
 def _build_loaders(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
+    if cfg.data.get("loader") is None:
+        raise UserError(
+            "the data has no options of the loader",
+            key="data.loader",
+            remedy="Begin the file of your data with `defaults: [base, _self_]`, which brings them.",
+        )
     options = cast(dict[str, Any], OmegaConf.to_container(cfg.data.loader, resolve=True))
     eval_batch_size = options.pop("eval_batch_size", None)
     if eval_batch_size is None:
@@ -299,6 +307,7 @@ def _build_schedules(
             total_epochs=epochs,
             total_steps=steps,
         )
+    introduce(schedules.values())
     return schedules
 
 
@@ -336,11 +345,8 @@ def _build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], li
 def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int | str | None, OnError]:
     plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
     priority, on_error = plain.pop("priority", None), plain.pop("on_error", None)
-    hook = instantiate(plain, key)
-    if not isinstance(hook, Hook):
-        raise UserError(
-            f"{type(hook).__name__} is no Hook", key=f"{key}._target_", remedy="Inherit from hydraloop.Hook."
-        )
+    hook: Hook = instantiate(plain, key)
+    check_hook(hook, f"{key}._target_")
     hook.key = key
     on_error = hook.on_error if on_error is None else on_error
     if on_error not in ON_ERROR:

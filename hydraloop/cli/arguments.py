@@ -1,4 +1,4 @@
-"""What hydraloop reads of the command line before Hydra does: `--dry-run`, and `hooks=a,b` as a list."""
+"""What hydraloop reads of the command line before Hydra does: `--dry-run`, `hooks=a,b` and `scheduler={}` as lists."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from hydra.errors import OverrideParseException
 from hydraloop.errors import UserError
 
 HOOK_GROUPS = ("default_hooks", "hooks")
+LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
+"""Groups of which any number of options is selected, and of which `{}` means none; Hydra would merge it, in vain."""
 DRY_RUN = "--dry-run"
 
 
@@ -48,7 +50,8 @@ def is_sweep(override: Override) -> bool:
 
 
 def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides of a single run, `hooks=a,b` rewritten to `hooks=[a,b]`, and the rewritten lines.
+    """The overrides of a single run, `hooks=a,b` rewritten to `hooks=[a,b]`, `scheduler={}` to `scheduler=[]`, and the
+    rewritten lines.
 
     Only plain names: `hooks=choice(a,b)` is a sweep in Hydra's words and stays one.
     """
@@ -60,6 +63,9 @@ def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
             key, _, names = line.partition("=")
             line = f"{key}=[{names}]"
             rewritten.append(line)
+        elif _is_empty_group(override):
+            line = f"{line.partition('=')[0]}=[]"
+            rewritten.append(line)
         lines.append(line)
     return lines, rewritten
 
@@ -68,7 +74,7 @@ def with_hook_options_swept(overrides: Sequence[str]) -> list[str]:
     """The overrides of a sweep, `hooks.ema.priority=30` rewritten to `=choice(30)` where `hooks=` itself is swept.
 
     Hydra composes a config for the sweep itself too, without what is swept, and there the hook would be missing. As a
-    sweep of one value the override is left to the jobs.
+    sweep of one value the override is left to the jobs. `scheduler={}` becomes `scheduler=[]` here too.
     """
     parsed = parse(overrides)
     swept = {override.key_or_group for override in parsed if is_sweep(override)} & set(HOOK_GROUPS)
@@ -79,8 +85,14 @@ def with_hook_options_swept(overrides: Sequence[str]) -> list[str]:
         plain = not (is_sweep(override) or override.is_delete() or override.is_add() or override.is_force_add())
         if group in swept and option and plain:
             line = f"{override.key_or_group}=choice({override.get_value_element_as_str()})"
+        elif _is_empty_group(override):
+            line = f"{line.partition('=')[0]}=[]"
         lines.append(line)
     return lines
+
+
+def _is_empty_group(override: Override) -> bool:
+    return override.key_or_group in LIST_GROUPS and not is_sweep(override) and override.value() == {}
 
 
 def _is_plain_list(override: Override) -> bool:

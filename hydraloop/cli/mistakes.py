@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -93,11 +94,14 @@ def _bad_override(
         return UserError("there is nothing to delete", key=key, remedy=_hint(key, cfg, composer))
     if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
         parent = key.rpartition(".")[0]
-        if cfg is not None and parent and parent in _leaves(cfg) and OmegaConf.select(cfg, parent) is None:
+        if cfg is not None and parent and parent in _leaves(cfg) and _select(cfg, parent) is None:
             return UserError("it is not there yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
         return UserError("there is no such key", key=key, remedy=_hint(key, cfg, composer))
     if text.startswith("Could not append"):
         return UserError("it is there already", key=key, remedy="Leave the + out.")
+    if "(str) is not an int" in text or "(str) is not an int" in str(error.__cause__):
+        parent = key.rpartition(".")[0]
+        return UserError("it is a list", key=parent, remedy=f"Write all of it: {parent}=[…]; a mapping in it: {{…}}.")
     cause = error.__cause__
     reason = _first_line(str(cause)) if cause is not None else _first_line(text)
     found = re.search(r"full_key: (\S+)", str(cause))
@@ -123,10 +127,10 @@ def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
     if "." in key and 0 < len(same_end) <= 3:
         return f"Did you mean {' or '.join(same_end)}?"
     parent, _, name = key.rpartition(".")
-    node = cfg if not parent else None if cfg is None else OmegaConf.select(cfg, parent)
+    node = cfg if not parent else None if cfg is None else _select(cfg, parent)
     while node is None and parent:  # walk up to what exists
         parent, _, name = parent.rpartition(".")
-        node = cfg if not parent else None if cfg is None else OmegaConf.select(cfg, parent)
+        node = cfg if not parent else None if cfg is None else _select(cfg, parent)
     if not isinstance(node, DictConfig):
         return suggestion(key, composer.groups())
     known = [str(other) for other in node if not parent or other != name]
@@ -134,6 +138,14 @@ def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
         known = [other for other in {*known, *composer.groups()} if other not in ("hydra", "hydraloop")]
     prefix = f"{parent}." if parent else ""
     return suggestion(f"{prefix}{name}", [f"{prefix}{other}" for other in known])
+
+
+def _select(cfg: DictConfig, key: str) -> Any:
+    """What stands at a key; None where there is nothing, also where the path leads through a list."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
 
 
 def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -147,7 +159,7 @@ def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def _type_hint(key: str, cfg: DictConfig | None) -> str | None:
     """What the key holds now, as an example of what fits."""
-    value = None if cfg is None else OmegaConf.select(cfg, key)
+    value = None if cfg is None else _select(cfg, key)
     if isinstance(value, DictConfig):
         return f"Change what is in it: {', '.join(f'{key}.{name}' for name in list(value)[:3])}, …"
     return None if value is None else f"It takes {_KINDS.get(type(value), type(value).__name__)}: {key}={value}"

@@ -91,19 +91,3 @@ def refuse_known(wrapped: object, packages: tuple[str, ...], instead: Mapping[st
                 key=key,
                 remedy=instead[kind.__name__],
             )
-
-
-def check_entries(before: Mapping[str, Any], after: Mapping[str, Any], wrapped: object, where: str, key: str) -> None:
-    """Refuse that a checkpoint's own entries are replaced or taken out; new ones may be added.
-
-    Raises:
-        UserError: names the entry.
-    """
-    for entry, value in before.items():
-        if after.get(entry) is not value:
-            raise UserError(
-                f"{name_of(wrapped)} replaces {entry!r} of the checkpoint in {where}; what hydraloop puts into one, "
-                "raw weights included, stays as it is",
-                key=key,
-                remedy="Let it add an entry of its own. For averaged weights there is hooks=ema.",
-            )

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.compat.adapter import Adapter, name_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+RESERVED = frozenset(
+    {"mode", "epoch", "iteration", "nonfinite"}
+    | {"loss", "grad_norm", "lr", "momentum", "eta", "time", "data_time", "memory", "mfu", "skipped"}
+)
+"""Names that hydraloop's own numbers have in a record, beside the losses that the task returns."""
+_NOTHING_IS_WRITTEN = ("before_save_checkpoint", "on_save_checkpoint", "on_exception", "after_run", "teardown")
 
 
 class NoCounterpartError(UserError, AttributeError):
@@ -21,33 +34,75 @@ class NoCounterpartError(UserError, AttributeError):
 class Context:
     """What the facades of one engine share: the engine, and who is using them at which mount point."""
 
-    __slots__ = ("engine", "key", "point", "stop_asked", "user")
+    __slots__ = ("_renamed", "engine", "key", "name", "point", "stop_asked", "user")
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.user = ""
         """The class of the hook that is called now."""
-        self.key = ""
-        """Its key in the config."""
+        self.name = self.key = ""
+        """Its name and its key in the config."""
         self.point = ""
         """Its method that is called now, by the other framework's name."""
         self.stop_asked = False
         """Whether one of the hooks has asked to stop."""
+        self._renamed: set[str] = set()
 
-    def call(self, user: str, key: str, point: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a hook; what goes wrong within names it."""
-        outer = self.user, self.key, self.point  # a checkpoint may be written within a mount point
-        self.user, self.key, self.point = user, key, point
+    def call(self, hook: Adapter, point: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of what a hook wraps; what goes wrong within names it."""
+        outer = self.user, self.name, self.key, self.point  # a checkpoint may be written within a mount point
+        self.user, self.name, self.key, self.point = name_of(hook.wrapped), hook.name, hook.key, point
         try:
-            return method(*args, **kwargs)
+            return getattr(hook.wrapped, point)(*args, **kwargs)
         finally:
-            self.user, self.key, self.point = outer
+            self.user, self.name, self.key, self.point = outer
 
     def stop(self, attribute: str) -> None:
         """Ask the engine to stop, once."""
         if not self.stop_asked:
             self.stop_asked = True
             self.engine.request_stop(f"{self.user} set {attribute} in {self.point}")
+
+    def add(self, name: str, value: float | Tensor, count: int = 1) -> None:
+        """Put a scalar into the next record; one with a name of hydraloop's own as `<hook>/<name>`.
+
+        Args:
+            count: of how many values it is the sum.
+        """
+        messages = self.engine.messages
+        if name in RESERVED or name in messages.read("losses", ()):
+            name = self._rename(name)
+        messages.add(name, value)
+        for _ in range(count - 1):  # a mean is over as many values as were added
+            messages.add(name, 0.0)
+
+    def _rename(self, name: str) -> str:
+        new = f"{self.name}/{name}"
+        if new not in self._renamed:
+            self._renamed.add(new)
+            log.warning(
+                "%s: %s logs %r, a name of hydraloop's own; the records have it as %r", self.key, self.user, name, new
+            )
+        return new
+
+    def request_checkpoint(self, what: str, path: Path, *, optimizer: bool, schedulers: bool) -> None:
+        """Ask the engine for a checkpoint, written once this mount point is over.
+
+        Args:
+            what: what the hook called for it.
+
+        Raises:
+            NoCounterpartError: at this point none is written any more, or one is being written.
+        """
+        if self.point in _NOTHING_IS_WRITTEN:
+            raise self.no_counterpart(
+                f"{what} in {self.point}",
+                "No checkpoint is written there: ask at an earlier point (after_train, on_train_end), or use "
+                "default_hooks.checkpoint.",
+            )
+        self.engine.request_checkpoint(
+            str(path), lambda engine: engine.save_checkpoint(path, optimizer=optimizer, schedulers=schedulers)
+        )
 
     def no_counterpart(self, what: str, remedy: str | None = None) -> NoCounterpartError:
         """The error that names what was used, by whom and where."""

@@ -9,15 +9,16 @@ import torch
 
 from hydraloop.compat.adapter import (
     Adapter,
-    check_entries,
     name_of,
     overridden,
     refuse_known,
     require_object,
 )
+from hydraloop.compat.entries import loaded, to_be_saved
 from hydraloop.compat.facade import Context
-from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES
+from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
+from hydraloop.engine.checkpoint import load
 from hydraloop.engine.evaluation import in_eval_mode
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError, suggestion
@@ -54,14 +55,20 @@ class LightningCallback(Adapter):
     Anything else of these is a `NoCounterpartError` that names it, the callback and its method. on_before_backward,
     on_before_zero_grad and on_predict_… have no mount point: a callback with one is refused, unless `ignore` names
     it. Of Lightning's own, EarlyStopping, Timer, LambdaCallback, SpikeDetection and what derives from BaseFinetuning
-    work; those of `INSTEAD` are refused at once, with the option that is here for them.
+    work; those of `INSTEAD` are refused at once, with the option that is here for them. A run with a BaseFinetuning
+    can be resumed only from a checkpoint of before it unfroze something: one from behind that, which has groups of
+    parameters that the optimizer does not start with, is refused.
 
     What differs: the metrics are those of the task, in `callback_metrics` as `accuracy` and as `val_accuracy`;
     `outputs` of a train batch has the batch's own mean loss, whatever `accumulate`, that of a validation batch is what
     the task's `evaluate` returned; after on_validation_batch_end an average (`ema`) is no longer in the model;
     `pl_module` is neither an `nn.Module` nor a `LightningModule` to `isinstance`;
     on_train_epoch_end is not called for an epoch that training ends within. A checkpoint is hydraloop's, and its own
-    entries cannot be replaced. As in Lightning, only on_exception is called once something was raised.
+    entries cannot be changed, at whatever depth, in on_save_checkpoint and on_load_checkpoint (a write through a
+    tensor's `.data` is not seen, and in on_save_checkpoint it changes the run). save_checkpoint is an error in
+    teardown, on_exception and on_save_checkpoint. Scalars with a name that hydraloop's own numbers have (epoch, loss,
+    …) are `<hook>/<name>` in the records, as a warning says once. As in Lightning, only on_exception is called once
+    something was raised.
 
     Mount points: before_train, before_val, after_val_epoch, after_val, before_test, after_test_epoch, after_run, and
     those that the callback's class uses. Priority NORMAL: Lightning has none. Cost: about 2.5 µs a call beside the
@@ -102,9 +109,32 @@ class LightningCallback(Adapter):
         self._ended = 0  # the epoch whose on_train_epoch_end was called last
         self._loaded: dict[str, Any] = {}
         points = {point for name in used for point in POINTS[name]}
+        if any(kind.__name__ == UNFREEZES for kind in type(callback).__mro__):
+            points.add("before_run")
         self._use_only(points.union(ALWAYS), state="state_dict" in own)
 
     # The run. ------------------------------------------------------------------------------------------------------
+
+    def before_run(self, engine: Engine) -> None:
+        """For a callback that unfreezes: look whether it can be resumed.
+
+        Raises:
+            UserError: the checkpoint has groups that the optimizer gets from the callback only later.
+        """
+        path = engine.settings.resume
+        if path is None or engine.loaded:
+            return
+        checkpoint = load(path, mmap=True)
+        if "optimizer" not in checkpoint:
+            return
+        saved, own = len(checkpoint["optimizer"]["param_groups"]), len(engine.optimizer.param_groups)
+        if saved != own:
+            raise UserError(
+                f"in {path} the optimizer has {saved} groups of parameters, and it starts with {own}: a run cannot be "
+                f"resumed from behind the point where {name_of(self.wrapped)} unfreezes parameters",
+                key="resume",
+                remedy=f"Resume from a checkpoint of before that, or start a new run with load_from={path}.",
+            )
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Keep a checkpoint that is resumed from for on_load_checkpoint, which comes behind setup."""
@@ -113,9 +143,8 @@ class LightningCallback(Adapter):
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """on_save_checkpoint; entries may be added."""
-        before = dict(checkpoint)
-        self._call(engine, "on_save_checkpoint", checkpoint)
-        check_entries(before, checkpoint, self.wrapped, "on_save_checkpoint", self.key)
+        with to_be_saved(checkpoint, self, "on_save_checkpoint") as lent:
+            self._call(engine, "on_save_checkpoint", lent)
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:
         """on_exception."""
@@ -132,8 +161,12 @@ class LightningCallback(Adapter):
 
     def before_train(self, engine: Engine) -> None:
         """setup, what is loaded, on_fit_start, on_train_start."""
+        resumed = bool(self._loaded)
         self._begin(engine, "fit")
+        groups = engine.optimizer.param_groups
         self._call(engine, "on_fit_start")
+        if resumed:  # Lightning loads the optimizer's state behind on_fit_start, where BaseFinetuning puts older groups
+            engine.optimizer.param_groups = groups
         self._call(engine, "on_train_start")
 
     def after_train(self, engine: Engine) -> None:
@@ -247,11 +280,12 @@ class LightningCallback(Adapter):
         self._fn = fn
         self._trainer_of(engine).state.becomes(fn=fn, stage="train" if fn == "fit" else fn)
         self._call(engine, "setup", fn)
-        loaded, self._loaded = self._loaded, {}
-        if "on_load_checkpoint" in loaded:
-            self._call(engine, "on_load_checkpoint", loaded["on_load_checkpoint"])
-        if "load_state_dict" in loaded:
-            self.wrapped.load_state_dict(loaded["load_state_dict"])
+        kept, self._loaded = self._loaded, {}
+        if "on_load_checkpoint" in kept:
+            with loaded(kept["on_load_checkpoint"], self, "on_load_checkpoint") as lent:
+                self._call(engine, "on_load_checkpoint", lent)
+        if "load_state_dict" in kept:
+            self.wrapped.load_state_dict(kept["load_state_dict"])
 
     def _tear_down(self, engine: Engine) -> None:
         """teardown of what is going on, if anything is."""
@@ -281,12 +315,11 @@ class LightningCallback(Adapter):
         stage = STAGES.get(name.split("_")[1]) if name.startswith("on_") else None
         if stage is not None:
             trainer.state.becomes(stage=stage)
-        method, user = getattr(self.wrapped, name), name_of(self.wrapped)
         if stage in ("validate", "test") and "_batch_" not in name:
             with in_eval_mode(engine.task), torch.no_grad():
-                trainer.context.call(user, self.key, name, method, trainer, trainer.lightning_module, *arguments)
+                trainer.context.call(self, name, trainer, trainer.lightning_module, *arguments)
         else:
-            trainer.context.call(user, self.key, name, method, trainer, trainer.lightning_module, *arguments)
+            trainer.context.call(self, name, trainer, trainer.lightning_module, *arguments)
 
 
 def _validation_follows(engine: Engine) -> bool:

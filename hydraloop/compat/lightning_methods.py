@@ -61,5 +61,7 @@ INSTEAD = {
     "WeightAveraging": "Use hooks=ema.",
 }
 """Lightning's own callbacks that do not carry over, and what is here for them."""
+UNFREEZES = "BaseFinetuning"
+"""Lightning's class whose callbacks may give the optimizer more groups in the middle of a run."""
 STAGES = {"fit": "train", "train": "train", "validation": "validate", "test": "test"}
 """By the second word of a method's name, the stage it belongs to."""

@@ -87,13 +87,14 @@ class Module(Facade):
     def log(self, name: str, value: float | Tensor, **options: Any) -> None:
         """Put a scalar into `callback_metrics` and, in training, into the next record, averaged since the last one.
 
+        A name that hydraloop's own numbers have (`epoch`, `loss`, …) is `<hook>/<name>` in the records.
         Lightning's options (on_step, prog_bar, sync_dist, …) are without meaning: a record is a mean over its
         iterations and over all ranks.
         """
         scalar = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         self.trainer.callback_metrics[name] = torch.as_tensor(scalar)
         if self.trainer.training:
-            self._engine.messages.add(name, scalar)
+            self.context.add(name, scalar)
 
     def log_dict(self, dictionary: Mapping[str, float | Tensor], **options: Any) -> None:
         """`log` of each."""

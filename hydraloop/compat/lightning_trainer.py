@@ -73,7 +73,7 @@ class Logger(Facade):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Put scalars into the next record, averaged since the last one; `step` is the record's own."""
         for name, value in metrics.items():
-            self._engine.messages.add(name, value.detach().reshape(()) if isinstance(value, Tensor) else float(value))
+            self.context.add(name, value.detach().reshape(()) if isinstance(value, Tensor) else float(value))
 
 
 class Trainer(Facade):
@@ -301,11 +301,12 @@ class Trainer(Facade):
         return False
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Ask for a checkpoint, in hydraloop's format, written once this mount point is over. On every rank."""
-        path, whole = Path(filepath), not weights_only
-        self._engine.request_checkpoint(
-            str(path), lambda engine: engine.save_checkpoint(path, optimizer=whole, schedulers=whole)
-        )
+        """Ask for a checkpoint, in hydraloop's format, written once this mount point is over. On every rank.
+
+        Not in teardown, on_exception and on_save_checkpoint.
+        """
+        what, whole = f"{self.STANDS_FOR}.save_checkpoint", not weights_only
+        self.context.request_checkpoint(what, Path(filepath), optimizer=whole, schedulers=whole)
 
 
 def _lengths(loader: Loader | None) -> list[int]:

@@ -28,7 +28,8 @@ class MessageHub(Facade):
     """The hub of one engine's adapted hooks.
 
     Scalars that a hook puts in go into the records as they are called, averaged over the iterations since the last
-    record, but those under `val/` and `test/`, which only the hub keeps. Without anybody's help there are, as scalars,
+    record, but those under `val/` and `test/`, which only the hub keeps, and those with a name that hydraloop's own
+    numbers have (`epoch`, `loss`, …), which are `<hook>/<name>` there. Without anybody's help there are, as scalars,
     `train/<name>` for the outputs of the last iteration (for hooks with after_train_iter), `train/lr` and
     `val/<metric>`; as information, epoch, iter, max_epochs, max_iters.
     """
@@ -46,15 +47,20 @@ class MessageHub(Facade):
     # Scalars. ------------------------------------------------------------------------------------------------------
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
-        """Put a number or scalar tensor in; a tensor stays on its device. `resumed` is without meaning."""
+        """Put a number or scalar tensor in; a tensor stays on its device. `resumed` is without meaning.
+
+        Args:
+            count: of how many values it is the sum, as in mmengine: a record has the sum of the values by that of the
+                counts, `get_scalar(key).current()` the value itself.
+        """
         if isinstance(value, Mapping):
             value, count = value["value"], value.get("count", 1)
-        if count != 1:
-            value = value / count
+        if count < 1:
+            raise self.context.no_counterpart(f"count={count} of {self.STANDS_FOR}.update_scalar")
         value = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         self._scalars[key] = value
         if not key.startswith(("val/", "test/")):
-            self._engine.messages.add(key, value)
+            self.context.add(key, value, int(count))
 
     def update_scalars(self, log_dict: Mapping[str, Any], resumed: bool = True) -> None:
         """Put several in."""

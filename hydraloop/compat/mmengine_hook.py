@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.compat.adapter import (
     Adapter,
-    check_entries,
     name_of,
     overridden,
     refuse_known,
     require_object,
 )
+from hydraloop.compat.entries import loaded, to_be_saved
 from hydraloop.compat.facade import Context
 from hydraloop.compat.mmengine_runner import Runner
 from hydraloop.engine.evaluation import in_eval_mode
@@ -61,9 +61,13 @@ class MMEngineHook(Adapter):
 
     What differs: `data_batch` is the engine's batch, on the device; `outputs` of validation and test is what the task's
     `evaluate` returned; tensors of `outputs` are detached. As in MMEngine, after_train and after_run are not called
-    when something was raised. In before_save_checkpoint and after_load_checkpoint, iter and epoch are completed ones,
-    and a checkpoint's own entries cannot be replaced. A model or hook that asks mmengine's global MessageHub itself
-    asks mmengine, not this run.
+    when something was raised. In before_save_checkpoint and after_load_checkpoint, iter and epoch are completed ones.
+    A checkpoint's own entries cannot be changed, at whatever depth: a changed one is an error that names it (a write
+    through a tensor's `.data` is not seen, and where the checkpoint is about to be saved it changes the run). MMEngine
+    calls after_load_checkpoint before the weights are in the model, hydraloop behind that: to revise them, change
+    runner.model. save_checkpoint is an error in after_run and before_save_checkpoint. Scalars with a name that
+    hydraloop's own numbers have (epoch, loss, …) are `<hook>/<name>` in the records, as a warning says once. A model or
+    hook that asks mmengine's global MessageHub itself asks mmengine, not this run.
 
     Mount points: those that the hook's class uses. Priority: the hook's own, unless overridden. Cost: about 2.5 µs a
     call beside the hook's own; message_hub keeps tensors as they are, so a host sync is there only if the hook has one.
@@ -115,13 +119,13 @@ class MMEngineHook(Adapter):
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """MMEngine's before_save_checkpoint; entries may be added."""
-        before = dict(checkpoint)
-        self._call(engine, "before_save_checkpoint", checkpoint=checkpoint)
-        check_entries(before, checkpoint, self.wrapped, "before_save_checkpoint", self.key)
+        with to_be_saved(checkpoint, self, "before_save_checkpoint") as lent:
+            self._call(engine, "before_save_checkpoint", checkpoint=lent)
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """MMEngine's after_load_checkpoint."""
-        self._call(engine, "after_load_checkpoint", checkpoint=checkpoint)
+        """MMEngine's after_load_checkpoint; hydraloop's entries are loaded already and cannot be changed."""
+        with loaded(checkpoint, self, "after_load_checkpoint") as lent:
+            self._call(engine, "after_load_checkpoint", checkpoint=lent)
 
     # Training. -----------------------------------------------------------------------------------------------------
 
@@ -229,4 +233,4 @@ class MMEngineHook(Adapter):
 
     def _call(self, engine: Engine, point: str, **arguments: Any) -> None:
         runner = self._runner_of(engine)
-        runner.context.call(name_of(self.wrapped), self.key, point, getattr(self.wrapped, point), runner, **arguments)
+        runner.context.call(self, point, runner, **arguments)

@@ -223,17 +223,15 @@ class Runner(Standing):
     ) -> None:
         """Ask for a checkpoint, in hydraloop's format, written once this mount point is over. On every rank.
 
-        `by_epoch` is without meaning; of `meta` and the arguments of file backends only None carries over.
+        Not in after_run and before_save_checkpoint. `by_epoch` is without meaning; of `meta` and the arguments of file
+        backends only None carries over.
         """
         given = {"file_client_args": file_client_args, "meta": meta, "backend_args": backend_args}
         for name, value in given.items():
             if value is not None:
                 raise self.context.no_counterpart(f"{name} of {self.STANDS_FOR}.save_checkpoint")
-        path = Path(out_dir) / filename
-        self._engine.request_checkpoint(
-            str(path),
-            lambda engine: engine.save_checkpoint(path, optimizer=save_optimizer, schedulers=save_param_scheduler),
-        )
+        what, path = f"{self.STANDS_FOR}.save_checkpoint", Path(out_dir) / filename
+        self.context.request_checkpoint(what, path, optimizer=save_optimizer, schedulers=save_param_scheduler)
 
 
 def _iteration(context: Context) -> int:

@@ -30,7 +30,7 @@ class Augmented(Dataset[Any]):
         cutout: the side of the square that is covered with 0 (normalised images: their mean), in pixels, 0 or more;
             its middle is anywhere in the image. Source: T. DeVries and G. Taylor, 2017.
         ramp_epochs: the first epochs, in which the three grow to their full size (1/n, 2/n, …); 0: full at once. Needs
-            to be told the epoch: the hook `set_epoch_info` does.
+            to be told the epoch: the hook `set_epoch_info` does. Until it is told, it is that of the first.
 
     Raises:
         UserError: a number is negative; with the first sample: it has no image.
@@ -46,7 +46,7 @@ class Augmented(Dataset[Any]):
         self.shift, self.angle, self.cutout, self.ramp_epochs = shift, angle, cutout, ramp_epochs
         self.strong = True
         """Whether images are distorted at all."""
-        self.strength = 1.0
+        self.strength = min(1.0, 1 / ramp_epochs) if ramp_epochs else 1.0
         """The share of the full size in this epoch, in (0, 1]."""
 
     @property
@@ -80,14 +80,27 @@ class Augmented(Dataset[Any]):
     def _sample(self, sample: Any) -> Any:
         if not self.strong:
             return sample
-        image, *rest = sample
+        image, *rest = self._with_image(sample)
         return (self._distorted(image[None], "[C, H, W]")[0], *rest)
 
     def _batch(self, batch: Any) -> Any:
         if not self.strong:
             return batch
-        images, *rest = batch
+        images, *rest = self._with_image(batch)
         return (self._distorted(images, "[N, C, H, W]"), *rest)
+
+    def _with_image(self, sample: Any) -> Any:
+        """A sample, or a batch, that begins with a tensor."""
+        if isinstance(sample, tuple | list) and sample and isinstance(sample[0], Tensor):
+            return sample
+        got = f"a {type(sample).__name__}"
+        if isinstance(sample, tuple | list) and sample:
+            got += f" that begins with a {type(sample[0]).__name__}"
+        raise UserError(
+            f"{type(self.dataset).__name__} has samples of another form than (image, ...): {got}",
+            key="data.train",
+            remedy="Let the data set return a tuple whose first entry is a floating tensor [C, H, W].",
+        )
 
     def _distorted(self, images: Tensor, shape: str) -> Tensor:
         """Images `[N, C, H, W]`, each in its own way."""

@@ -4,7 +4,8 @@ A checkpoint is a dict::
 
     format      1
     meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
-                averaged_weights: the name of the hook that holds them, where one does
+                averaged_weights: the name of the hook that holds them, where one does;
+                published_from: in a published file, the name of the one it was made of
     state_dict  the raw model's
     optimizer   its state_dict
     schedulers  {name: state_dict}
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.checkpoint_files import SAFETENSORS, is_complete
+from hydraloop.engine.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX, is_complete
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,19 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     """
     _check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as unfinished, unfinished.open("wb") as file:
-        torch.save(checkpoint, file)  # to a path it would raise RuntimeErrors, and write the path into the file
+    try:
+        with written(path) as unfinished, unfinished.open("wb") as file:
+            torch.save(checkpoint, file)  # to a path it would write that into the file
+    except (OSError, RuntimeError) as error:
+        raise _of_system(error, path) from error
+
+
+def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
+    """The system's error (a full disk) with the path; torch raises one of its own while it closes the cut off file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    return error if cause is None else OSError(cause.errno, cause.strerror, str(path))
 
 
 @contextmanager
@@ -240,11 +252,19 @@ def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) ->
 
 
 def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
-    """Refuse a file that has weights but not the rest of a run.
+    """Refuse a file that has weights but not the rest of a run, or, as a published one, not the raw weights.
 
     Raises:
-        UserError: names what is missing.
+        UserError: names what is missing, or the file that the published one was made of.
     """
+    new_run = f"o start a new run from its weights, use load_from={path}."
+    source = _published_from(checkpoint, path)
+    if source is not None:
+        raise UserError(
+            f"{path} is a published file: its weights can be averaged ones, and a run cannot go on from it",
+            key="resume",
+            remedy=f"Resume from {source}; t{new_run}" if source.is_file() else f"T{new_run}",
+        )
     missing = [
         entry for entry in ("state_dict", "meta", "progress", "rng", "hooks", "precision") if entry not in checkpoint
     ]
@@ -252,12 +272,20 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
         raise UserError(
             f"{path} has no {', '.join(missing)}: a run cannot go on from it",
             key="resume",
-            remedy=f"To start a new run from its weights, use load_from={path}.",
+            remedy=f"T{new_run}",
         )
     if checkpoint.get("format") != FORMAT:
         raise UserError(
             f"{path} has the checkpoint format {checkpoint.get('format')}, this version reads {FORMAT}", key="resume"
         )
+
+
+def _published_from(checkpoint: Checkpoint, path: Path) -> Path | None:
+    """The checkpoint that a published file was made of, by its meta or its name; None where it is no published one."""
+    name: str | None = checkpoint.get("meta", {}).get("published_from")
+    if name is None and path.stem.endswith(PUBLISHED):
+        name = f"{path.stem.removesuffix(PUBLISHED)}{SUFFIX}"
+    return None if name is None else path.with_name(name)
 
 
 def _check_loadable(value: Any, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loader
 from hydraloop.errors import UserError
 
@@ -83,3 +84,17 @@ def check_epoch(engine: Engine) -> None:
         key="data.train",
         remedy="Let __len__ of the data set (or loader) be what it yields.",
     )
+
+
+def check_hook(hook: object, key: str) -> None:
+    """Refuse an object that is no hook.
+
+    Raises:
+        UserError: names its class.
+    """
+    if not isinstance(hook, Hook):
+        raise UserError(
+            f"{type(hook).__name__} is no Hook",
+            key=key,
+            remedy="Inherit from hydraloop.Hook; hydraloop.compat has adapters for hooks of MMEngine and Lightning.",
+        )

@@ -27,6 +27,9 @@ class Distributed:
     """Whether each rank holds only a shard of the model, so that a forward needs all ranks."""
     agree_interval: int = 10
     """Iterations between two exchanges of what hooks asked for."""
+    orphaned: bool = False
+    """Whether, after this rank has failed, the process that started the ranks turned out to be gone: what a rank raises
+    then is that the others have noticed it before."""
     tally: Tensor | None = None
     """A parameter `[1]` whose gradient rides on the averaging of the model's; None where there is no such ride."""
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from torch import Tensor, nn, optim
 
 from hydraloop.engine import lifecycle, loading, seeding
-from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable
+from hydraloop.engine.checks import check_epoch, check_evaluable, check_hook, check_lengths, check_trainable
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.evaluation import evaluate
@@ -78,6 +78,7 @@ class Engine:
         self.run_dir, self.seed = run_dir, seed
         self._optimizer = optimizer
         for name, hook in self.hooks.items():
+            check_hook(hook, f"hooks.{name}")
             hook.name, hook.key = name, hook.key or f"hooks.{name}"
         self.stages = Stages.of(self.hooks, slots, on_error, rank=self.distributed.rank)
         self.messages = Messages()
@@ -404,12 +405,14 @@ class Engine:
         ahead = self.settings.prefetch and reads_ahead(loader)
         return prefetched(loading.from_position(loader or (), first), self._move, self.device, ahead=ahead)
 
-    def discard_window(self) -> None:
-        """Forget the iterations since the last optimizer step, which an earlier use of the engine broke off."""
+    def forget_earlier_use(self) -> None:
+        """Forget how an earlier use of the engine ended: an error, a stop, iterations since the last optimizer step."""
+        if self._optimizer is not None and (self.error is not None or not self.window_closed):
+            self._optimizer.zero_grad(set_to_none=True)  # what broke off between backward and step left its gradients
         if self._window is not None and not self.window_closed:
             self._window.discard()
-            self.optimizer.zero_grad(set_to_none=True)
-        self.window_closed = True
+        self.error, self.result, self.window_closed = None, None, True
+        self._requests.forget_stop()
 
     def _call(self, calls: Sequence[Call], *args: Any) -> None:
         for call in calls:

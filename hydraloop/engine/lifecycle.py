@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hydraloop.engine.result import Result, Status, describe, git_state, versions
 from hydraloop.engine.stages import Call
 from hydraloop.engine.summary import format_start, format_summary
+from hydraloop.engine.workers import end_workers
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         write_result: False for a validation or test on its own, which is not the run's result.
     """
     start, main = perf_counter(), engine.distributed.is_main
-    _begin(engine)
+    engine.forget_earlier_use()
     git = git_state(Path.cwd()) if write_result and main else {}
     if main:
         log.info("%s", format_start(engine))
@@ -45,6 +46,8 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                 if write_result:
                     _put_result(engine, perf_counter() - start, git)
     finally:
+        for loader in (engine.loaders.train, engine.loaders.val, engine.loaders.test):
+            end_workers(loader)
         if main and engine.precision.skipped and engine.progress.optimizer_step == 0:
             log.warning(
                 "precision=%s: all %d optimizer steps were skipped, nothing was learnt; a smaller precision.init_scale "
@@ -57,12 +60,6 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         # A mistake, or another rank's failure, is told once, by whoever reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
             log.info("%s", format_summary(engine))
-
-
-def _begin(engine: Engine) -> None:
-    """Forget how an earlier use of the engine ended."""
-    engine.error = engine.result = None
-    engine.discard_window()
 
 
 @contextmanager
@@ -127,7 +124,8 @@ def _result(engine: Engine, seconds: float, git: dict[str, str]) -> Result:
     complete = engine.progress.iteration >= engine.max_iters
     status: Status = "stopped" if engine.stopping and not complete else "finished"
     if engine.error is not None:
-        status = "interrupted" if isinstance(engine.error, KeyboardInterrupt) else "failed"
+        interrupted = isinstance(engine.error, KeyboardInterrupt) or engine.distributed.orphaned
+        status = "interrupted" if interrupted else "failed"
     return Result(
         status=status,
         error=None if engine.error is None else _failed_elsewhere(engine) or describe(engine.error),

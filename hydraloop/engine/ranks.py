@@ -6,7 +6,6 @@ values and for what hooks ask for, so that neither waits for a device.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import io
 import json
@@ -267,8 +266,10 @@ class Ranks(Distributed):
         self._alone = True
         if isinstance(error, PeerError):
             return
-        with contextlib.suppress(RuntimeError, OSError):  # whoever keeps the store may have gone first
+        try:
             self._store.compare_set(_FAILED, "", json.dumps([self.rank, describe(error)]))
+        except (RuntimeError, OSError):  # the launching process keeps the store
+            self.orphaned = True
 
     def first_failure(self) -> tuple[int, str] | None:
         """What the store says; None where it is gone, too."""

@@ -72,6 +72,11 @@ class Requests:
             self._wishes[tag] = (write, owner)
             self._new_wishes = True
 
+    def forget_stop(self) -> None:
+        """What ended an earlier use of the engine does not end the next one; called on every rank."""
+        self._asked_to_stop = self.stop_reason = None
+        self._stops = False
+
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
     def act(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from hydraloop.errors import UserError
 
@@ -16,13 +17,16 @@ class Every:
         begin: the first n that may be due; 0 and 1 both mean "from the start", so that `Every(5)` is due at 5, 10, 15.
 
     Raises:
-        UserError: an interval below 1 or a negative begin.
+        UserError: an interval below 1, a negative begin, or one that is no whole number.
     """
 
     interval: int | None
     begin: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in (("interval", self.interval), ("begin", self.begin)):
+            if value is not None and not isinstance(value, (int, Integral)):
+                raise UserError(f"{name} {value!r} is not a whole number", remedy="Use 1, 2, 3 and so on.")
         if self.interval is not None and self.interval < 1:
             raise UserError(f"interval {self.interval} is below 1", remedy="Use 1 or more, or null for never.")
         if self.begin < 0:

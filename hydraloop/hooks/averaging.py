@@ -18,6 +18,8 @@ Weighting = Callable[[int], float]
 EMA_TYPES: tuple[str, ...] = ("exponential", "stochastic", "momentum_annealing", "exp_momentum", "linear_momentum")
 DEFAULT_GAMMA: dict[str, float] = {"momentum_annealing": 100.0, "exp_momentum": 2000.0}
 """mmengine's for MomentumAnnealingEMA, MMDetection's for ExpMomentumEMA."""
+DEFAULT_WARM_UP = 100
+"""Of `linear_momentum`, MMDetection's."""
 
 
 def weighting(
@@ -26,7 +28,7 @@ def weighting(
     momentum: float = 0.0002,
     warmup: bool = True,
     gamma: float | None = None,
-    warm_up: int = 100,
+    warm_up: int = DEFAULT_WARM_UP,
     interval: int = 1,
 ) -> Weighting:
     """The weight of the new values, as a function of the updates done: `average += weight * (new - average)`.
@@ -45,10 +47,11 @@ def weighting(
       the first step; here, as with the other types, with those of the first update.
 
     Raises:
-        UserError: no such type, or a number out of range.
+        UserError: no such type, a number out of range, or one that is of another type.
     """
     if ema_type not in EMA_TYPES:
-        raise UserError(f"there is no ema_type {ema_type!r}", key="ema_type", remedy=suggestion(ema_type, EMA_TYPES))
+        remedy = suggestion(str(ema_type), EMA_TYPES)
+        raise UserError(f"there is no ema_type {ema_type!r}", key="ema_type", remedy=remedy)
     if not 0.0 < momentum < 1.0:
         raise UserError(
             f"{momentum} is not between 0 and 1",
@@ -58,8 +61,9 @@ def weighting(
     scale = DEFAULT_GAMMA.get(ema_type, 1.0) if gamma is None else gamma
     if not scale > 0.0:
         raise UserError(f"{gamma} is not above 0", key="gamma", remedy="Use null for the default of the type.")
-    if warm_up < 1:
+    if not warm_up >= 1:
         raise UserError(f"{warm_up} is below 1", key="warm_up", remedy="Use 1 or more optimizer steps.")
+    _check_used(ema_type, gamma, warm_up)
 
     def exponential(updates: int) -> float:
         return max(momentum, 9.0 / (10.0 + updates)) if warmup else momentum
@@ -81,6 +85,22 @@ def weighting(
     return dict(zip(EMA_TYPES, chosen, strict=True))[ema_type]
 
 
+def _check_used(ema_type: str, gamma: float | None, warm_up: int) -> None:
+    """Refuse an option of another type, which would do nothing."""
+    if gamma is not None and ema_type not in DEFAULT_GAMMA:
+        raise UserError(
+            f"the ema_type {ema_type} has no gamma",
+            key="gamma",
+            remedy=f"Leave it out, or use one that has: {', '.join(DEFAULT_GAMMA)}.",
+        )
+    if warm_up != DEFAULT_WARM_UP and ema_type != "linear_momentum":
+        raise UserError(
+            f"warm_up is of linear_momentum, and the ema_type is {ema_type}",
+            key="warm_up",
+            remedy="Leave it out. Whether exponential begins with larger shares is said by `warmup` (true or false).",
+        )
+
+
 class Averaged:
     """Averages of a model's tensors, in float32 or wider; shared tensors are averaged once, shards each on its rank.
 
@@ -99,12 +119,17 @@ class Averaged:
         # A state dict's keys: what a checkpoint is loaded by, a shared tensor under each of its names.
         named = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in own}
         self._tensors = list({id(tensor): tensor for tensor in named.values()}.values())
-        position = {id(tensor): index for index, tensor in enumerate(self._tensors)}
-        self._index_of = {key: position[id(tensor)] for key, tensor in named.items()}
+        self._position = {id(tensor): index for index, tensor in enumerate(self._tensors)}
+        self._index_of = {key: self._position[id(tensor)] for key, tensor in named.items()}
         self._averages: list[Tensor] = []
         self._floats: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._narrow: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def average_of(self, tensor: Tensor) -> Tensor | None:
+        """Of one of the model's tensors the average (of this rank's shard), not a copy; None before `start`."""
+        index = self._position.get(id(tensor))
+        return None if index is None or not self._averages else self._averages[index]
 
     def start(self) -> None:
         """Begin with copies of the model's present values."""

@@ -37,7 +37,7 @@ class InvalidLossError(FloatingPointError):
 
 @dataclass(slots=True)
 class _Seen:
-    """The loss of an iteration, left on its device."""
+    """The loss of an iteration, left on its device; of one value, in whatever shape."""
 
     iteration: int
     epoch: int
@@ -56,10 +56,9 @@ class CheckInvalidLossHook(Hook):
     that counts, not its gradients, which may overflow by design. With several ranks all end with the error of the rank
     on which it began.
 
-    Mount points: after_backward, before_save_checkpoint. Priority NORMAL, MMDetection's. Cost: one host sync an
-    interval or checkpoint, and with several
-    ranks one exchange among the hosts; no host sync in between. No state. From MMDetection's CheckInvalidLossHook,
-    which looks at one loss in `interval`.
+    Mount points: before_train, after_backward, before_save_checkpoint. Priority NORMAL, MMDetection's. Cost: one host
+    sync an interval or checkpoint, and with several ranks one exchange among the hosts; no host sync in between. No
+    state. From MMDetection's CheckInvalidLossHook, which looks at one loss in `interval`.
 
     Args:
         interval: iterations between two looks, 1 or more.
@@ -76,6 +75,10 @@ class CheckInvalidLossHook(Hook):
             raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 to look at every iteration.")
         self._due = Every(interval).due
         self._seen: list[_Seen] = []
+
+    def before_train(self, engine: Engine) -> None:
+        """Forget the losses of an earlier use of the engine, which may have ended with one of them."""
+        self._seen = []
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss, and look at those kept where that is due.
@@ -101,7 +104,7 @@ class CheckInvalidLossHook(Hook):
 
     def _check(self, engine: Engine) -> None:
         seen = self._seen
-        losses: list[float] = torch.stack([one.loss for one in seen]).tolist()
+        losses: list[float] = torch.stack([one.loss.reshape(()) for one in seen]).tolist()
         at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
         ranks = engine.distributed
         iterations = [0] * ranks.world_size  # of each rank the first that was not finite

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,11 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.result import Best
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint_folder import CheckpointFolder, write_line
-from hydraloop.hooks.monitoring import check_metric, check_rule, higher_is_better, is_better
-from hydraloop.hooks.publishing import check_keys, publish
+from hydraloop.hooks.checkpoint_folder import CheckpointFolder, expanded, in_file_name, write_line
+from hydraloop.hooks.checkpoint_records import BestFile, Records
+from hydraloop.hooks.monitoring import is_better
+from hydraloop.hooks.publishing import check_keys, publish, published_files
+from hydraloop.hooks.save_best import SaveBest
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -29,23 +30,15 @@ LAST_CHECKPOINT = "last_checkpoint"
 """The text file beside the checkpoints that names the newest regular one."""
 
 
-@dataclass(slots=True)
-class _Record:
-    """The best validation of one metric so far."""
-
-    value: float
-    iteration: int
-    path: Path
-
-
 class CheckpointHook(Hook):
     """Writes checkpoints: every `interval` epochs (or iterations), at the end, and one for the best of each metric.
 
     Files in `out_dir`: `epoch_5.pth`, `iter_500.pth` (by iteration, or where an epoch was cut off), the best so far as
     `best_<metric>_epoch_5.pth` (the one before it is deleted), `last_checkpoint` with the name of the newest regular
-    file, `<stem>_published.pth` and `.safetensors`. One that falls due inside an accumulation window waits for the
-    window's end and bears that iteration's number. The epoch's checkpoint is written before its validation, the best
-    one after it. Nothing is written after an error: the run did not end where `save_last` would say it did.
+    file, `<stem>_published.pth` and `.safetensors`, deleted with the file they are made of. One that falls due inside
+    an accumulation window waits for the window's end and bears that iteration's number. The epoch's checkpoint is
+    written before its validation, the best one after it. Nothing is written after an error: the run did not end where
+    `save_last` would say it did.
 
     A checkpoint holds state dicts and plain values, never the whole model as an object: that would need pickle, which
     runs code when a file is opened and breaks when the model's source file moves. Rebuild the model from the config
@@ -106,23 +99,18 @@ class CheckpointHook(Hook):
         self.by_epoch = by_epoch
         self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
         self.max_keep_ckpts = max_keep_ckpts
-        self.save_best = save_best
-        self.rule = rule
-        self.greater_keys = greater_keys
-        self.less_keys = less_keys
         self.published_keys = None if published_keys is None else [str(entry) for entry in published_keys]
         self.save_last = save_last
         self.save_begin = save_begin
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
-        self.out_dir = None if out_dir is None else _expanded(out_dir)
+        self.out_dir = None if out_dir is None else expanded(out_dir)
+        self._save_best = SaveBest(save_best, rule, greater_keys, less_keys)
         self._check_options()
         self._every = _every(interval, save_begin)
         self._higher: dict[str, bool] = {}  # by monitored metric, in the order of save_best
-        self._best: dict[str, _Record] = {}
-        self._kept: list[Path] = []  # regular files, oldest first; entries past max_keep_ckpts are deleted already
-        self._replaced: list[Path] = []  # best files that a better one stands in for, to be deleted
-        self._last_saved = 0  # the iteration of the newest regular file
+        self._records = Records()
+        self._unwritten: dict[str, float] = {}  # bests of the resumed iteration whose file a kill has left out
         self._settled: CheckpointFolder | None = None
         self._training = False
 
@@ -134,16 +122,7 @@ class CheckpointHook(Hook):
         Raises:
             UserError: there is no such metric, nothing says what is better, or the folder cannot be written to.
         """
-        for name, rule in self._monitored(engine):
-            check_metric(name, engine, key=f"{self.key}.save_best")
-            self._higher[name] = higher_is_better(
-                name,
-                engine,
-                rule=rule,
-                greater_keys=self.greater_keys,
-                less_keys=self.less_keys,
-                key=self.key,
-            )
+        self._higher = self._save_best.higher(engine, key=self.key)
         default, resume = engine.run_dir / "checkpoints", engine.settings.resume
         self._settled = CheckpointFolder(
             default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent
@@ -153,13 +132,19 @@ class CheckpointHook(Hook):
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Let the engine know the best of the part of the run that is over: what rank 0 has found of it."""
-        mine = {name: [best.value, best.iteration, str(best.path)] for name, best in self._best.items()}
-        told: dict[str, list[Any]] = engine.distributed.from_main(mine)
-        self._best = {name: _Record(value, at, Path(path)) for name, (value, at, path) in told.items()}
+        self._records, gone = self._records.as_main_finds_them(engine.distributed)
+        for name, best in gone.items():
+            if best.iteration == engine.progress.iteration:
+                # Killed between the best files of one validation: the resumed file is of this best, too.
+                self._unwritten[name] = best.value
+            else:
+                log.warning(
+                    "%s: the best checkpoint so far, %s, is gone; the next validation counts as best", name, best.path
+                )
         self._tell_best(engine)
 
     def before_train(self, engine: Engine) -> None:
-        """From now on validations count.
+        """From now on validations count; ask for the best file that a kill has left out.
 
         Raises:
             UserError: the best is to be saved, and nothing is validated.
@@ -171,6 +156,9 @@ class CheckpointHook(Hook):
                 remedy=f"Set {self.key}.save_best=null, or data.val and engine.val_interval.",
             )
         self._training = True
+        if self._unwritten:
+            self._ask_for_best(engine, self._unwritten)
+            self._unwritten = {}
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Ask for the epoch's checkpoint where it is due."""
@@ -188,21 +176,27 @@ class CheckpointHook(Hook):
         """Ask for a checkpoint for each metric that is the best so far."""
         if not self._training:  # a validation on its own saves nothing
             return
+        missing = [name for name in self._higher if name not in metrics]
+        if missing:  # a task of one's own may leave one out
+            reported = ", ".join(metrics) or "nothing"
+            log.warning(
+                "%s: the validation has no %s, only: %s; it is not the best", self.key, ", ".join(missing), reported
+            )
         better: dict[str, float] = {}
         for name, higher in self._higher.items():
-            best = self._best.get(name)
-            if is_better(metrics[name], None if best is None else best.value, higher=higher):
+            best = self._records.best.get(name)
+            than = None if best is None else best.value
+            if name in metrics and is_better(metrics[name], than, higher=higher):
                 better[name] = metrics[name]
         if better:
-            write = partial(self._write_best, better=better)
-            engine.request_checkpoint(f"{self.name}: best", write, self, agreed=True)
+            self._ask_for_best(engine, better)
 
     def after_train(self, engine: Engine) -> None:
         """Ask for the last checkpoint where training ended early, and for the published files."""
         self._training = False
         if engine.error is not None:
             return
-        if self.save_last and engine.progress.iteration > self._last_saved:
+        if self.save_last and engine.progress.iteration > self._records.last_saved:
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
         if self.published_keys is not None:
             engine.request_checkpoint(f"{self.name}: published", self._publish, self, agreed=True)
@@ -211,66 +205,58 @@ class CheckpointHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Best values and files, and the regular files; paths are relative to `out_dir` where they are inside it."""
-        return {
-            "best": {
-                name: {"value": best.value, "iteration": best.iteration, "checkpoint": self._folder.relative(best.path)}
-                for name, best in self._best.items()
-            },
-            "kept": [self._folder.relative(path) for path in self._kept],
-            "replaced": [self._folder.relative(path) for path in self._replaced],
-            "last_saved": self._last_saved,
-        }
+        return self._records.state(self._folder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the best values and the files of the resumed run; a best whose file is gone is forgotten."""
-        self._kept = [self._folder.locate(name) for name in state["kept"]]
-        self._replaced = [self._folder.locate(name) for name in state["replaced"]]
-        self._last_saved = state["last_saved"]
-        for name, entry in state["best"].items():
-            path = self._folder.locate(entry["checkpoint"])
-            if name not in self._higher:
-                continue
-            if path.is_file():
-                self._best[name] = _Record(entry["value"], entry["iteration"], path)
-            else:
-                log.warning(
-                    "%s: the best checkpoint so far, %s, is gone; the next validation counts as best", name, path
-                )
+        """Go on with the best values and the files of the resumed run."""
+        self._records = Records.of(state, self._folder, self._higher)
 
     # Writing, called by the engine between two windows. --------------------------------------------------------------
 
     def _write_regular(self, engine: Engine) -> None:
         path = self._folder.path / f"{self._stem(engine)}{SUFFIX}"
+        before = self._records
         # The list is saved with the file that is about to be deleted still in it: a run that is killed in between
         # deletes it after it was resumed.
-        self._kept = [*(other for other in self._kept if other != path), path]
-        self._last_saved = engine.progress.iteration
-        self._save(engine, path)
+        self._records = before.with_regular(path, engine.progress.iteration)
+        try:
+            self._save(engine, path)
+        except BaseException:
+            self._records = before
+            raise
         if engine.distributed.is_main:
             write_line(self._folder.path / LAST_CHECKPOINT, path.name)
-        surplus = 0 if self.max_keep_ckpts is None else max(0, len(self._kept) - self.max_keep_ckpts)
-        self._delete(engine, self._kept[:surplus])
-        self._kept = self._kept[surplus:]
+        kept = self._records.kept
+        surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
+        self._delete(engine, kept[:surplus])
+        self._records = replace(self._records, kept=kept[surplus:])
+
+    def _ask_for_best(self, engine: Engine, better: Mapping[str, float]) -> None:
+        write = partial(self._write_best, better=better)
+        engine.request_checkpoint(f"{self.name}: best", write, self, agreed=True)
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
-        # All are in each file's state: a run can go on from any of them.
-        for name, value in better.items():
-            path = self._folder.path / f"best_{_in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
-            before = self._best.get(name)
-            if before is not None:
-                self._replaced.append(before.path)
-            self._best[name] = _Record(value, engine.progress.iteration, path)
-        for name, value in better.items():
-            path = self._best[name].path
-            self._save(engine, path)
-            log.info("best %s so far: %.4g, saved as %s", name, value, path.name)
-        self._tell_best(engine)
-        self._delete(engine, self._replaced)
-        self._replaced = []
+        at, before = engine.progress.iteration, self._records
+        found = {
+            name: BestFile(value, at, self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}")
+            for name, value in better.items()
+        }
+        self._records = before.with_best(found)  # all are in each file's state: a run can go on from any of them
+        written: dict[str, BestFile] = {}
+        try:
+            for name, best in found.items():
+                self._save(engine, best.path)
+                written[name] = best
+                log.info("best %s so far: %.4g, saved as %s", name, best.value, best.path.name)
+        finally:
+            self._records = before.with_best(written)
+            self._tell_best(engine)
+        self._delete(engine, self._records.replaced)
+        self._records = replace(self._records, replaced=())
 
     def _publish(self, engine: Engine) -> None:
-        last = self._kept[-1:] if self.save_last else []
-        for path in dict.fromkeys([*last, *(best.path for best in self._best.values())]):
+        last = self._records.kept[-1:] if self.save_last else ()
+        for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
             if engine.distributed.is_main and path.is_file():  # a resumed run may have been copied without it
                 for file in publish(path, self.published_keys or (), engine.settings.weights):
                     log.info("published %s", file)
@@ -279,11 +265,12 @@ class CheckpointHook(Hook):
         engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler)
 
     def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
-        """Delete files, but never one that is a metric's best: the names of two metrics can make the same file name."""
-        in_use = {best.path for best in self._best.values()}
+        """Delete files and what was published of them, but never a metric's best: two can have one file's name."""
+        in_use = {best.path for best in self._records.best.values()}
         for path in paths:
             if engine.distributed.is_main and path not in in_use:
-                path.unlink(missing_ok=True)
+                for file in (*published_files(path), path):
+                    file.unlink(missing_ok=True)
 
     @property
     def _folder(self) -> CheckpointFolder:
@@ -299,64 +286,24 @@ class CheckpointHook(Hook):
 
     def _tell_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")
-        if first in self._best:
-            best = self._best[first]
+        if first in self._records.best:
+            best = self._records.best[first]
             engine.best = Best(first, best.value, best.iteration, str(best.path))
 
     # Options. ------------------------------------------------------------------------------------------------------
 
     def _check_options(self) -> None:
-        names = self._names()
-        rules = _listed(self.rule)
-        for rule in rules:
-            check_rule(rule)
-        if not isinstance(self.rule, str | None) and len(rules) not in (1, len(names)):
-            raise UserError(
-                f"{len(rules)} rules for {len(names)} metrics in save_best",
-                key="rule",
-                remedy="Give one rule for all of them, or a list with one for each.",
-            )
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"{twice!r} is there twice", key="save_best", remedy="Name each metric once.")
         if self.max_keep_ckpts is not None and self.max_keep_ckpts < 1:
             raise UserError(
                 f"{self.max_keep_ckpts} is below 1", key="max_keep_ckpts", remedy="Use null to keep all of them."
             )
         if self.published_keys is not None:
             left_out = {"optimizer": self.save_optimizer, "schedulers": self.save_param_scheduler}
-            check_keys(self.published_keys, [entry for entry, saved in left_out.items() if not saved])
-
-    def _names(self) -> list[str]:
-        if isinstance(self.save_best, bool):  # MMClassification's spelling
-            return ["auto"] if self.save_best else []
-        return [] if self.save_best is None else [str(name) for name in _listed(self.save_best)]
-
-    def _monitored(self, engine: Engine) -> Iterable[tuple[str, str | None]]:
-        """The names in `save_best`, each with its rule."""
-        names, rules = self._names(), _listed(self.rule)
-        if names == ["auto"]:
-            names = list(engine.metric_names[:1])
-        if "auto" in names:
-            raise UserError(
-                "'auto' stands for one metric and cannot be combined with others",
-                key=f"{self.key}.save_best",
-                remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
+            check_keys(
+                self.published_keys,
+                [entry for entry, saved in left_out.items() if not saved],
+                of_any=self.save_last or bool(self._save_best.names),
             )
-        return zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True)
-
-
-def _listed(option: str | Sequence[Any] | None) -> list[Any]:
-    """An option that is one value or a list of them, as a list."""
-    return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]
-
-
-def _expanded(out_dir: str | os.PathLike[str]) -> Path:
-    """The folder an option names, `~` made out."""
-    try:
-        return Path(out_dir).expanduser()
-    except RuntimeError as error:  # ~somebody, whom this machine does not know
-        raise UserError(f"{out_dir}: {error}", key="out_dir", remedy="Write the path out.") from None
 
 
 def _every(interval: int | None, begin: int) -> Every:
@@ -366,8 +313,3 @@ def _every(interval: int | None, begin: int) -> Every:
     except UserError as error:
         key = "interval" if interval is not None and interval < 1 else "save_begin"
         raise UserError(error.problem, key=key, remedy=error.remedy) from None
-
-
-def _in_file_name(metric: str) -> str:
-    """A metric's name with everything that has a meaning in paths and globs replaced: `val/acc` becomes `val_acc`."""
-    return re.sub(r"[^\w.@=+-]", "_", metric)

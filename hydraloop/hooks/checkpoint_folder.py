@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,9 @@ class CheckpointFolder:
     def _point_to(self, run_dir: Path, key: str) -> None:
         pointer = self.path / RUN_DIR_FILE
         owner = Path(pointer.read_text(encoding="utf-8").strip()) if pointer.is_file() else run_dir
-        # A resumed run may have been moved.
-        if owner != run_dir and self.resumed_beside is None and any(self.path.glob(f"*{SUFFIX}")):
+        # A run that goes on from a file in this folder is the one whose folder it is; it may have been moved.
+        goes_on = self.resumed_beside is not None and self.resumed_beside.resolve() == self.path.resolve()
+        if owner != run_dir and not goes_on and any(self.path.glob(f"*{SUFFIX}")):
             raise UserError(
                 f"{self.path} has checkpoints of another run, {owner}, which would be overwritten",
                 key=key,
@@ -64,6 +66,23 @@ class CheckpointFolder:
         if self.resumed_beside is not None and not here.is_file() and (self.resumed_beside / name).is_file():
             return self.resumed_beside / name
         return here
+
+
+def expanded(out_dir: str | os.PathLike[str]) -> Path:
+    """The folder an option names, `~` made out.
+
+    Raises:
+        UserError: there is no such user.
+    """
+    try:
+        return Path(out_dir).expanduser()
+    except RuntimeError as error:  # ~somebody, whom this machine does not know
+        raise UserError(f"{out_dir}: {error}", key="out_dir", remedy="Write the path out.") from None
+
+
+def in_file_name(metric: str) -> str:
+    """A metric's name with everything that has a meaning in paths and globs replaced: `val/acc` becomes `val_acc`."""
+    return re.sub(r"[^\w.@=+-]", "_", metric)
 
 
 def write_line(path: Path, text: str) -> None:

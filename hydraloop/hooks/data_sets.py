@@ -1,10 +1,8 @@
-"""Data sets behind a loader: what they wrap, and the copies that worker processes have of them."""
+"""Data sets behind a loader: what they wrap."""
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
-
-from torch.utils.data import DataLoader
+from typing import Any
 
 
 def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -> list[Any]:
@@ -33,18 +31,3 @@ def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -
             inside = getattr(data, "datasets", None)
             waiting += [getattr(data, "dataset", None), *(inside if isinstance(inside, list | tuple) else ())]
     return found
-
-
-def keeps_workers(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether worker processes outlive an epoch, with copies of the data set as it was when they started."""
-    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
-
-
-def restart_workers(loader: object) -> None:
-    """Let the next epoch start new workers, with copies of the data set as it is then; for between two epochs.
-
-    Only persistent workers need it: all others start with each epoch. The old ones end at once. New ones take their
-    seeds from the loader's generator, as the first ones did.
-    """
-    if keeps_workers(loader):
-        loader._iterator = None  # torch has no public way; its __iter__ makes a new one where there is none

@@ -24,14 +24,16 @@ class EarlyStoppingHook(Hook):
     other adds one to the count of those without an improvement, which an improvement sets back to 0. Training also
     stops at a value that is not finite (`check_finite`), and as soon as one is beyond `stopping_threshold`. It stops in
     order: with the last checkpoint and the test. The reason, with metric, value, best value and its epoch, is in the
-    log and in `result.json` (status `stopped`).
+    log and in `result.json` (status `stopped`). A stopped run that is resumed has nothing left to do, unless an option
+    that stops it has changed (`patience`, say): then it trains on.
 
-    Mount points: before_run (checks the options), before_train, after_val_epoch, after_train: a validation outside of
-    training does not count. Priority LOWEST, MMEngine's: the others see the validation first. No host sync: the metrics
-    are plain numbers, and the same on all ranks, so that all stop together without asking each other. State: the best
-    value, its epoch, and the count. The rule and its defaults are mmengine 0.10.7's (`EarlyStoppingHook`), with one
-    difference: with `check_finite=false` a NaN is a validation without an improvement, not the new best one, behind
-    which any value would be an improvement.
+    Mount points: before_run (checks the metric), before_train, after_val_epoch, after_train: a validation outside of
+    training does not count, and nothing has to be validated where nothing is trained. Priority LOWEST, MMEngine's: the
+    others see the validation first. No host sync: the metrics are plain numbers, and the same on all ranks, so that all
+    stop together without asking each other. State: the best value, its epoch, the count, why it stopped and by which
+    options. The rule and its defaults are mmengine 0.10.7's (`EarlyStoppingHook`), with one difference: with
+    `check_finite=false` a NaN is a validation without an improvement, not the new best one, behind which any value
+    would be an improvement.
 
     Args:
         monitor: the metric; None: the task's first, as with `save_best=auto`.
@@ -64,6 +66,10 @@ class EarlyStoppingHook(Hook):
         for key, number in (("min_delta", min_delta), ("patience", patience)):
             if not number >= 0:
                 raise UserError(f"{number} is below 0", key=key, remedy="Use 0 or more.")
+        if not isinstance(patience, int):
+            raise UserError(f"{patience!r} is not a whole number", key="patience", remedy="It counts validations.")
+        if stopping_threshold is not None and math.isnan(stopping_threshold):
+            raise UserError("no value is beyond NaN", key="stopping_threshold", remedy="Use null for no threshold.")
         self.monitor = monitor
         self.rule = rule
         self.min_delta = min_delta
@@ -77,6 +83,9 @@ class EarlyStoppingHook(Hook):
         """The best value so far."""
         self.best_at = ""
         """When that was: `epoch 7`, or `iteration 500` within an epoch."""
+        self.stopped: str | None = None
+        """Why it has stopped training; None where it has not."""
+        self._stopped_by: dict[str, float | None] = {}  # the options that did
         self._higher = True
         self._training = False
 
@@ -84,18 +93,26 @@ class EarlyStoppingHook(Hook):
         """Settle the metric and the rule.
 
         Raises:
-            UserError: nothing is validated, there is no such metric, or nothing says what is better.
+            UserError: there is no such metric, or nothing says what is better.
         """
-        if engine.loaders.train is not None:
-            _check_validated(engine, self.key)
         name = engine.metric_names[0] if self.monitor is None else self.monitor
         check_metric(name, engine, key=f"{self.key}.monitor")
         self._higher = higher_is_better(name, engine, rule=self.rule, key=self.key)
         self.monitor = name
 
     def before_train(self, engine: Engine) -> None:
-        """From here on validations count."""
+        """From here on validations count; a run that had been stopped by the same options stops at once.
+
+        Raises:
+            UserError: nothing is validated.
+        """
+        _check_validated(engine, self.key)
         self._training = True
+        if self._stopped_by != self._options:
+            self.stopped = None
+        if self.stopped is not None:
+            log.warning("%s: this run had been stopped; to train on, raise patience, say", self.key)
+            engine.request_stop(self.stopped, agreed=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Take the validation in, and ask for the end where it is time.
@@ -118,20 +135,24 @@ class EarlyStoppingHook(Hook):
         why = self._take(value, now)
         if why is not None:
             best = "none" if self.best is None else f"{self.best:.6g} ({self.best_at})"
-            engine.request_stop(f"{self.name}: {self.monitor} {value:.6g} at {now} {why}; best {best}", agreed=True)
+            self.stopped = f"{self.name}: {self.monitor} {value:.6g} at {now} {why}; best {best}"
+            self._stopped_by = self._options
+            engine.request_stop(self.stopped, agreed=True)
 
     def after_train(self, engine: Engine) -> None:
         """No validation counts any more."""
         self._training = False
 
     def state_dict(self) -> dict[str, Any]:
-        """`monitor`, `higher` (whether high values are good), `best`, `best_at` and `wait_count`."""
+        """`monitor`, `higher` (are high values good), `best`, `best_at`, `wait_count`, `stopped`, `stopped_by`."""
         return {
             "monitor": self.monitor,
             "higher": self._higher,
             "best": self.best,
             "best_at": self.best_at,
             "wait_count": self.wait_count,
+            "stopped": self.stopped,
+            "stopped_by": self._stopped_by,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,6 +161,7 @@ class EarlyStoppingHook(Hook):
             log.warning("%s: this run followed %s until now; counting begins anew", self.key, state["monitor"])
             return
         self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
+        self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
 
     def _take(self, value: float, now: str) -> str | None:
         """Take the value of a validation in. Returns why training stops; None where it goes on."""
@@ -156,6 +178,12 @@ class EarlyStoppingHook(Hook):
         else:
             self.best, self.best_at, self.wait_count = value, now, 0
         return None
+
+    @property
+    def _options(self) -> dict[str, float | None]:
+        """What decides, beside the metric, when training stops."""
+        names = ("min_delta", "patience", "check_finite", "stopping_threshold")
+        return {name: getattr(self, name) for name in names}
 
     def _beyond(self, value: float, other: float) -> bool:
         return value > other if self._higher else value < other

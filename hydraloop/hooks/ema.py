@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.averaging import Averaged, weighting
+from hydraloop.hooks.averaging import DEFAULT_WARM_UP, Averaged, weighting
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hydraloop.engine.engine import Engine
 
 
@@ -33,19 +35,21 @@ class EMAHook(Hook):
         ema_type: `exponential`, `stochastic`, `momentum_annealing`, `exp_momentum` or `linear_momentum`.
         momentum: the share of the new weights in an update, in (0, 1).
         warmup: a larger share at first, max(momentum, 9 / (10 + updates)); of `exponential` only.
-        interval: optimizer steps (epochs with `by_epoch`) between two updates, at least 1.
+        interval: optimizer steps (epochs with `by_epoch`) between two updates, at least 1. The first one comes at step
+            `interval`, by the rule of all intervals here; mmengine's copies at step 1.
         by_epoch: update at the end of epochs.
         begin_epoch: the first epoch (from 1) that may have an update; 0: from the start.
         begin_iter: the first optimizer step (from 1) that may have an update; 0: from the start.
         update_buffers: average the buffers too (the statistics of normalisation layers), and copy integer ones;
-            False: the averaged model uses the raw model's.
+            False: the averaged model uses the raw model's. Of several ranks rank 0's average counts; with
+            `sync_norm` or `sync_buffers` the mean of all ranks' averages, in whatever order the hooks come.
         gamma: how slowly `momentum_annealing` and `exp_momentum` reach `momentum`, in optimizer steps; None: 100 and
-            2000.
-        warm_up: the same of `linear_momentum`.
+            2000. Of these two only.
+        warm_up: the same of `linear_momentum`, of that only.
 
     Raises:
-        UserError: an option is out of range, two of them contradict each other, or (before the first iteration, as in
-            mmengine) training would end before the first update.
+        UserError: an option is out of range or of another `ema_type`, two of them contradict each other, or (before
+            the first iteration, as in mmengine) training would end before the first update.
     """
 
     priority = Priority.NORMAL
@@ -63,7 +67,7 @@ class EMAHook(Hook):
         begin_iter: int = 0,
         update_buffers: bool = False,
         gamma: float | None = None,
-        warm_up: int = 100,
+        warm_up: int = DEFAULT_WARM_UP,
     ) -> None:
         if interval < 1:
             raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 to average every step.")
@@ -147,6 +151,13 @@ class EMAHook(Hook):
         """Say that the averaged weights are in this hook's state."""
         if self.updates:
             checkpoint["meta"]["averaged_weights"] = self.name
+
+    def average_of(self, tensor: Tensor) -> Tensor | None:
+        """The average of a tensor of the model, to be changed in place; None where there is none (yet).
+
+        By this `sync_norm` and `sync_buffers` find what to average over the ranks.
+        """
+        return None if self._averaged is None else self._averaged.average_of(tensor)
 
     # State. --------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.peak import peak_tflops
+from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.summary import clock, duration, number
 from hydraloop.errors import UserError
-from hydraloop.hooks.records import position
+from hydraloop.hooks.records import check_names, position
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
 """In the record, not repeated in the terminal's line."""
+_TAKEN = re.compile(rf"\.+|\.hydra|checkpoints|{re.escape(RESULT_FILE)}|train\.log|rank\d+\.log", re.IGNORECASE)
+"""Names in the run directory that are somebody else's."""
 
 
 class LoggerHook(Hook):
@@ -46,18 +50,22 @@ class LoggerHook(Hook):
     and no infinity: there the value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") says what it was. A
     resumed run appends; iterations done twice are there twice, the later line counts.
 
-    Mount points: after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run. Priority BELOW_NORMAL,
-    MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before `param_scheduler`, so
-    that `lr` is the one this iteration used; a hook behind it finds a record in the file when its own `on_log` is
-    called. One host sync and one exchange among the hosts a record, none in between. No state.
+    A record is flat: numbers, strings and None. One that is made before this hook's before_run or behind its after_run
+    is written, too. No scalar and no metric may be called `mode`, `epoch` or `iteration`.
+
+    Mount points: before_run, after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run. Priority
+    BELOW_NORMAL, MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before
+    `param_scheduler`, so that `lr` is the one this iteration used; a hook behind it finds a record in the file when its
+    own `on_log` is called. One host sync and one exchange among the hosts a record, none in between. No state.
 
     Args:
         interval: iterations between two records of training; None makes none.
         ignore_last: whether to leave the rest of an epoch, shorter than `interval`, for the next record.
-        filename: of the records, in the run directory.
+        filename: of the records, in the run directory; none of the run's other files and folders.
 
     Raises:
-        UserError: an interval below 1, or a filename that leaves the run directory.
+        UserError: an interval below 1; a filename that leaves the run directory, or that is another file's or a
+            folder's there; a metric or a scalar with the name of an entry in front of each record.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -71,16 +79,38 @@ class LoggerHook(Hook):
             )
         if not filename or Path(filename).name != filename:
             raise UserError(f"{filename!r} is no file name", key="filename", remedy="Use a name such as metrics.jsonl.")
+        if _TAKEN.fullmatch(filename):
+            raise UserError(
+                f"{filename!r} is the run's own, for something else",
+                key="filename",
+                remedy="Use a name such as metrics.jsonl.",
+            )
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
         self._filename = filename
         self._file: _RecordFile | None = None
-        self._warned = False
+        self._running = self._warned = False
+
+    def before_run(self, engine: Engine) -> None:
+        """Look whether the records can have their file, and the metrics their names.
+
+        Raises:
+            UserError: they cannot.
+        """
+        check_names(engine.metric_names, key="task.metrics", remedy="Give the metric another name.")
+        if engine.distributed.is_main and (engine.run_dir / self._filename).is_dir():
+            raise UserError(
+                f"{self._filename!r} is a folder in the run directory",
+                key=f"{self.key}.filename",
+                remedy="Use a name such as metrics.jsonl.",
+            )
+        self._running = True
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record where one is due."""
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
             means = engine.messages.means(engine.distributed)
+            check_names(means, remedy="A hook or task adds it to engine.messages: let it use another name.")
             if engine.distributed.is_main:
                 self._warn_of_nonfinite(engine, means)
                 self._put(engine, _train_record(engine, means, batch))
@@ -94,6 +124,8 @@ class LoggerHook(Hook):
         if self._file is None:
             self._file = _RecordFile(engine.run_dir / self._filename)
         self._file.write(record)
+        if not self._running:
+            self._close()
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Make the record of a validation."""
@@ -104,7 +136,11 @@ class LoggerHook(Hook):
         self._evaluated(engine, "test", metrics)
 
     def after_run(self, engine: Engine) -> None:
-        """Close the file."""
+        """Close the file; a record that comes later opens it for itself alone."""
+        self._running = False
+        self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -183,17 +219,19 @@ class _RecordFile:
         self._file.close()
 
 
-def _refuse(value: object) -> None:
-    raise TypeError(f"a record has plain numbers and strings, not a {type(value).__name__}: use .item() or str()")
-
-
-_encode = json.JSONEncoder(allow_nan=False, default=_refuse).encode
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def _as_json(record: Mapping[str, Any]) -> str:
-    nonfinite = {
-        name: str(value) for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)
-    }
+    nonfinite: dict[str, str] = {}
+    for name, value in record.items():
+        if value is not None and not isinstance(value, str | int | float):
+            raise TypeError(
+                f"a record has plain numbers and strings, not a {type(value).__name__} as its {name!r}: use .item() or "
+                "str(), or several names"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            nonfinite[name] = str(value)
     if nonfinite:
         record = {**record, **dict.fromkeys(nonfinite), "nonfinite": nonfinite}
     return _encode(record)

@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.workers import end_workers
 from hydraloop.errors import UserError
-from hydraloop.hooks.data_sets import data_sets_with, restart_workers
+from hydraloop.hooks.data_sets import data_sets_with
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -84,7 +85,7 @@ class ModeSwitchHook(Hook):
         for data in self._data_sets:
             data.set_strong_augmentation(not last)
         if self._data_sets:
-            restart_workers(engine.loaders.train)
+            end_workers(engine.loaders.train)
         if self._with_loss is not None:
             self._with_loss.set_extra_loss(last)
         augmentation, loss = ("off", "on") if last else ("on", "off")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence, Sized
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
@@ -28,8 +29,9 @@ class NumClassCheckHook(Hook):
     state. Source: MMDetection's NumClassCheckHook, which looks at train and val; a test on other classes is as wrong.
 
     Args:
-        ignore: modules, by the end of their name in the task (`roi_head.mask_head`), whose number means something else.
-            None: MMDetection's, `rpn_head`, which tells objects from background.
+        ignore: modules, by the end of their name in the task (`roi_head.mask_head`), whose number means something else;
+            in Python, a single one may be a string. None: MMDetection's, `rpn_head`, which tells objects from
+            background. One that fits no module with a number is a warning.
 
     Raises:
         UserError: before the first iteration: the numbers differ, or `classes` is a single string.
@@ -38,7 +40,9 @@ class NumClassCheckHook(Hook):
     priority = Priority.NORMAL
 
     def __init__(self, *, ignore: Sequence[str] | None = None) -> None:
-        self.ignore = ("rpn_head",) if ignore is None else tuple(ignore)
+        given = () if ignore is None else (ignore,) if isinstance(ignore, str) else tuple(ignore)
+        self._given = given
+        self.ignore = ("rpn_head",) if ignore is None else given
 
     def before_run(self, engine: Engine) -> None:
         """Compare each number with each data set.
@@ -46,7 +50,13 @@ class NumClassCheckHook(Hook):
         Raises:
             UserError: two differ.
         """
-        numbers = _numbers_of(engine.task, self.ignore)
+        found = _numbers_of(engine.task)
+        numbers = {key: number for name, (key, number) in found.items() if not name.endswith(self.ignore)}
+        unmatched = [end for end in self._given if not any(name.endswith(end) for name in found)]
+        if unmatched:
+            names = ", ".join(name or "the task" for name in found) or "none"
+            log.warning("%s.ignore: no module with num_classes is called %s; there are: %s",
+                        self.key, " or ".join(unmatched), names)  # fmt: skip
         loaders = {"train": engine.loaders.train, "val": engine.loaders.val, "test": engine.loaders.test}
         unknown: list[str] = []
         for split, loader in loaders.items():
@@ -57,7 +67,7 @@ class NumClassCheckHook(Hook):
                 count = _count(data, split)
                 for key, number in numbers.items():
                     if number != count:
-                        raise _differ(key, number, data, split, count)
+                        raise self._differ(key, number, data, split, count)
         if not numbers:
             log.warning(
                 "%s: nothing was checked: no module of %s has num_classes", self.key, type(engine.task).__name__
@@ -65,20 +75,32 @@ class NumClassCheckHook(Hook):
         elif unknown:
             log.warning("%s: not checked: %s", self.key, ", ".join(unknown))
 
+    def _differ(self, key: str, number: int, data: Any, split: str, count: int) -> UserError:
+        remedy = f"Use {key}={count}, or the data set that the model is for."
+        name = key.removeprefix("task.").removesuffix("num_classes").rstrip(".")
+        if name:
+            ignored = ",".join(dict.fromkeys((*self.ignore, name)))
+            remedy += f" If this number means something else: {self.key}.ignore=[{ignored}]."
+        classes = _shortened(data.classes)
+        return UserError(
+            f"it is {number}, and {type(data).__name__} of data.{split} has {count} classes ({classes})",
+            key=key,
+            remedy=remedy,
+        )
 
-def _numbers_of(task: Any, ignore: Sequence[str]) -> dict[str, int]:
-    """The numbers of classes, by where they are."""
+
+def _numbers_of(task: Any) -> dict[str, tuple[str, int]]:
+    """By the names of modules: where the number of classes is, and the number."""
     found: dict[str, int] = {}
     for name, module in task.named_modules():
         number = getattr(module, "num_classes", None)
-        if isinstance(number, int) and not isinstance(number, bool):
-            found[name] = number
+        if not isinstance(number, bool) and isinstance(number, Integral):
+            found[name] = int(number)
     if len(found) > 1:
         found.pop("", None)  # a task repeats its model's
     return {
-        ".".join(part for part in ("task", name, "num_classes") if part): number
+        name: (".".join(part for part in ("task", name, "num_classes") if part), number)
         for name, number in found.items()
-        if not any(name.endswith(end) for end in ignore)
     }
 
 
@@ -91,14 +113,6 @@ def _count(data: Any, split: str) -> int:
             remedy=f"Let it be a tuple of strings; with one class: ({classes!r},).",
         )
     return len(classes)
-
-
-def _differ(key: str, number: int, data: Any, split: str, count: int) -> UserError:
-    return UserError(
-        f"it is {number}, and {type(data).__name__} of data.{split} has {count} classes ({_shortened(data.classes)})",
-        key=key,
-        remedy=f"Use {key}={count}, or the data set that the model is for.",
-    )
 
 
 def _shortened(classes: Any) -> str:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.shards import local
+
+
+@runtime_checkable
+class HasAverages(Protocol):
+    """A hook that keeps averages of the model's tensors, and evaluates on them, as `ema` does."""
+
+    def average_of(self, tensor: Tensor) -> Tensor | None:
+        """The average of one of the model's tensors, to be changed in place; None where there is none (yet)."""
+
+
+def with_averages(tensors: Iterable[Tensor], hooks: Mapping[str, Hook]) -> Iterator[Tensor]:
+    """Each of the model's tensors, and behind it what the hooks have averaged of it: evaluation may run on that.
+
+    A mean over updates and a mean over ranks can be taken in either order, so it does not matter either which of the
+    hooks comes first.
+    """
+    averaging = [hook for hook in hooks.values() if isinstance(hook, HasAverages)]
+    for tensor in tensors:
+        yield tensor
+        yield from (average for hook in averaging if (average := hook.average_of(tensor)) is not None)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
+from hydraloop.hooks.monitoring import higher_is_better
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -26,6 +27,7 @@ class Steppable(Protocol):
     """The validation metric it follows; None: none."""
 
     def check_monitor(self, metric_names: tuple[str, ...]) -> None: ...
+    def settle_mode(self, higher: bool | None) -> None: ...
     def step(self, n: int, metrics: Mapping[str, float] | None = None) -> None: ...
 
 
@@ -52,15 +54,16 @@ class ParamSchedulerHook(Hook):
         self._first = self._highest = 0.0
 
     def before_run(self, engine: Engine) -> None:
-        """Sort the schedules by when they step.
+        """Sort the schedules by when they step; tell those that follow a metric its direction.
 
         Raises:
-            UserError: a schedule monitors what no validation reports.
+            UserError: a schedule monitors what no validation reports, or nothing says which of its values are good.
         """
         self._by_step, self._by_epoch, self._monitoring = [], [], []
         for schedule in cast("dict[str, Steppable]", engine.schedulers).values():
             if schedule.monitor is not None:
                 schedule.check_monitor(engine.metric_names)
+                schedule.settle_mode(_direction(schedule.monitor, engine))
                 self._monitoring.append(schedule)
             else:
                 (self._by_epoch if schedule.by_epoch else self._by_step).append(schedule)
@@ -113,3 +116,11 @@ class ParamSchedulerHook(Hook):
     def _lr(self) -> float:
         """The lr of the first group; 0 for an optimizer without one."""
         return 0.0 if self._group is None else float(self._group["lr"])
+
+
+def _direction(metric: str, engine: Engine) -> bool | None:
+    """Whether high values are good; None: nothing says it."""
+    try:
+        return higher_is_better(metric, engine, key="param_scheduler")
+    except UserError:
+        return None

@@ -39,20 +39,22 @@ def to_pixels(images: Sequence[Tensor], mean: Any = None, std: Any = None) -> li
     """Images `[C, H, W]` of any kind of number as uint8, on the scale they were made for, as far as that can be seen.
 
     With `mean` and `std` (a number, or one for each channel) normalised ones are brought back first. uint8 stays, 0..1
-    and 0..255 are taken for what they are; anything else is stretched from the least to the greatest value of them all.
+    and 0..255 are taken for what they are; anything else is stretched from the least to the greatest finite value of
+    them all. Infinite values are drawn as the greatest and the least, NaN as the least.
     """
     if all(image.dtype == torch.uint8 for image in images):
         return list(images)
-    floats = [_denormalised(image.float(), mean, std).nan_to_num() for image in images]
-    low = min(image.min().item() for image in floats)
-    high = max(image.max().item() for image in floats)
+    floats = [_denormalised(image.float(), mean, std) for image in images]
+    finite = torch.cat([image[image.isfinite()] for image in floats])
+    low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
     slack = 1e-3 * max(1.0, abs(high))  # of rounding
     if low >= -slack and high <= 1 + slack:
         low, high = 0.0, 1.0
     elif low >= -slack and 127 < high <= 255 + slack:
         low, high = 0.0, 255.0
     scale = 255 / (high - low) if high > low else 0.0
-    return [((image - low) * scale).round().clamp(0, 255).to(torch.uint8) for image in floats]
+    drawable = (image.nan_to_num(nan=low, posinf=high, neginf=low) for image in floats)
+    return [((image - low) * scale).round().clamp(0, 255).to(torch.uint8) for image in drawable]
 
 
 def _denormalised(image: Tensor, mean: Any, std: Any) -> Tensor:

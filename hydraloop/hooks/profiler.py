@@ -312,6 +312,6 @@ def _checked_handlers(
             raise UserError(
                 f"{handler!r} handles no trace",
                 key="on_trace_ready",
-                remedy=f"{close} A mapping with `_target_` for one of your own works too.",
+                remedy=f"{close} In the list a mapping works too: [{{_target_: my_project.traces.handler}}].",
             )
     return several

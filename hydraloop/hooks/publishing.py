@@ -22,23 +22,43 @@ ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "
 """What a checkpoint has, and a published file can keep."""
 
 
-def check_keys(keys: Sequence[str], left_out: Sequence[str]) -> None:
-    """Refuse a key that no checkpoint of the run will have.
+def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) -> None:
+    """Refuse to publish nothing, or a key that no checkpoint of the run will have.
 
     Args:
         left_out: entries that the run does not save.
+        of_any: whether there is a checkpoint to publish: the last one, or a best one.
 
     Raises:
-        UserError: names the close ones.
+        UserError: there is none, or one is unknown; names the close ones.
     """
+    weights_and_more = "For the weights and where they come from: [meta,state_dict]."
+    if not keys:
+        raise UserError(
+            "a published file would have nothing in it",
+            key="published_keys",
+            remedy=f"Use null for no such files. {weights_and_more}",
+        )
+    if not of_any:
+        raise UserError(
+            "there is nothing to publish: no last checkpoint (save_last=false) and no best one (save_best)",
+            key="published_keys",
+            remedy="Set save_last=true or save_best=auto, or published_keys=null.",
+        )
     there = [entry for entry in ENTRIES if entry not in left_out]
     for key in keys:
         if key not in there:
             raise UserError(
                 f"a checkpoint of this run has no {key!r}",
                 key="published_keys",
-                remedy=f"{suggestion(key, there)} For the weights and where they come from: [meta,state_dict].",
+                remedy=f"{suggestion(key, there)} {weights_and_more}",
             )
+
+
+def published_files(path: Path) -> tuple[Path, Path]:
+    """Where the files published of a checkpoint are, or would be: the `.pth` and the `.safetensors`."""
+    target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
+    return target, target.with_suffix(SAFETENSORS)
 
 
 def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
@@ -60,12 +80,12 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
         published["state_dict"] = evaluation_weights(checkpoint, weights)
     if "meta" in published:
         # They are the state dict now; who loads the file must not look for them among the hooks.
-        published["meta"] = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
-    target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
+        facts = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
+        published["meta"] = {**facts, "published_from": path.name}
+    target, tensors = published_files(path)
     write(target, published)
     if "state_dict" not in published:
         return [target]
-    tensors = target.with_suffix(SAFETENSORS)
     obstacle = _write_safetensors(tensors, published["state_dict"], published.get("meta"), like=target)
     if obstacle is not None:
         log.info("%s is not written: %s", tensors.name, obstacle)
@@ -82,6 +102,7 @@ def _write_safetensors(
     Raises:
         OSError: the file cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
@@ -93,6 +114,8 @@ def _write_safetensors(
         with written(path) as unfinished:
             save_file(_apart(state), unfinished, metadata=facts)
             unfinished.chmod(like.stat().st_mode & 0o777)  # it would be this user's alone
+    except SafetensorError as error:  # what the system says is in its text
+        raise OSError(f"{path} cannot be written: {error}") from error
     except (ValueError, KeyError) as error:  # sparse and quantized tensors, complex128
         return f"safetensors has no {error}" if isinstance(error, KeyError) else str(error)
     return None

@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.data_sets import data_sets_with, keeps_workers
+from hydraloop.engine.workers import keeps_workers
+from hydraloop.hooks.data_sets import data_sets_with
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

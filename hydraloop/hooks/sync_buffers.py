@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.over_ranks import average_over_ranks
+from hydraloop.hooks.over_ranks import average_over_ranks, with_averages
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -18,7 +18,8 @@ class SyncBuffersHook(Hook):
     rank 0's. Averaged at the end of each train epoch, they are those of all data in the epoch's checkpoint, in its
     validation, and on every rank for the next epoch. A validation inside an epoch (by iteration) averages before it.
     Of integers (`num_batches_tracked`) the mean is rounded, where mmengine's division cuts it off; boolean buffers stay
-    as they are. In a single process there is nothing to do.
+    as they are. Where `ema` averages buffers too (`update_buffers`), its averages are averaged over the ranks likewise:
+    they are what is evaluated and published. In a single process there is nothing to do.
 
     Mount points: after_train_epoch, before_val. Priority NORMAL, MMEngine's: before `checkpoint`, which saves them; and
     before `ema` puts other buffers into the model for the validation, in before_val_epoch, where mmengine's hook comes.
@@ -44,4 +45,4 @@ class SyncBuffersHook(Hook):
     def _average(self, engine: Engine) -> None:
         self._averaged_at = engine.progress.iteration
         if engine.distributed.world_size > 1:
-            average_over_ranks(engine.model.buffers(), engine.distributed)
+            average_over_ranks(with_averages(engine.model.buffers(), engine.hooks), engine.distributed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.over_ranks import average_over_ranks
+from hydraloop.hooks.over_ranks import average_over_ranks, with_averages
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -23,8 +23,10 @@ class SyncNormHook(Hook):
     Each rank's statistics come from its own batches, and the engine evaluates with rank 0's; with this hook rank 0's
     are those of all ranks. They stay averaged, on every rank, when training goes on. As in MMDetection, the variance is
     the mean of the ranks' variances. In a single process there is nothing to do. A checkpoint that is written before
-    its epoch's validation has rank 0's own; with `sync_buffers`, which averages before that, this hook has nothing
-    left to do. `distributed.sync_batchnorm` is another thing: all ranks' batches are normalised together.
+    its epoch's validation has rank 0's own; with `sync_buffers`, which averages before that, this hook has nothing left
+    to do. Where `ema` averages them too (`update_buffers`), its averages are averaged over the ranks likewise: they are
+    what is evaluated, saved and published. `distributed.sync_batchnorm` is another thing: all ranks' batches are
+    normalised together.
 
     Mount points: before_val, before_test: before `ema` puts other weights into the model (in before_val_epoch), and
     before the engine gives all ranks rank 0's buffers. Priority NORMAL, MMDetection's. Cost: one all-reduce an
@@ -45,7 +47,7 @@ class SyncNormHook(Hook):
 
 def _average(engine: Engine) -> None:
     if engine.distributed.world_size > 1:
-        average_over_ranks(_statistics(engine.model), engine.distributed)
+        average_over_ranks(with_averages(_statistics(engine.model), engine.hooks), engine.distributed)
 
 
 def _statistics(model: nn.Module) -> Iterator[Tensor]:

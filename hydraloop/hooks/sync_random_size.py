@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import sys
@@ -21,6 +22,8 @@ from hydraloop.errors import UserError
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
+log = logging.getLogger(__name__)
+
 
 class SyncRandomSizeHook(Hook):
     """Multi-scale training: a new input size every `interval` iterations, drawn from (seed, iteration).
@@ -35,11 +38,15 @@ class SyncRandomSizeHook(Hook):
     is then told (height, width) in place of the interpolation, before the first iteration of each size, and applies it
     in `forward`, not in `evaluate`.
 
-    Mount points: before_train (puts the pre-hook on), before_train_iter, after_train (takes it off). Priority NORMAL,
-    MMDetection's. No host sync; the interpolation costs a pass over the images, and the largest size the memory. With
-    `engine.compile` torch compiles the model twice: for the first size, then for any. No state: sizes are a function of
-    seed and iteration. Source: YOLOX (Z. Ge et al., 2021); MMDetection's SyncRandomSizeHook, which changes sizes by
-    epoch, and its successor BatchSyncRandomResize, whose interval is the default.
+    A model that takes one size only (`Flatten` and `Linear`) fails somewhere inside: with an error while the input has
+    another size than the data's comes a warning that says so. Another warning: the range has one size only.
+
+    Mount points: before_train (puts the pre-hook on), before_train_iter, on_exception (the first warning), after_train
+    (takes the pre-hook off). Priority NORMAL, MMDetection's. No host sync; the interpolation costs a pass over the
+    images, and the largest size the memory. With `engine.compile` torch compiles the model twice: for the first size,
+    then for any. No state: sizes are a function of seed and iteration. Source: YOLOX (Z. Ge et al., 2021);
+    MMDetection's SyncRandomSizeHook, which changes sizes by epoch, and its successor BatchSyncRandomResize, whose
+    interval is the default.
 
     Args:
         interval: iterations at one size, at least 1; the first size is drawn too.
@@ -72,10 +79,14 @@ class SyncRandomSizeHook(Hook):
         self._drawn = 0.0
         self._tell: Callable[[tuple[int, int]], object] | None = None
         self._told = False
+        self._resized: tuple[tuple[int, ...], tuple[int, int]] | None = None
+        """(the data's size, the one in its place), of the model's last call in this iteration."""
+        self._warned = False
         self._on_model: RemovableHandle | None = None
 
     def before_train(self, engine: Engine) -> None:
         """Draw the size that holds at this iteration; put the pre-hook on the model."""
+        self._resized = None
         since = engine.progress.iteration
         while since and not self._every.due(since):
             since -= 1
@@ -93,6 +104,7 @@ class SyncRandomSizeHook(Hook):
         Raises:
             UserError: the task wants to know, and there is no image in the batch.
         """
+        self._resized = None
         if self._every.due(engine.progress.iteration):
             self._draw(engine.seed, engine.progress.iteration)
         if self._tell is not None and not self._told:
@@ -101,6 +113,13 @@ class SyncRandomSizeHook(Hook):
                 raise self._no_image("the batch has none")
             self._tell(self._size_of(images))
             self._told = True
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        """Say that the input had another size, which may be why."""
+        if self._resized is not None and isinstance(error, Exception):
+            own, new = ("x".join(map(str, size)) for size in self._resized)
+            log.warning("%s: the model's input was %s in place of the data's %s when the following was raised; a model "
+                        "that takes one size only cannot be trained with this hook", self.key, new, own)  # fmt: skip
 
     def after_train(self, engine: Engine) -> None:
         """Take the pre-hook off."""
@@ -114,6 +133,7 @@ class SyncRandomSizeHook(Hook):
         self._told = False
 
     def _resize(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        self._resized = None
         if not model.training:
             return None
         images = inputs[0] if inputs else None
@@ -123,6 +143,7 @@ class SyncRandomSizeHook(Hook):
         size = self._size_of(images)
         if size == tuple(images.shape[2:]):
             return None
+        self._resized = tuple(images.shape[2:]), size
         return (interpolate(images, size, mode="bilinear", align_corners=False), *inputs[1:])
 
     def _size_of(self, images: Tensor) -> tuple[int, int]:
@@ -137,6 +158,11 @@ class SyncRandomSizeHook(Hook):
                 key=f"{self.key}.divisor",
                 remedy="Use a smaller divisor, or a wider range.",
             )
+        if high == low and not self._warned:
+            self._warned = True
+            log.warning("%s: %d is the only multiple of divisor=%d from %g to %g of the height of %d: one size for all "
+                        "iterations", self.key, low * self.divisor, self.divisor, self.min_ratio, self.max_ratio,
+                        height)  # fmt: skip
         new = (low + int(self._drawn * (high - low + 1))) * self.divisor
         return new, max(round(width * new / height / self.divisor), 1) * self.divisor
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hydraloop.engine import seeding
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.result import describe
 from hydraloop.errors import UserError, suggestion
+from hydraloop.hooks.trial import can_try, some_batch, try_test
 from hydraloop.hooks.views import Merge, View, Views, check_images, mean_output, mean_probability, named_views
 
 if TYPE_CHECKING:
@@ -35,20 +36,26 @@ class TestTimeAugmentationHook(Hook):
     four views, moved up, down, left and right by `shift` pixels. They are for images `[N, C, H, W]`. Anything else
     called with a batch of inputs works too, as a mapping with `_target_` in the config.
 
-    Mount points: before_run, before_test_epoch. Priority HIGHEST: every other hook finds the model that will be tested.
-    Cost: a test takes as many times as long as there are views; no host sync, no more memory for the model. No state.
-    From MMEngine's PrepareTTAHook, and MMPretrain's AverageClsScoreTTA for the probabilities.
+    Views only help where they mean the same as the image. The default, the mirror image, fits most photographs; digits,
+    letters and signs are others in it, and the test becomes worse: for these, [identity,shift].
+
+    Mount points: before_train, before_test_epoch. Priority HIGHEST: every other hook finds the model that will be
+    tested. Cost: a test takes as many times as long as there are views, and a copy of the inputs; no host sync, no more
+    memory for the model; before training, a step of the test on two samples. No state. From MMEngine's PrepareTTAHook,
+    and MMPretrain's AverageClsScoreTTA for the probabilities.
 
     Args:
         transforms: names and callables, at least one; each view counts the same.
         merge: `probabilities`: the mean of the classes' probabilities, handed on as its logarithm, whose softmax it
             is; `outputs`: the mean of the outputs; `auto`: probabilities where the task's loss is torch's cross-entropy
             or NLL, which says that the outputs are logits of classes, else outputs.
-        shift: pixels of the transform `shift`, at least 1.
+        shift: pixels of the transform `shift`, at least 1 and less than an image's height and width.
 
     Raises:
-        UserError: an unknown name, no transform, a shift below 1; or the test's inputs are no images. That is seen in
-            before_run where one sample can be had at no risk (no worker processes), else at the first test batch.
+        UserError: an unknown name, no transform, a shift below 1; or the test's inputs are no images, or too small for
+            the shift, or the model's outputs cannot be merged. That is tried out before the first iteration, where two
+            samples can be had at no risk (no worker processes) and the model is neither in shards nor compiled; else it
+            is seen at the first test batch.
     """
 
     __test__ = False  # what pytest looks for in a class called Test…
@@ -64,12 +71,26 @@ class TestTimeAugmentationHook(Hook):
         self._views = [view for one in self._named for view in (known[one] if isinstance(one, str) else (one,))]
         self._turns = any(isinstance(one, str) and one != "identity" for one in self._named)
         self._merge = merge
+        self._shift = shift if "shift" in self._named else 0
 
-    def before_run(self, engine: Engine) -> None:
-        """Refuse test data that has no images, before anything is trained."""
-        inputs = _some_inputs(engine.loaders.test) if self._turns else None
-        if isinstance(inputs, Tensor):
-            check_images(inputs, key=self.key)
+    def before_train(self, engine: Engine) -> None:
+        """Try a step of the test; warn where there will be none.
+
+        Raises:
+            UserError: it fails for the views.
+        """
+        if engine.loaders.test is None or not engine.settings.test:
+            if engine.distributed.is_main:
+                why = "there is no test data" if engine.loaders.test is None else "engine.test=false"
+                log.warning("%s: nothing is tested (%s), so nothing will be augmented", self.key, why)
+            return
+        batch = some_batch(engine.loaders.test)
+        if batch is None:
+            return
+        if can_try(engine):
+            self._try(engine, batch)
+        elif self._turns and isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
+            check_images(batch[0], key=self.key, shift=self._shift)
 
     def before_test_epoch(self, engine: Engine) -> None:
         """Put the merging model in the place of the task's model for this test."""
@@ -77,25 +98,51 @@ class TestTimeAugmentationHook(Hook):
 
     @contextmanager
     def _augmented(self, engine: Engine) -> Iterator[None]:
-        model = engine.task.model
-        merge = self._merge
-        if merge == "auto":
-            merge = "probabilities" if _of_classes(engine.task) else "outputs"
-        views = Views(model, self._views, _MERGES[merge], turns=self._turns, key=self.key)
-        if engine.distributed.is_main:
+        main = engine.distributed.is_main
+        if main:
             names = ", ".join(
                 one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__) for one in self._named
             )
+            merge = self._merge_of(engine.task)
             log.info("%s: the test takes the mean of the %s of %d views (%s)", self.key, merge, len(self._views), names)
-        engine.task.model = views
-        try:
+        with self._in_place(engine) as views:
             yield
-        finally:
-            engine.task.model = model
-        if engine.distributed.is_main and not views.called:
+        if main and not views.called:
             log.warning(
                 "%s: the task's evaluate does not call the forward of its model, so nothing was augmented", self.key
             )
+
+    @contextmanager
+    def _in_place(self, engine: Engine) -> Iterator[Views]:
+        """The merging model in the place of the task's."""
+        model, merge = engine.task.model, _MERGES[self._merge_of(engine.task)]
+        engine.task.model = Views(model, self._views, merge, turns=self._turns, key=self.key, shift=self._shift)
+        try:
+            yield engine.task.model
+        finally:
+            engine.task.model = model
+
+    def _merge_of(self, task: Any) -> str:
+        if self._merge != "auto":
+            return self._merge
+        return "probabilities" if _of_classes(task) else "outputs"
+
+    def _try(self, engine: Engine, batch: Any) -> None:
+        try:
+            with self._in_place(engine):
+                try_test(engine, batch)
+        except Exception as error:  # of the user's model, task or view: anything
+            if isinstance(error, UserError) and str(error.key).startswith(self.key):
+                raise
+            try:
+                try_test(engine, batch)
+            except Exception:  # it fails without the views as well, which is not for this hook to tell
+                return
+            raise UserError(
+                f"the test fails with these views, and does not without them: {describe(error)}",
+                key=f"{self.key}.transforms",
+                remedy="Use views of the size that the model takes: rot90 and rot270 exchange height and width.",
+            ) from error
 
 
 def _checked(transforms: Sequence[str | View]) -> list[str | View]:
@@ -120,22 +167,3 @@ def _of_classes(task: Any) -> bool:
     loss = getattr(task, "loss", None)
     functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
     return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss in functions
-
-
-def _some_inputs(loader: Any) -> Any:
-    """The inputs of a batch of one sample, as the loader would make it; None where they are not known without a risk.
-
-    With worker processes nothing is read: a data set may open files at its first sample, and must do so in each worker.
-    """
-    if isinstance(loader, Sequence) and loader:
-        batch = loader[0]
-    elif getattr(loader, "num_workers", None) == 0 and callable(getattr(loader, "collate_fn", None)):
-        generators = seeding.rng_state()
-        try:
-            dataset, fetch = loader.dataset, getattr(loader.dataset, "__getitems__", None)
-            batch = loader.collate_fn([dataset[0]] if fetch is None else fetch([0]))
-        finally:
-            seeding.set_rng_state(generators)
-    else:
-        return None
-    return batch[0] if isinstance(batch, Sequence) and batch else None

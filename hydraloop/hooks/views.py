@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,7 +85,8 @@ def mean_probability(logits: Tensor) -> Tensor:
 class Views(nn.Module):
     """A model that looks at each batch several times, one view after the other, and merges what it says.
 
-    Needs the memory of one batch and the time of as many as there are views. What is not the forward pass
+    Each view is made of a copy of the inputs, so that a model or a view that changes them in place spoils no other.
+    Needs the memory of one batch more and the time of as many as there are views. What is not the forward pass
     (`num_classes`, other methods) is the model's own.
 
     Args:
@@ -93,14 +95,17 @@ class Views(nn.Module):
         merge: of the outputs.
         turns: whether a view moves pixels about, so that inputs have to be images, and outputs must not be.
         key: the hook's, for errors.
+        shift: pixels by which views are moved; 0 where none is.
     """
 
-    def __init__(self, model: nn.Module, views: Sequence[View], merge: Merge, *, turns: bool, key: str) -> None:
+    def __init__(
+        self, model: nn.Module, views: Sequence[View], merge: Merge, *, turns: bool, key: str, shift: int = 0
+    ) -> None:
         super().__init__()
         self.model = model
         self.called = False
         """Whether the forward pass has been asked for."""
-        self._views, self._merge, self._turns, self._key = tuple(views), merge, turns, key
+        self._views, self._merge, self._turns, self._key, self._shift = tuple(views), merge, turns, key, shift
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -116,8 +121,8 @@ class Views(nn.Module):
         """
         self.called = True
         if self._turns:
-            check_images(inputs, key=self._key)
-        outputs = [self.model(view(inputs), *args, **kwargs) for view in self._views]
+            check_images(inputs, key=self._key, shift=self._shift)
+        outputs = [self.model(view(_copied(inputs)), *args, **kwargs) for view in self._views]
         self._check(outputs)
         wide = torch.promote_types(outputs[0].dtype, torch.float32)
         return self._merge(torch.stack(outputs).to(wide))
@@ -151,11 +156,11 @@ class Views(nn.Module):
             )
 
 
-def check_images(inputs: Any, *, key: str) -> None:
-    """Refuse inputs in which there is nothing to flip.
+def check_images(inputs: Any, *, key: str, shift: int = 0) -> None:
+    """Refuse inputs in which there is nothing to flip, or nothing left of an image that is moved by `shift` pixels.
 
     Raises:
-        UserError: they are no batch of images.
+        UserError: they are no batch of images, or of images that small.
     """
     if not isinstance(inputs, Tensor) or inputs.ndim < 4:
         raise UserError(
@@ -163,6 +168,17 @@ def check_images(inputs: Any, *, key: str) -> None:
             key=f"{key}.transforms",
             remedy="Leave the hook out, or name transforms of your own: [{_target_: my_project.views.Jitter}].",
         )
+    height, width = inputs.shape[-2:]
+    if shift >= min(height, width):
+        raise UserError(
+            f"{shift} pixels move images of {height}x{width} out of sight",
+            key=f"{key}.shift",
+            remedy=f"Use less than {min(height, width)}; 1 is usual.",
+        )
+
+
+def _copied(inputs: Any) -> Any:
+    return inputs.clone() if isinstance(inputs, Tensor) else copy.deepcopy(inputs)
 
 
 def _shown(value: Any) -> str:

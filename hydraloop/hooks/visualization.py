@@ -13,6 +13,7 @@ from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.summary import number, shown
 from hydraloop.errors import UserError
+from hydraloop.hooks.data_sets import data_sets_with
 from hydraloop.hooks.pictures import Tile, grid, to_pixels
 from hydraloop.hooks.records import position
 
@@ -39,14 +40,17 @@ class VisualizationHook(Hook):
 
     Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]`, of floats or uint8; with anything else one warning
     is all. Predictions are `outputs["predictions"]`, else the largest of `outputs["outputs"]` for class indices and the
-    outputs themselves for other targets; class indices are shown by name where the data set has `classes`, numbers as
-    they are. Normalised images are brought back by the data set's `mean` and `std` where it has them (in the order of
-    the channels); then uint8, 0..1 and 0..255 are taken as they are, other ranges are stretched to what is there.
+    outputs themselves for other targets; class indices are shown by name where the data set has `classes`, a list of
+    names, numbers as they are. Normalised images are brought back by the data set's `mean` and `std` where it has them
+    (in the order of the channels). Each is the outermost data set's that has it, of several side by side the first
+    one's; wrappers are looked through (`dataset`, `datasets`). Then uint8, 0..1 and 0..255 are taken as they are, other
+    ranges are stretched to what is there.
 
-    Mount points: after_val_iter, after_val_epoch, after_test_iter, after_test_epoch. Priority LOWEST: its record comes
-    behind that of the metrics. On rank 0 only, of the samples it evaluates. Cost: copies to the host, a host sync, for
-    each batch drawn from, none in other batches; drawing 32 images takes some 50 ms. No state. Errors warn: no training
-    fails for its picture. From MMEngine's NaiveVisualizationHook, whose `interval` counts batches too.
+    Mount points: before_train, after_val_iter, after_val_epoch, after_test_iter, after_test_epoch. Priority LOWEST: its
+    record comes behind that of the metrics. On rank 0 only, of the samples it evaluates. Cost: copies to the host, a
+    host sync, for each batch drawn from, none in other batches; drawing 32 images takes some 50 ms. No state. Errors
+    warn: no training fails for its picture. From MMEngine's NaiveVisualizationHook, whose `interval` counts batches
+    too.
 
     Args:
         interval: batches of an evaluation between two that are drawn from, at least 1: 1 takes the first ones.
@@ -78,6 +82,20 @@ class VisualizationHook(Hook):
         self._num_images, self._per_batch, self._size = num_images, per_batch, size
         self._samples: list[_Sample] = []
         self._idle = False
+        self._interval = interval
+
+    def before_train(self, engine: Engine) -> None:
+        """Warn where there will be no picture."""
+        val = engine.loaders.val if engine.settings.val_interval is not None else None
+        test = engine.loaders.test if engine.settings.test else None
+        batches = [len(loader) for loader in (val, test) if loader is not None]
+        if not batches:
+            log.warning("%s: nothing is validated or tested, so there will be no pictures", self.key)
+        elif max(batches) < self._interval:
+            log.warning(
+                "%s.interval: it is %d, and no evaluation has more than %d batches, so there will be no pictures",
+                self.key, self._interval, max(batches),
+            )  # fmt: skip
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Take images, where there is room for more and the batch is due."""
@@ -116,11 +134,8 @@ class VisualizationHook(Hook):
         samples, self._samples = self._samples, []
         if not samples:
             return
-        dataset = _innermost(getattr(loader, "dataset", None))
-        pixels = to_pixels(
-            [sample.image for sample in samples], getattr(dataset, "mean", None), getattr(dataset, "std", None)
-        )
-        classes = getattr(dataset, "classes", None)
+        classes, mean, std = (_of_data(loader, name) for name in ("classes", "mean", "std"))
+        pixels = to_pixels([sample.image for sample in samples], mean, std)
         tiles = [sample.tile(image, classes) for sample, image in zip(samples, pixels, strict=True)]
         where = position(engine, mode)
         title = f"{mode}, epoch {where['epoch']}, iteration {where['iteration']}"
@@ -142,7 +157,7 @@ class _Sample:
     label: Tensor | None
     prediction: Tensor | None
 
-    def tile(self, pixels: Tensor, classes: Sequence[Any] | None) -> Tile:
+    def tile(self, pixels: Tensor, classes: Any) -> Tile:
         label, prediction, right = self.label, self.prediction, None
         if label is not None and prediction is not None and _comparable(label, prediction):
             right = label.flatten().equal(prediction.flatten().to(label))
@@ -169,14 +184,19 @@ def _no_images(batch: Any) -> str | None:
 
 
 def _samples(batch: Sequence[Any], outputs: Mapping[str, Any], most: int) -> list[_Sample]:
-    images = batch[0][:most].cpu()
+    images = _kept(batch[0], most)
     count = len(batch[0])
     labels = _of_samples(batch[1] if len(batch) > 1 else None, count)
     predictions = _of_samples(_predictions(labels, outputs), count)
     columns = [
-        [None] * len(images) if tensor is None else list(tensor[:most].cpu()) for tensor in (labels, predictions)
+        [None] * len(images) if tensor is None else list(_kept(tensor, most)) for tensor in (labels, predictions)
     ]
     return [_Sample(*sample) for sample in zip(images, *columns, strict=True)]
+
+
+def _kept(tensor: Tensor, most: int) -> Tensor:
+    """The first ones on the host; a copy, since a view would keep the whole batch, which may be filled again, too."""
+    return tensor[:most].detach().to("cpu", copy=True)
 
 
 def _of_samples(value: Any, count: int) -> Tensor | None:
@@ -193,7 +213,7 @@ def _predictions(labels: Tensor | None, outputs: Mapping[str, Any]) -> Any:
     return found.argmax(1) if of_classes and isinstance(found, Tensor) and found.ndim == 2 else found
 
 
-def _text(value: Tensor, classes: Sequence[Any] | None) -> str:
+def _text(value: Tensor, classes: Any) -> str:
     """A class by its name, or numbers."""
     if value.numel() > _LONGEST:
         return "x".join(str(length) for length in value.shape)
@@ -201,13 +221,21 @@ def _text(value: Tensor, classes: Sequence[Any] | None) -> str:
     if value.numel() != 1:
         return ", ".join(number(one) for one in values) + (", …" if value.numel() > _NUMBERS else "")
     (one,) = values
-    if classes is not None and isinstance(one, int) and 0 <= one < len(classes):
-        return str(classes[one])
-    return number(one)
+    name = _name(classes, one) if isinstance(one, int) else None
+    return number(one) if name is None else name
 
 
-def _innermost(dataset: Any) -> Any:
-    """The data set that subsets and the like were made of."""
-    while hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
-    return dataset
+def _name(classes: Any, index: int) -> str | None:
+    """A class's name; None where `classes`, of whatever a user's data set has, does not tell it."""
+    if index < 0 or isinstance(classes, str):
+        return None
+    try:
+        return str(classes[index])
+    except (TypeError, LookupError):  # none, a number of classes; too few names
+        return None
+
+
+def _of_data(loader: Any, attribute: str) -> Any:
+    """What the outermost data set that has the attribute says, the first of several side by side; else None."""
+    found = data_sets_with(attribute, loader, outermost=True)
+    return getattr(found[0], attribute) if found else None

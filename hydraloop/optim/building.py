@@ -8,12 +8,13 @@ import logging
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, PolynomialLR, ReduceLROnPlateau
 
 from hydraloop.errors import UserError
 from hydraloop.optim.checking import check_arguments, check_begin_and_end, check_room
 from hydraloop.optim.horizon import fill_horizon, from_epochs
 from hydraloop.optim.schedule import Schedule
+from hydraloop.optim.schedulers import YOLOXLR, WarmupCosineLR
 from hydraloop.optim.shadow import Place, places, read
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ def build_schedule(
     last = end if end is not None else (total_epochs if by_epoch else total_steps)
     factory = fill_horizon(factory, max(1, last - begin))
     factory = _fill_cycle(factory, optimizer, where, steps_per_epoch, beside_the_lr=param == "lr")
+    _check_last_value(factory, last - begin, key)
     try:
         schedule = Schedule(
             name, factory, optimizer, param=param, by_epoch=by_epoch, begin=begin, end=end, monitor=monitor
@@ -160,6 +162,19 @@ def _flat(factory: functools.partial[Any]) -> functools.partial[Any]:
     while isinstance(target, functools.partial):
         target, args, keywords = target.func, (*target.args, *args), {**target.keywords, **keywords}
     return functools.partial(target, *args, **keywords)
+
+
+def _check_last_value(factory: functools.partial[Any], room: int, key: str) -> None:
+    """A length of its own that leaves the rest of the training at the lowest value is seldom meant."""
+    if factory.func is OneCycleLR:
+        length = _steps_of(factory)
+    elif factory.func in (PolynomialLR, WarmupCosineLR, YOLOXLR):
+        length = factory.keywords.get("total_iters", room)
+    else:
+        return
+    if length < room:
+        log.warning("%s is over after %d of the %d steps between its begin and its end, and its last value, the "
+                    "lowest, stays; a length of null means all of them", key, length, room)  # fmt: skip
 
 
 def _steps_of(factory: functools.partial[Any]) -> int:

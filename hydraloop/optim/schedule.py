@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from hydraloop.errors import UserError, suggestion
+from hydraloop.optim import overlap
 from hydraloop.optim.horizon import HORIZONS, lengths_of
 from hydraloop.optim.shadow import Place, Shadow, places, read, write
 
@@ -25,7 +26,8 @@ class Schedule:
     Counted in optimizer steps, or in epochs with `by_epoch`. With n of them done, the n+1-th uses the scheduler's value
     at n - begin. Until `begin` the scheduler does nothing, and what it starts from is what the optimizer has by then;
     the value at `end` stays. So `begin: 100` of one and `end: 100` of another join without a gap; schedules that
-    overlap multiply, as torch's do when they are chained.
+    overlap multiply, as torch's do when they are chained; only one that adds (a cosine with an `eta_min` above 0) has
+    values that depend on the way there, and a resumed run with another length says that it takes the product.
 
     Several schedules step in the order of the config.
 
@@ -38,7 +40,8 @@ class Schedule:
         by_epoch: count epochs; False: optimizer steps.
         begin: the first n at which it acts.
         end: the last n at which it acts; None: the end of training.
-        monitor: the validation metric it follows (`ReduceLROnPlateau`); None for the others.
+        monitor: the validation metric it follows (`ReduceLROnPlateau`); None for the others. A `mode` that is null or
+            not given waits for `settle_mode`.
 
     Raises:
         UserError: the groups have no `param`.
@@ -57,6 +60,10 @@ class Schedule:
         monitor: str | None = None,
     ) -> None:
         self.name = name
+        self.mode: str | None = factory.keywords.get("mode")
+        """Of a schedule with `monitor`: what the config says."""
+        if monitor is not None and self.mode is None:
+            factory = functools.partial(factory, mode="min")
         self.factory = factory
         self.optimizer = optimizer
         self.by_epoch = by_epoch
@@ -65,11 +72,17 @@ class Schedule:
         self.monitor = monitor
         self.scheduler: LRScheduler | None = None
         """None until `begin`."""
-        self._where: list[Place] = places(optimizer, param, f"{self.key}.param")
+        self.where: list[Place] = places(optimizer, param, f"{self.key}.param")
         self._is_lr = param == "lr"
         self._shadow: Shadow | None = None
         self._done = 0
         """The last n."""
+        self._product = [1.0] * len(self.where)
+        """What a schedule with `monitor` has multiplied each value by, which its state does not say."""
+        self.moved = False
+        """Whether this run has another length than the one it goes on from."""
+        self.beside: tuple[Schedule, ...] = (self,)
+        """All schedules of the optimizer, this one included; `overlap.introduce` says who they are."""
         if begin == 0:
             self._make()
         else:
@@ -96,6 +109,31 @@ class Schedule:
                 remedy=suggestion(self.monitor, metric_names),
             )
 
+    def settle_mode(self, higher: bool | None) -> None:
+        """Follow the `monitor` in its own direction, unless the config has a `mode`. Before the first step.
+
+        Args:
+            higher: whether its high values are good; None: nothing says it.
+
+        Raises:
+            UserError: nothing says it, and the config does not either.
+        """
+        own = None if higher is None else "max" if higher else "min"
+        if self.mode is None and own is None:
+            raise UserError(
+                f"nothing says whether high or low values of {self.monitor!r} are good",
+                key=f"{self.key}.mode",
+                remedy=f"Set {self.key}.mode=max or {self.key}.mode=min.",
+            )
+        if self.mode is not None and own not in (None, self.mode):
+            good, bad = ("high", "rises") if higher else ("low", "falls")
+            log.warning("%s.mode=%s, but %s values of %s are good: it acts while that %s; null takes the metric's own",
+                        self.key, self.mode, good, self.monitor, bad)  # fmt: skip
+        if self.mode is None and own != self.factory.keywords["mode"]:
+            self.factory = functools.partial(self.factory, mode=own)
+            if self.scheduler is not None:
+                self._make()
+
     def step(self, n: int, metrics: Mapping[str, float] | None = None) -> None:
         """The n-th optimizer step (or epoch, with `by_epoch`) is done: step if that is due. No host sync.
 
@@ -114,32 +152,36 @@ class Schedule:
             self._make()
             if self.monitor is None:
                 return
-        scheduler: Any = self.scheduler
-        arguments: tuple[float, ...] = ()
-        if self.monitor is not None:
-            if metrics is None:
-                return
+        if self.monitor is None:
+            self._step()
+        elif metrics is not None:
             self.check_monitor(tuple(metrics))
-            arguments = (metrics[self.monitor],)
-        if self._shadow is None:
-            scheduler.step(*arguments)
-        else:
+            with overlap.counted(self.optimizer, self.where, self._product):
+                self._step(metrics[self.monitor])
+
+    def _step(self, *arguments: float) -> None:
+        scheduler: Any = self.scheduler
+        if self._shadow is not None:
             self._shadow.pull()
-            scheduler.step(*arguments)
+        scheduler.step(*arguments)
+        if self._shadow is not None:
             self._shadow.push()
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state (numbers, strings, lists), None before `begin`, and the `values` it has led to."""
-        values = [read(self.optimizer, place) for place in self._where]
+        values = [read(self.optimizer, place) for place in self.where]
         return {
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "values": [value.clone() if isinstance(value, Tensor) else value for value in values],
             "done": self._done,
+            "product": list(self._product),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; the optimizer's groups keep their values, which it saves itself."""
         self._done = state.get("done", 0)
+        self._product = list(state.get("product", self._product))
+        self.moved = False
         if state["scheduler"] is None:
             self.scheduler = self._shadow = None
             return
@@ -149,17 +191,28 @@ class Schedule:
         of_this_run = dict(vars(scheduler))
         scheduler.load_state_dict(state["scheduler"])
         self._keep_lengths(of_this_run, counted="done" in state)
+        overlap.rebuild(self, state.get("values", ()))
+
+    def factors(self) -> dict[Place, float] | None:
+        """What it multiplies each value by, where it stands; None: nobody knows."""
+        if self.scheduler is None or self.monitor is not None:
+            return dict(zip(self.where, self._product, strict=True))
+        values = _closed_form(self.scheduler)
+        if values is None:
+            return None
+        pairs = zip(self.where, values, self.scheduler.base_lrs, strict=True)
+        return {place: float(value) / float(base) if base else 1.0 for place, value, base in pairs}
 
     def take_over_values(self, state: dict[str, Any]) -> None:
         """Bring the values of a state to the groups: for a checkpoint that has no state of the optimizer."""
-        for place, value in zip(self._where, state.get("values", ()), strict=False):
+        for place, value in zip(self.where, state.get("values", ()), strict=False):
             write(self.optimizer, place, value)
 
     def _make(self) -> None:
         if self._is_lr:
             self.scheduler = self.factory(self.optimizer)
         else:
-            shadow = Shadow(self.optimizer, self._where)
+            shadow = Shadow(self.optimizer, self.where)
             self.scheduler = self.factory(shadow)
             shadow.push()
             self._shadow = shadow
@@ -180,7 +233,8 @@ class Schedule:
         moved = counted and known is not None and 0 <= stands_at != scheduler.last_epoch
         if not changed and not moved:
             return
-        before = [read(self.optimizer, place) for place in self._where]
+        self.moved = True
+        before = [read(self.optimizer, place) for place in self.where]
         old = _closed_form(scheduler)
         if moved and old is not None:  # the other run's begin or end was another
             scheduler.last_epoch = stands_at
@@ -188,29 +242,35 @@ class Schedule:
             if name in of_this_run:
                 setattr(scheduler, name, of_this_run[name])
         self._follow(old, _closed_form(scheduler))
-        after = [read(self.optimizer, place) for place in self._where]
+        after = [read(self.optimizer, place) for place in self.where]
         words = ", ".join(f"{name}={self.factory.keywords[name]}" for name in changed)
         words = words or f"begin={self.begin}, end={self.end}"
         log.warning("%s: this run has %s, the one it goes on from had another length: %s %s, was %s",
-                    self.key, words, self._where[0].name, after, before)  # fmt: skip
+                    self.key, words, self.where[0].name, after, before)  # fmt: skip
 
     def _follow(self, old: list[Any] | None, new: list[Any] | None) -> None:
         """Move the values to where the new length has them: the recursive form would go on from the old ones.
 
-        What other schedules of the same key have made of the values is kept.
+        What other schedules of the same key have made of the values is kept; of a 0 by `overlap.rebuild`, which comes
+        after this.
         """
         if old is None or new is None:
             return
         scheduler: Any = self.scheduler
         if self._shadow is not None:
             self._shadow.pull()
+        adds = False
         for group, was, value in zip(scheduler.optimizer.param_groups, old, new, strict=True):
-            alone = float(was) == 0 or abs(float(group["lr"]) - float(was)) <= 1e-9 * abs(float(was))
-            moved = value if alone else group["lr"] * (value / was)
+            alone = abs(float(group["lr"]) - float(was)) <= 1e-9 * abs(float(was))
+            adds |= not alone and bool(getattr(scheduler, "eta_min", 0))
+            moved = value if alone else group["lr"] * (value / was if was else 1.0)
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(moved)
             else:
                 group["lr"] = moved
+        if adds:
+            log.warning("%s: its eta_min is above 0 and another schedule overlaps it: with another length the product "
+                        "of the two is taken, which is not quite what a whole run has", self.key)  # fmt: skip
         scheduler._last_lr = [
             group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             for group in scheduler.optimizer.param_groups

@@ -28,7 +28,7 @@ class SyncRandomSizeHookConf:
     """Multi-scale training: a new input size every few iterations, the same on every rank."""
 
     default_priority: ClassVar[int] = 50
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_iter", "after_train")
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_iter", "on_exception", "after_train")
     runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.SyncRandomSizeHook"

@@ -12,7 +12,7 @@ class TestTimeAugmentationHookConf:
 
     __test__: ClassVar[bool] = False  # for pytest, which looks for classes called Test…
     default_priority: ClassVar[int] = 0
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_test_epoch")
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_test_epoch")
     runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.TestTimeAugmentationHook"
@@ -23,12 +23,13 @@ class TestTimeAugmentationHookConf:
     transforms: List[Any] = field(default_factory=lambda: ["identity", "hflip"])
     """Views of each image: `identity`, `hflip`, `vflip`, `rot90`, `rot180`, `rot270`, `shift` (four of them), and
     mappings with `_target_`. The mirror image, the usual one (MMPretrain's, too), since most photographs mean the same
-    in it; digits and letters do not: [identity,shift]."""
+    in it. Digits, letters and signs do not, and the test becomes worse: for these, [identity,shift]."""
     merge: str = "auto"
     """`probabilities`: their mean, MMPretrain's; `outputs`: the mean of the outputs, which a regression needs; `auto`,
     since the loss tells which: probabilities with torch's cross-entropy or NLL."""
     shift: int = 1
-    """Pixels by which the views of `shift` are moved; 1, which does not move small images out of sight."""
+    """Pixels by which the views of `shift` are moved, less than an image's height and width; 1, which does not move
+    small images out of sight."""
 
 
 @dataclass
@@ -37,6 +38,7 @@ class VisualizationHookConf:
 
     default_priority: ClassVar[int] = 100
     mount_points: ClassVar[Tuple[str, ...]] = (
+        "before_train",
         "after_val_iter",
         "after_val_epoch",
         "after_test_iter",

@@ -42,7 +42,7 @@ class CheckInvalidLossHookConf:
     """Ends a run whose loss is NaN or infinite, with iteration, samples and parameter norms."""
 
     default_priority: ClassVar[int] = 50
-    mount_points: ClassVar[Tuple[str, ...]] = ("after_backward", "before_save_checkpoint")
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "after_backward", "before_save_checkpoint")
     runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.CheckInvalidLossHook"

@@ -49,6 +49,7 @@ class LoggerHookConf:
 
     default_priority: ClassVar[int] = 60
     mount_points: ClassVar[Tuple[str, ...]] = (
+        "before_run",
         "after_train_iter",
         "on_log",
         "after_val_epoch",
@@ -68,7 +69,8 @@ class LoggerHookConf:
     """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default).
     False: it gets its own."""
     filename: str = "metrics.jsonl"
-    """Of the records, in the run directory; a line of JSON each, and JSON lines are what every tool reads."""
+    """Of the records, in the run directory, and no name that the run has for something else (result.json); a line of
+    JSON each, and JSON lines are what every tool reads."""
 
 
 @dataclass

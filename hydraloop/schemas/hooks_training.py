@@ -47,7 +47,8 @@ class CheckpointHookConf:
     """A folder for the files, anywhere (`~` too). Null: `checkpoints` in the run's, which stays in one piece so."""
     published_keys: Optional[List[str]] = None
     """Entries to keep in `<name>_published.pth`, written after training ([meta,state_dict]), and the weights as
-    `.safetensors` beside it. Null: none is written, since only a run that is to be handed out needs them."""
+    `.safetensors` beside it; both are deleted with `<name>.pth`, and cannot be resumed from. Null: none is written,
+    since only a run that is to be handed out needs them."""
     save_last: bool = True
     """Whether the end of training is saved whatever the interval; true, since its weights are what a run is for."""
     save_begin: int = 0

@@ -179,8 +179,9 @@ class PlateauConf:
     _target_: str = "torch.optim.lr_scheduler.ReduceLROnPlateau"
     _partial_: bool = True
     """The optimizer is added when it is there."""
-    mode: str = "min"
-    """`min` if low values of the metric are good, `max` if high ones are; `min` goes with the loss."""
+    mode: Optional[str] = None
+    """`min` if low values of the metric are good, `max` if high ones are; null: what the metric itself says, so that
+    `monitor=accuracy` needs nothing more."""
     factor: float = 0.1
     """The factor, between 0 and 1; torch's own."""
     patience: int = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +18,15 @@ from hydraloop.compat import LightningCallback
 from hydraloop.compat.lightning_methods import ALWAYS, POINTS
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.loading import has_state
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.stages import mount_points_of
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, LoggerHook
+from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal
-from tests.hooks.tiny_runs import BATCHES, Stopper, batches, load
+from tests.hooks.tiny_runs import BATCHES, Stopper, batches, load, model
 from tests.ranks import on_ranks
 
 
@@ -199,7 +201,90 @@ def test_an_epoch_begun_by_another_process_does_not_start_again(tmp_path: Path) 
 def test_a_checkpoints_own_entries_stay(tmp_path: Path) -> None:
     hook = callback_with(on_save_checkpoint=lambda trainer, module, checkpoint: checkpoint.pop("optimizer"))
     said = refusal(engine_with(hook, CheckpointHook(), max_epochs=1, run_dir=tmp_path).train)
-    assert "Theirs replaces 'optimizer' of the checkpoint in on_save_checkpoint" in said
+    assert "Theirs changes 'optimizer' of the checkpoint in on_save_checkpoint" in said
+
+
+def test_nothing_of_a_loaded_checkpoint_can_be_changed(tmp_path: Path) -> None:
+    engine_with(CheckpointHook(), max_epochs=1, run_dir=tmp_path / "first").train()
+    hook = callback_with(on_load_checkpoint=lambda trainer, module, checkpoint: checkpoint["state_dict"].clear())
+    resume = tmp_path / "first" / "checkpoints" / "epoch_1.pth"
+    said = refusal(engine_with(hook, resume=resume, resume_strict=False, run_dir=tmp_path / "second").train)
+    assert "Theirs changes 'state_dict.0.weight' of the checkpoint in on_load_checkpoint" in said
+
+
+class BaseFinetuning:
+    """Has the name of Lightning's, and does with the optimizer's groups what that does."""
+
+    def __init__(self, *, unfreezes_at: int) -> None:
+        self.unfreezes_at = unfreezes_at
+        self.groups: list[dict[str, Any]] = []
+        self.resumed = False
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.resumed:
+            parameters = dict(pl_module.named_parameters())
+            trainer.optimizers[0].param_groups = [
+                {**group, "params": [parameters[name] for name in group["params"]]} for group in self.groups
+            ]
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        optimizer = trainer.optimizers[0]
+        if trainer.current_epoch == self.unfreezes_at:
+            optimizer.add_param_group({"params": list(pl_module.model[0].parameters())})
+        if not self.groups:
+            names = {id(parameter): name for name, parameter in pl_module.named_parameters()}
+            self.groups = [
+                {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
+                for group in optimizer.param_groups
+            ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": self.groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resumed, self.groups = True, state["groups"]
+
+
+def unfreezing(run_dir: Path, *, at: int = 9, **options: Any) -> Engine:
+    """An engine whose optimizer has not got the first layer, until the callback gives it that."""
+    net = model()
+    optimizer = torch.optim.SGD([p for name, p in net.named_parameters() if name[0] != "0"], lr=0.1, momentum=0.9)
+    hooks = (LightningCallback(BaseFinetuning(unfreezes_at=at)), CheckpointHook())
+    return engine_with(*hooks, net=net, optimizer=optimizer, run_dir=run_dir, **options)
+
+
+def test_a_run_is_not_resumed_behind_where_a_callback_has_unfrozen(tmp_path: Path) -> None:
+    unfreezing(tmp_path / "first", at=1, max_epochs=2).train()
+    before, behind = (tmp_path / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
+    said = refusal(unfreezing(tmp_path / "second", at=1, resume=behind).train)
+    assert said.startswith(f"resume: in {behind} the optimizer has 2 groups of parameters, and it starts with 1")
+    assert "behind the point where BaseFinetuning unfreezes" in said
+    assert unfreezing(tmp_path / "third", at=1, max_epochs=2, resume=before).train().status == "finished"
+
+
+def test_what_the_optimizer_was_resumed_with_stays_over_on_fit_start(tmp_path: Path) -> None:
+    class Halves(Hook):
+        def after_train_epoch(self, engine: Engine) -> None:
+            engine.optimizer.param_groups[0]["lr"] /= 2
+
+    first = engine_with(
+        LightningCallback(BaseFinetuning(unfreezes_at=9)),
+        Halves(),
+        CheckpointHook(),
+        max_epochs=1,
+        run_dir=tmp_path / "first",
+    )
+    first.train()
+    path = tmp_path / "first" / "checkpoints" / "epoch_1.pth"
+    again = engine_with(
+        LightningCallback(BaseFinetuning(unfreezes_at=9)),
+        max_epochs=2,
+        resume=path,
+        resume_strict=False,
+        run_dir=tmp_path / "second",
+    )
+    again.train()
+    assert again.optimizer.param_groups[0]["lr"] == 0.05
 
 
 def test_evaluation_mode_and_no_gradients_around_an_evaluation(tmp_path: Path) -> None:
@@ -366,6 +451,45 @@ def test_what_is_logged_in_training_is_in_the_record(tmp_path: Path) -> None:
     assert not any("val_mine" in record for record in records)
 
 
+class TwoLosses(Task):
+    """Returns another loss beside its loss."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        outputs = super().forward(batch)
+        return {**outputs, "aux_loss": outputs["loss"].detach() * 0 + 1}
+
+
+def test_hydraloops_own_numbers_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def on_train_batch_end(trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("epoch", float(trainer.current_epoch))
+        pl_module.log_dict({"aux_loss": 8.0, "my_loss": 9.0})
+        trainer.logger.log_metrics({"grad_norm": 7.0})
+        assert trainer.callback_metrics["epoch"] == 0.0
+
+    hook = callback_with(on_train_batch_end=on_train_batch_end)
+    net = model()
+    engine = Engine(
+        task=TwoLosses(net, nn.functional.mse_loss),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loaders=Loaders(train=batches()),
+        hooks={"info": RuntimeInfoHook(), "logger": LoggerHook(interval=2), "theirs": hook},
+        settings=Settings(max_epochs=1, device="cpu"),
+        run_dir=tmp_path,
+    )
+    with caplog.at_level(logging.WARNING):
+        engine.train()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(record["epoch"], record["aux_loss"]) for record in records] == [(1, 1.0), (1, 1.0)]
+    assert "grad_norm" not in records[1]
+    names = ("theirs/epoch", "theirs/aux_loss", "theirs/grad_norm", "my_loss")
+    assert [records[1][name] for name in names] == [0.0, 8.0, 7.0, 9.0]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert said[0] == (
+        "hooks.theirs: Theirs logs 'epoch', a name of hydraloop's own; the records have it as 'theirs/epoch'"
+    )
+
+
 def test_what_the_module_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def on_train_batch_start(trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         inputs, _ = batch
@@ -395,6 +519,18 @@ def test_save_checkpoint(tmp_path: Path) -> None:
     engine_with(callback_with(on_train_epoch_end=on_train_epoch_end), max_epochs=1, run_dir=tmp_path).train()
     assert "optimizer" in load(tmp_path / "whole.pth")
     assert "optimizer" not in load(tmp_path / "weights.pth")
+
+
+@pytest.mark.parametrize("name", ["teardown", "on_exception", "on_save_checkpoint"])
+def test_no_checkpoint_can_be_asked_for_where_none_is_written(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = callback_with(**{name: lambda trainer, *_: trainer.save_checkpoint(tmp_path / "mine.pth")})
+    hooks = (hook, CheckpointHook(), Stopper(fail_at=1 if name == "on_exception" else 0))
+    with pytest.raises((UserError, FloatingPointError)) as raised:
+        engine_with(*hooks, max_epochs=1, run_dir=tmp_path).train()
+    said = str(raised.value) + caplog.text
+    assert f"lightning's trainer.save_checkpoint in {name} has no counterpart in hydraloop" in said
 
 
 def fails_with(tmp_path: Path, act: Callable[[Any, Any], Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -168,10 +169,55 @@ def test_scalars_go_into_the_records_and_information_to_other_hooks(tmp_path: Pa
     other = hook_with(after_train_epoch=after_train_epoch)
     hooks = (hook_with(after_train_iter=after_train_iter), other, RuntimeInfoHook(), LoggerHook(interval=BATCHES))
     engine_with(*hooks, max_epochs=1, run_dir=tmp_path).train()
-    assert seen == [[3, 1, BATCHES, 1, BATCHES, None], [1, "away", True], [6.0, 9.0, 4.0, 0.1], True]
+    assert seen == [[3, 1, BATCHES, 1, BATCHES, None], [1, "away", True], [6.0, 9.0, 8.0, 0.1], True]
     record, validated = map(json.loads, (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert (record["train/twice"], record["train/thrice"]) == (3.0, 4.5)
     assert "val/hidden" not in record | validated
+
+
+def test_a_scalar_with_a_count_is_a_sum(tmp_path: Path) -> None:
+    """As in mmengine: the mean of a window is the sum of its values by that of its counts."""
+    seen: list[float] = []
+
+    def after_train_iter(runner: Any, batch_idx: int, **_: Any) -> None:
+        hub = runner.message_hub
+        hub.update_scalar("train/even", 10.0, count=2)
+        hub.update_scalars({"train/uneven": {"value": torch.tensor(6.0), "count": 1 + batch_idx}})
+        seen.append(hub.get_scalar("train/even").current())
+
+    hooks = (hook_with(after_train_iter=after_train_iter), LoggerHook(interval=BATCHES))
+    engine_with(*hooks, max_epochs=1, val=False, run_dir=tmp_path).train()
+    record = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
+    assert (record["train/even"], record["train/uneven"]) == (5.0, 24 / (1 + 2 + 3 + 4))
+    assert seen == [10.0] * BATCHES
+
+
+def test_a_count_of_nothing_has_no_counterpart(tmp_path: Path) -> None:
+    hook = hook_with(before_train=lambda runner: runner.message_hub.update_scalar("train/mine", 0.0, count=0))
+    said = refusal(engine_with(hook, run_dir=tmp_path).train)
+    assert "count=0 of mmengine's runner.message_hub.update_scalar has no counterpart" in said
+
+
+def test_hydraloops_own_numbers_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def after_train_iter(runner: Any, **_: Any) -> None:
+        for name in ("loss", "epoch", "lr"):
+            runner.message_hub.update_scalar(name, 100.0)
+        assert runner.message_hub.get_scalar("loss").current() == 100.0
+
+    def record(hook: Hook, run_dir: Path) -> dict[str, Any]:
+        hooks = (RuntimeInfoHook(), LoggerHook(interval=BATCHES), hook)
+        engine_with(*hooks, max_epochs=1, val=False, run_dir=run_dir).train()
+        made: dict[str, Any] = json.loads((run_dir / "metrics.jsonl").read_text(encoding="utf-8"))
+        made.pop("memory")
+        return made
+
+    alone = record(Hook(), tmp_path / "alone")
+    with caplog.at_level(logging.WARNING):
+        both = record(hook_with(after_train_iter=after_train_iter), tmp_path / "both")
+    assert both == {**alone, "h2/loss": 100.0, "h2/epoch": 100.0, "h2/lr": 100.0}
+    said = [entry.getMessage() for entry in caplog.records]
+    assert said[0] == ("hooks.h2: Theirs logs 'loss', a name of hydraloop's own; the records have it as 'h2/loss'")
+    assert len(said) == 3
 
 
 def test_an_unknown_scalar_is_named_with_those_there_are(tmp_path: Path) -> None:
@@ -213,6 +259,14 @@ def test_save_checkpoint(tmp_path: Path) -> None:
     assert "optimizer" not in saved
 
 
+@pytest.mark.parametrize("point", ["after_run", "before_save_checkpoint"])
+def test_no_checkpoint_can_be_asked_for_where_none_is_written(tmp_path: Path, point: str) -> None:
+    hook = hook_with(**{point: lambda runner, **_: runner.save_checkpoint(runner.work_dir, "mine.pth")})
+    said = refusal(engine_with(hook, CheckpointHook(), max_epochs=1, run_dir=tmp_path).train)
+    assert f"mmengine's runner.save_checkpoint in {point} has no counterpart in hydraloop" in said
+    assert "ask at an earlier point" in said
+
+
 def test_a_checkpoint_may_be_added_to_but_not_changed(tmp_path: Path) -> None:
     def adds(runner: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["theirs"] = {"seen": runner.iter}
@@ -230,7 +284,75 @@ def test_a_checkpoint_may_be_added_to_but_not_changed(tmp_path: Path) -> None:
 
     hooks = (hook_with(before_save_checkpoint=replaces), CheckpointHook())
     said = refusal(engine_with(*hooks, max_epochs=1, run_dir=tmp_path / "third").train)
-    assert "Theirs replaces 'state_dict' of the checkpoint" in said
+    assert "Theirs changes 'state_dict." in said
+
+
+def _zeroed(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.zeros_like(value) for name, value in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "entry"),
+    [
+        (lambda checkpoint: checkpoint["state_dict"].pop("0.weight"), "state_dict.0.weight"),
+        (lambda checkpoint: checkpoint["state_dict"].update(_zeroed(checkpoint["state_dict"])), "state_dict.0.weight"),
+        (lambda checkpoint: checkpoint["state_dict"].update(extra=torch.zeros(1)), "state_dict.extra"),
+        (lambda checkpoint: checkpoint["state_dict"]["0.bias"].zero_(), "state_dict.0.bias"),
+        (lambda checkpoint: checkpoint.update(state_dict=_zeroed(checkpoint["state_dict"])), "state_dict.0.weight"),
+        (lambda checkpoint: checkpoint["optimizer"]["param_groups"][0].update(lr=9.0), "optimizer.param_groups.0.lr"),
+        (lambda checkpoint: checkpoint["optimizer"]["param_groups"].append({}), "optimizer.param_groups.1"),
+        (lambda checkpoint: checkpoint["meta"].update(mine=1), "meta.mine"),
+        (lambda checkpoint: checkpoint.pop("progress"), "progress"),
+    ],
+)
+@pytest.mark.parametrize("point", ["before_save_checkpoint", "after_load_checkpoint"])
+def test_no_entry_of_hydraloops_can_be_changed(
+    tmp_path: Path, point: str, change: Callable[[dict[str, Any]], object], entry: str
+) -> None:
+    hook = hook_with(**{point: lambda runner, checkpoint: change(checkpoint)})
+    options: dict[str, Any] = {}
+    if point == "after_load_checkpoint":
+        engine_with(CheckpointHook(), max_epochs=1, run_dir=tmp_path / "first").train()
+        path = tmp_path / "first" / "checkpoints" / "epoch_1.pth"
+        options = {"resume": path, "resume_strict": False}
+    engine = engine_with(hook, CheckpointHook(), max_epochs=1, run_dir=tmp_path / "second", **options)
+    said = refusal(engine.train)
+    assert said.startswith(f"hooks.h0: Theirs changes {entry!r} of the checkpoint in {point}")
+    assert not list((tmp_path / "second").glob("checkpoints/*.pth"))
+
+
+def test_a_file_of_bare_weights_cannot_be_changed_either(tmp_path: Path) -> None:
+    first = engine_with(run_dir=tmp_path / "first")
+    torch.save(first.model.state_dict(), tmp_path / "weights.pth")
+    hook = hook_with(after_load_checkpoint=lambda runner, checkpoint: checkpoint.update(_zeroed(checkpoint)))
+    said = refusal(engine_with(hook, load_from=tmp_path / "weights.pth", run_dir=tmp_path / "second").train)
+    assert "Theirs changes '0.weight' of the checkpoint in after_load_checkpoint" in said
+    assert "change the model itself" in said
+
+
+def test_what_one_hook_adds_the_next_may_have(tmp_path: Path) -> None:
+    """And the same plain values, or a dict with the same entries, are no change."""
+
+    def same(runner: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = dict(checkpoint["state_dict"])
+        checkpoint["meta"]["experiment_name"] = "".join(checkpoint["meta"].get("experiment_name", ""))
+        checkpoint["theirs"] = [1]
+
+    taken: list[Any] = []
+    first = hook_with(
+        before_save_checkpoint=same,
+        after_load_checkpoint=lambda runner, checkpoint: taken.append(checkpoint.pop("theirs")),
+    )
+    second = hook_with(
+        before_save_checkpoint=lambda runner, checkpoint: taken.append(checkpoint["theirs"]),
+        after_load_checkpoint=lambda runner, checkpoint: taken.append("theirs" in checkpoint),
+    )
+    hooks = (first, second, CheckpointHook())
+    options = {"experiment_name": "mine"}
+    engine_with(*hooks, max_epochs=1, metadata=options, run_dir=tmp_path / "first").train()
+    path = tmp_path / "first" / "checkpoints" / "epoch_1.pth"
+    engine_with(*hooks, max_epochs=1, resume=path, run_dir=tmp_path / "second").train()
+    assert taken == [[1], [1], False]
 
 
 class Counts:

@@ -51,11 +51,20 @@ def test_timer(outcomes: Mapping[str, Any]) -> None:
 
 def test_lambda_callback_and_what_it_logs(outcomes: Mapping[str, Any]) -> None:
     assert outcomes["lambdas"]["seen"] == [[["loss"], [4, 2], True]]
-    assert outcomes["lambdas"]["record"] == {"norm": 1.5, "twice": 3.0}
+    assert outcomes["lambdas"]["record"] == {"norm": 1.5, "twice": 3.0, "epoch": 1, "h0/epoch": 0.0}
+    assert outcomes["lambdas"]["logged"] == pytest.approx(1000)
 
 
 def test_finetuning(outcomes: Mapping[str, Any]) -> None:
     assert outcomes["finetuning"] == [[False, False], [True, True]]
+
+
+def test_finetuning_is_resumed_in_front_of_its_unfreezing_only(outcomes: Mapping[str, Any]) -> None:
+    found = outcomes["finetuning_resumed"]
+    assert found["groups"] == [2, 2]
+    assert found["same"]
+    assert "the optimizer has 2 groups of parameters, and it starts with 1" in found["refused"]
+    assert "AddsGroup unfreezes" in found["refused"]
 
 
 def test_spike_detection(outcomes: Mapping[str, Any]) -> None:

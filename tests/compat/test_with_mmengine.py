@@ -53,6 +53,15 @@ def test_profiler_hook(outcomes: Mapping[str, Any]) -> None:
     assert outcomes["profiler"] is True
 
 
+def test_scalars_with_counts_mean_the_same_as_in_mmengine(outcomes: Mapping[str, Any]) -> None:
+    found = outcomes["counted"]
+    assert found["here"] == found["theirs"]
+
+
+def test_weights_that_are_revised_too_late_are_named(outcomes: Mapping[str, Any]) -> None:
+    assert "Revises changes 'state_dict.0.weight' of the checkpoint in after_load_checkpoint" in outcomes["revised"]
+
+
 def test_the_others_of_mmengines_own_hooks_are_refused(outcomes: Mapping[str, Any]) -> None:
     messages, known = outcomes["refused"]["messages"], outcomes["refused"]["known"]
     carried = {name for name, message in messages.items() if message == "nothing was refused"}

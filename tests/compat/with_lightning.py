@@ -17,11 +17,20 @@ with warnings.catch_warnings():
 
 from hydraloop.compat import LightningCallback
 from hydraloop.compat.lightning_methods import INSTEAD, POINTS
-from hydraloop.hooks import LoggerHook
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from tests.compat.scripts import RISING, engine_with, refusal, run_all
-from tests.hooks.tiny_runs import BATCHES, Stopper, batches
+from tests.hooks.tiny_runs import BATCHES, Stopper, batches, bits, model, same
 
 EPOCHS = 4
+
+
+class Decays(Hook):
+    """Halves the learning rates every two iterations."""
+
+    def after_train_iter(self, engine: Any, batch_idx: int, batch: Any, outputs: Any) -> None:
+        for group in engine.optimizer.param_groups:
+            group["lr"] /= 1 + batch_idx % 2
 
 
 class Tracer(pl.Callback):
@@ -133,7 +142,6 @@ def early_stopping() -> Any:
 
 def resumed() -> Any:
     """What early stopping knows after two epochs, and in a new callback that resumes there before it trains."""
-    from hydraloop.hooks import CheckpointHook
 
     def callback() -> Any:
         return theirs.EarlyStopping(monitor="val_accuracy", mode="max", patience=5)
@@ -170,6 +178,8 @@ def lambdas() -> Any:
     seen: list[Any] = []
 
     def on_train_batch_end(trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("epoch", float(trainer.current_epoch))
+        pl_module.log("loss", 1000 * outputs["loss"])
         pl_module.log("norm", torch.tensor(float(batch_idx)), prog_bar=True)
         trainer.logger.log_metrics({"twice": 2.0 * batch_idx}, step=trainer.global_step)
         if batch_idx == 0:
@@ -178,6 +188,7 @@ def lambdas() -> Any:
 
     engine = engine_with(
         LightningCallback(theirs.LambdaCallback(on_train_batch_end=on_train_batch_end)),
+        RuntimeInfoHook(),
         LoggerHook(interval=BATCHES),
         max_epochs=1,
         val=False,
@@ -185,7 +196,11 @@ def lambdas() -> Any:
     records: list[Any] = []
     engine.log_record = lambda record: records.append(dict(record))  # type: ignore[method-assign]
     engine.train()
-    return {"seen": seen, "record": {name: records[0].get(name) for name in ("norm", "twice")}}
+    return {
+        "seen": seen,
+        "record": {name: records[0].get(name) for name in ("norm", "twice", "epoch", "h0/epoch")},
+        "logged": records[0]["h0/loss"] / records[0]["loss"],
+    }
 
 
 class Unfreezes(theirs.BaseFinetuning):
@@ -208,6 +223,39 @@ def finetuning() -> Any:
     callback = Unfreezes()
     engine_with(LightningCallback(callback), max_epochs=2, val=False).train()
     return callback.seen
+
+
+class AddsGroup(theirs.BaseFinetuning):
+    """Gives the optimizer the first layer in the second epoch."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.model[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.model[0], optimizer, lr=0.01)
+
+
+def finetuning_resumed() -> Any:
+    """Resumed in front of the epoch in which it unfreezes, with a lr that has changed, and behind that."""
+
+    def engine(run_dir: Path, *hooks: Any, **options: Any) -> Any:
+        net = model()
+        optimizer = torch.optim.SGD([p for name, p in net.named_parameters() if name[0] != "0"], lr=0.1, momentum=0.9)
+        hooks = (LightningCallback(AddsGroup()), CheckpointHook(), Decays())
+        return engine_with(*hooks, net=net, optimizer=optimizer, max_epochs=3, run_dir=run_dir, **options)
+
+    folder = Path(tempfile.mkdtemp())
+    first = engine(folder / "first")
+    first.train()
+    before, behind = (folder / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
+    again = engine(folder / "second", resume=before)
+    again.train()
+    return {
+        "groups": [len(each.optimizer.param_groups) for each in (first, again)],
+        "same": same(bits(first.model), bits(again.model)),
+        "refused": refusal(engine(folder / "third", resume=behind).train),
+    }
 
 
 def spikes() -> Any:
@@ -265,4 +313,6 @@ def unmapped() -> Any:
 
 
 if __name__ == "__main__":
-    run_all([traces, early_stopping, resumed, timer, lambdas, finetuning, spikes, refused, unmapped])
+    run_all(
+        [traces, early_stopping, resumed, timer, lambdas, finetuning, finetuning_resumed, spikes, refused, unmapped]
+    )

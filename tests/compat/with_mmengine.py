@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's, about what mmengine uses of it
     import mmengine.hooks as theirs
     from mmengine.evaluator import BaseMetric, Evaluator
+    from mmengine.logging import MessageHub
     from mmengine.model import BaseModel
     from mmengine.optim import OptimWrapper
     from mmengine.runner import Runner
@@ -24,7 +25,7 @@ from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
-from hydraloop.hooks import LoggerHook, RuntimeInfoHook
+from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal, run_all
 from tests.hooks.tiny_runs import BATCHES, batches
@@ -176,6 +177,50 @@ def iter_timer() -> Any:
     return [sorted(name for name in json.loads(line) if name.startswith(("train/", "val/"))) for line in lines]
 
 
+class Sums(theirs.Hook):  # type: ignore[misc]
+    """Puts sums with their counts into the hub."""
+
+    def __init__(self) -> None:
+        self.current: list[float] = []
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        sum_into(runner.message_hub, batch_idx)
+        self.current.append(float(runner.message_hub.get_scalar("train/mine").current()))
+
+
+def sum_into(hub: Any, batch_idx: int) -> None:
+    hub.update_scalar("train/mine", 10.0 + batch_idx, count=1 + batch_idx)
+
+
+def counted() -> Any:
+    """The values and the mean of a scalar with counts, in mmengine's own hub, and here."""
+    hub, current = MessageHub("mine"), []
+    for batch_idx in range(BATCHES):
+        sum_into(hub, batch_idx)
+        current.append(float(hub.get_scalar("train/mine").current()))
+    hook = Sums()
+    engine = engine_with(LoggerHook(interval=BATCHES), MMEngineHook(hook), max_epochs=1, val=False)
+    engine.train()
+    record = json.loads((engine.run_dir / "metrics.jsonl").read_text(encoding="utf-8"))
+    return {
+        "theirs": [current, float(hub.get_scalar("train/mine").mean())],
+        "here": [hook.current, record["train/mine"]],
+    }
+
+
+class Revises(theirs.Hook):  # type: ignore[misc]
+    """Revises weights before mmengine puts them into the model."""
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {name: torch.zeros_like(value) for name, value in checkpoint["state_dict"].items()}
+
+
+def revised() -> Any:
+    folder = Path(tempfile.mkdtemp())
+    engine_with(CheckpointHook(), max_epochs=1, run_dir=folder).train()
+    return refusal(engine_with(MMEngineHook(Revises()), load_from=folder / "checkpoints" / "epoch_1.pth").train)
+
+
 def sampler_seed() -> Any:
     """The epochs that it gave the sampler."""
     told: list[int] = []
@@ -237,4 +282,18 @@ def unmapped() -> Any:
 
 
 if __name__ == "__main__":
-    run_all([traces, early_stopping, empty_cache, sync_buffers, iter_timer, sampler_seed, profiler, refused, unmapped])
+    run_all(
+        [
+            traces,
+            early_stopping,
+            empty_cache,
+            sync_buffers,
+            iter_timer,
+            counted,
+            revised,
+            sampler_seed,
+            profiler,
+            refused,
+            unmapped,
+        ]
+    )

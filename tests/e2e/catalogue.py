@@ -429,7 +429,7 @@ CUSTOM_HOOKS = (
         "MMEngine",
         "PrepareTTAHook",
         "`tta`",
-        "engine.max_epochs=1 hooks=[tta]",
+        "engine.max_epochs=1 hooks=[tta] hooks.tta.transforms=[identity,shift]",
         tests="""
         hooks/test_tta.py::test_the_test_is_that_of_the_mean_and_training_is_as_without
         test_the_model_is_put_back_after_an_error

@@ -87,6 +87,7 @@ def _run_dir(command: Command) -> str | None:
     return found[1] if found else None
 
 
+@pytest.mark.slow  # a minute: fifty runs
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.line)
 def test_the_command_runs_on_the_digits(command: Command, done: dict[Command, tuple[Done, Run]]) -> None:
     came, run = done[command]

@@ -346,9 +346,9 @@ def test_a_priority_is_swept(project: Project) -> None:
     "arguments",
     [
         ["-m", "hooks=ema,profiler"],
-        ["--multi", "hooks=ema,profiler"],
-        ["hooks=ema,profiler", "-m"],
-        ["hydra.mode=MULTIRUN", "hooks=ema,profiler"],
+        pytest.param(["--multi", "hooks=ema,profiler"], marks=pytest.mark.slow),
+        pytest.param(["hooks=ema,profiler", "-m"], marks=pytest.mark.slow),
+        pytest.param(["hydra.mode=MULTIRUN", "hooks=ema,profiler"], marks=pytest.mark.slow),
         ["hooks=ema,profiler", "+debug=swept"],
     ],
     ids=" ".join,

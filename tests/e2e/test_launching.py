@@ -136,6 +136,7 @@ def test_two_ranks_of_our_own_and_of_torchruns_do_the_same(project: Project) -> 
     assert not list((project.path / "outputs").glob("*")) if (project.path / "outputs").exists() else True
 
 
+@pytest.mark.slow
 def test_two_agents_share_a_directory(project: Project) -> None:
     line = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
     command = [sys.executable, "-m", "torch.distributed.run", *line, "train.py", *QUICK]
@@ -163,6 +164,7 @@ def free_port() -> int:
 # Sweeps, and ranks that fail. ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_each_kind_of_failure(project: Project) -> None:
     done = project.train("-m", *QUICK, TWO, TROUBLE, "+hooks.trouble.what=raise,kill,mistake,none")
     assert done.code == 1

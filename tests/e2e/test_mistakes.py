@@ -12,6 +12,10 @@ from tests.e2e.projects import Done, Project, Run
 COMPOSING: dict[str, tuple[str, str]] = {
     # command line: (key, remedy)
     "hooks=emaa": ("hooks", "Did you mean ema?"),
+    "hooks=profiler +hooks.profiler.on_trace_ready._target_=my_project.hooks.MyHook": (
+        "hooks.profiler.on_trace_ready",
+        "Write all of it",
+    ),
     "hooks=[ema,profilr]": ("hooks", "Did you mean profiler or"),
     "hooks=ema,profilr": ("hooks", "Did you mean profiler or"),
     "hoks=ema": ("hoks", "Did you mean hooks?"),

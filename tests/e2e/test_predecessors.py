@@ -10,6 +10,8 @@ import torch
 
 from tests.e2e.projects import Done, Project, Run
 
+pytestmark = pytest.mark.slow  # twenty runs
+
 TRANSLATED = '''
 import logging
 import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
 from tests.e2e.projects import Project, Run
@@ -73,6 +74,7 @@ def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Pro
     assert Run(project.run.path / ".hydra/resume_1").result["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_runs_from_python_and_from_the_command_line_find_each_other(project: Project) -> None:
     script = "import hydraloop\ncfg = hydraloop.compose({lines})\nprint(hydraloop.build(cfg{more}).train().status)\n"
     project.write("own.py", script.format(lines=[*QUICK], more=""))
@@ -106,6 +108,7 @@ def records_of_python(run: Run) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_checkpoints_in_a_folder_that_only_the_job_knows(project: Project) -> None:
     line = ["default_hooks.checkpoint.out_dir=${hydra:runtime.output_dir}/ck", "engine.test=false"]
     assert project.train(*line, "engine.max_epochs=1").code == 0
@@ -141,6 +144,7 @@ def test_a_run_without_hydras_records_is_found_again(project: Project) -> None:
     assert project.run.result["progress"]["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_a_directory_named_in_the_config_file(project: Project) -> None:
     config = project.path / "conf" / "config.yaml"
     config.write_text(config.read_text() + "\nhydra: {run: {dir: 'runs/${experiment_name}'}}\n")

@@ -164,6 +164,32 @@ def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> No
     assert f"all parameters are finite; the largest norms: {largest} {norms[largest]:.4g}, " in str(error)
 
 
+def test_an_engine_used_again_after_the_error_looks_at_new_losses(tmp_path: Path) -> None:
+    bad = Poison([3])
+    engine = _engine(tmp_path, {"check": CheckInvalidLossHook(interval=1), "poison": bad})
+    assert _raised(engine).iteration == 3
+    bad._iterations = []
+    assert engine.train().status == "finished"
+
+
+class OneValue(Regression):
+    """A loss that is no scalar, of which torch computes gradients all the same."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        outputs = super().forward(batch)
+        return {**outputs, "loss": outputs["loss"].reshape(1, 1)}
+
+
+def test_a_loss_of_one_value_in_another_shape(tmp_path: Path) -> None:
+    for iterations in ([], [8]):
+        engine = _engine(tmp_path, {"check": CheckInvalidLossHook(interval=5), "poison": Poison(iterations)})
+        engine.task.__class__ = OneValue
+        if iterations:
+            assert _raised(engine).iteration == 8
+        else:
+            assert engine.train().status == "finished"
+
+
 def test_an_infinite_loss_is_invalid_too(tmp_path: Path) -> None:
     loader = [(torch.zeros(2, 3), torch.full((2, 1), 1e30))] * 2
     assert "the loss is inf at iteration 1" in str(

@@ -414,6 +414,27 @@ def test_the_files_of_another_run_are_not_overwritten(tmp_path: Path) -> None:
     assert load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"] == before
 
 
+def test_a_resumed_run_does_not_overwrite_those_of_another_either(tmp_path: Path) -> None:
+    run(tmp_path / "one", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=2)
+    before = load(tmp_path / "disk" / "epoch_2.pth")["meta"]["time"]
+    run(tmp_path / "two", CheckpointHook(), max_epochs=1)
+    resume = tmp_path / "two" / "checkpoints" / "epoch_1.pth"
+    with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: .*another run"):
+        run(tmp_path / "two", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=2, resume=resume)
+    assert load(tmp_path / "disk" / "epoch_2.pth")["meta"]["time"] == before
+    assert (tmp_path / "disk" / "run_dir").read_text().strip() == str((tmp_path / "one").resolve())
+
+
+def test_a_moved_run_goes_on_in_its_folder_elsewhere(tmp_path: Path) -> None:
+    run(tmp_path / "old", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=1)
+    (tmp_path / "old").rename(tmp_path / "new")
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    resume = tmp_path / "link" / "epoch_1.pth"
+    run(tmp_path / "new", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=2, resume=resume)
+    assert files(tmp_path / "disk") == {"epoch_1", "epoch_2"}
+    assert (tmp_path / "disk" / "run_dir").read_text().strip() == str((tmp_path / "new").resolve())
+
+
 @pytest.mark.parametrize("out_dir", ["$tmp/file/dir", "$tmp/file", "/proc/weights", "$tmp/" + "long" * 99])
 def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_path: Path, out_dir: str) -> None:
     (tmp_path / "file").touch()
@@ -442,6 +463,9 @@ def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_pa
         ({"out_dir": "~nobody_by_this_name/weights"}, "out_dir"),
         ({"published_keys": ["weights"]}, "published_keys"),
         ({"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys"),
+        ({"published_keys": []}, "published_keys"),
+        ({"published_keys": ["state_dict"], "save_last": False}, "published_keys"),
+        ({"published_keys": ["state_dict"], "save_last": False, "save_best": []}, "published_keys"),
     ],
 )
 def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:

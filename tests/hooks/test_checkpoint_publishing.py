@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import Tensor, nn, optim
 from hydraloop.engine.checkpoint import initialise
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
+from hydraloop.hooks import publishing
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.publishing import ENTRIES
 from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
 
 
@@ -264,8 +267,67 @@ def test_weights_of_another_model_are_one_message(tmp_path: Path) -> None:
     assert "0.weight" in error.problem
 
 
-def test_a_run_cannot_go_on_from_it(tmp_path: Path) -> None:
-    path = published(tmp_path / "one", "meta", "state_dict")
-    error = _refused(tmp_path, path, load_from=None, resume=path)
-    assert error.key == "resume"
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("keys", [ENTRIES, ("state_dict",), tuple(entry for entry in ENTRIES if entry != "meta")])
+def test_a_run_cannot_go_on_from_it(tmp_path: Path, keys: tuple[str, ...], renamed: bool) -> None:
+    tensors = published(tmp_path / "one", *keys, hooks={"ema": EMAHook(momentum=0.1, warmup=False)})
+    source = tmp_path / "one" / "checkpoints" / "epoch_1.pth"
+    for path in (tensors, tensors.with_suffix(".pth")):
+        resume = path.rename(path.with_stem("mine")) if renamed else path
+        error = _refused(tmp_path, resume, load_from=None, resume=resume, max_epochs=2)
+        assert error.key == "resume"
+        assert error.remedy.endswith(f"o start a new run from its weights, use load_from={resume}.")
+        told = not renamed or (resume.suffix == ".pth" and "meta" in keys)
+        assert (f"Resume from {source}; " in error.remedy) is told
+        assert ("is a published file" in error.problem) is told
+
+
+def test_a_published_file_on_its_own_names_no_file_that_is_not_there(tmp_path: Path) -> None:
+    path = published(tmp_path / "one", *ENTRIES).with_suffix(".pth")
+    (tmp_path / "one" / "checkpoints" / "epoch_1.pth").unlink()
+    error = _refused(tmp_path, path, load_from=None, resume=path, max_epochs=2)
     assert error.remedy == f"To start a new run from its weights, use load_from={path}."
+
+
+# Which are there. ----------------------------------------------------------------------------------------------------
+
+
+def names(run_dir: Path) -> set[str]:
+    return {path.name for path in (run_dir / "checkpoints").glob("*_published.*")}
+
+
+def test_published_files_go_with_the_checkpoint_they_were_made_of(tmp_path: Path) -> None:
+    def hook() -> CheckpointHook:
+        return CheckpointHook(save_best="acc", max_keep_ckpts=1, published_keys=["state_dict"])
+
+    engine_of(tmp_path, {"checkpoint": hook()}, metrics={"acc": Scripted([0.5])}, max_epochs=1).train()
+    assert names(tmp_path) == {
+        f"{stem}_published.{suffix}" for stem in ("epoch_1", "best_acc_epoch_1") for suffix in ("pth", "safetensors")
+    }
+    (tmp_path / "checkpoints" / "mine_published.pth").touch()
+    resume = tmp_path / "checkpoints" / "best_acc_epoch_1.pth"
+    metrics = {"acc": Scripted([0.9])}
+    engine_of(tmp_path, {"checkpoint": hook()}, metrics=metrics, max_epochs=2, resume=resume).train()
+    assert names(tmp_path) == {"mine_published.pth"} | {
+        f"{stem}_published.{suffix}" for stem in ("epoch_2", "best_acc_epoch_2") for suffix in ("pth", "safetensors")
+    }
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = published(tmp_path, "state_dict", net=nn.Linear(3, 2)).with_name("epoch_1.pth")
+    checkpoint = load(source)
+    checkpoint["state_dict"] = {"weight": torch.zeros(100_000)}
+    torch.save(checkpoint, source)
+    write, limit = publishing.write, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write_and_fill(path: Path, content: dict[str, Any]) -> None:
+        write(path, content)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limit[1]))
+
+    monkeypatch.setattr(publishing, "write", write_and_fill)
+    try:
+        with pytest.raises(OSError, match=r"epoch_1_published\.safetensors.*large"):
+            publishing.publish(source, ["state_dict"], "raw")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not list(source.parent.glob(".*"))

@@ -21,6 +21,7 @@ from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.result import Result
 from hydraloop.errors import UserError
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
 from hydraloop.tasks.task import Task
@@ -219,6 +220,88 @@ def test_a_resumed_run_stops_at_the_same_epoch(epoch: int, tmp_path: Path) -> No
     assert (resumed.progress["epoch"], resumed.reason) == (6, whole.reason)
 
 
+STOPPING: list[tuple[dict[str, Any], list[float]]] = [
+    ({"patience": 2}, [0.5, 0.4, 0.3]),
+    ({"stopping_threshold": 0.7}, [0.5, 0.8]),
+    ({}, [0.5, nan]),
+    ({"patience": 2, "min_delta": 0.2}, [0.5, 0.6, 0.65]),
+]
+
+
+def _stopped(run_dir: Path, options: dict[str, Any], values: list[float]) -> tuple[Result, Path]:
+    """A run that has stopped, and its checkpoint of behind the validation that stopped it."""
+    hooks = {"early_stopping": EarlyStoppingHook(**options), "behind": Behind()}
+    result = _engine(run_dir, values, hooks).train()
+    assert (result.status, result.progress["epoch"]) == ("stopped", len(values))
+    return result, run_dir / "checkpoints" / f"behind_{len(values)}.pth"
+
+
+class Behind(Hook):
+    """Asks for a checkpoint behind each validation, as `save_best` does."""
+
+    def after_val_epoch(self, engine: Engine, metrics: Any) -> None:
+        engine.request_checkpoint(f"behind_{engine.progress.epoch}")
+
+
+@pytest.mark.parametrize(("options", "values"), STOPPING)
+def test_a_stopped_run_is_stopped_when_it_is_resumed(
+    options: dict[str, Any], values: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, saved = _stopped(tmp_path, options, values)
+    hooks = {"early_stopping": EarlyStoppingHook(**options), "behind": Behind()}
+    resumed = _engine(tmp_path / "resumed", VALUES, hooks, resume=saved).train()
+    assert (resumed.status, resumed.reason, resumed.progress) == ("stopped", whole.reason, whole.progress)
+    assert "this run had been stopped; to train on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "changed"),
+    [
+        (*STOPPING[0], {"patience": 3}),
+        (*STOPPING[0], {"monitor": "loss", "patience": 9}),
+        (*STOPPING[0], {"rule": "less"}),
+        (*STOPPING[1], {"stopping_threshold": None}),
+        (*STOPPING[1], {"stopping_threshold": 0.9}),
+        (*STOPPING[2], {"check_finite": False}),
+        (*STOPPING[3], {"min_delta": 0.1}),
+    ],
+)
+def test_a_stopped_run_goes_on_by_other_options(
+    options: dict[str, Any], values: list[float], changed: dict[str, Any], tmp_path: Path
+) -> None:
+    _, saved = _stopped(tmp_path, options, values)
+    hooks = {"early_stopping": EarlyStoppingHook(**{**options, **changed}), "behind": Behind()}
+    resumed = _engine(tmp_path / "resumed", VALUES, hooks, resume=saved).train()
+    assert resumed.progress["epoch"] > len(values)
+
+
+def test_an_engine_that_was_stopped_is_used_again(tmp_path: Path) -> None:
+    hook = EarlyStoppingHook(patience=2)
+    engine = _engine(tmp_path, [0.5, 0.4, 0.3, *VALUES], {"early_stopping": hook})
+    reason = engine.train().reason
+    again = engine.train()
+    assert (again.status, again.reason, again.progress["epoch"]) == ("stopped", reason, 3)
+    hook.patience = 4
+    assert engine.train().progress["epoch"] > 3
+
+
+def resumed_on_rank(distributed: Distributed, run_dir: str, saved: str) -> tuple[int, str | None]:
+    """A stopped run, gone on with on several ranks."""
+    hooks = {"early_stopping": EarlyStoppingHook(patience=2), "behind": Behind()}
+    engine = _engine(Path(run_dir), VALUES, hooks, resume=Path(saved), distributed=distributed)
+    return engine.train().progress["epoch"], engine.stop_reason
+
+
+def test_ranks_are_stopped_together_when_they_are_resumed(tmp_path: Path) -> None:
+    whole, saved = _stopped(tmp_path, *STOPPING[0])
+    assert on_ranks(2, resumed_on_rank, str(tmp_path / "resumed"), str(saved)) == [(3, whole.reason)] * 2
+
+
+def test_a_test_alone_needs_no_validation(tmp_path: Path) -> None:
+    hooks = {"early_stopping": EarlyStoppingHook()}
+    assert "loss" in _engine(tmp_path, VALUES, hooks, val=False, test=True).test()
+
+
 def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _engine(tmp_path, VALUES, {"early_stopping": EarlyStoppingHook(patience=4), "saving": Saving()}).train()
     hook = EarlyStoppingHook(monitor="loss", patience=9)
@@ -297,6 +380,8 @@ def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest
         ({"patience": -1}, "patience"),
         ({"min_delta": -0.1}, "min_delta"),
         ({"min_delta": nan}, "min_delta"),
+        ({"patience": 2.5}, "patience"),
+        ({"stopping_threshold": nan}, "stopping_threshold"),
         ({"rule": "bigger"}, "rule"),
     ],
 )

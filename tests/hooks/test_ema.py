@@ -377,6 +377,7 @@ def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: 
     ("options", "key"),
     [
         ({"ema_type": "exponental"}, "ema_type"),
+        ({"ema_type": None}, "ema_type"),
         ({"momentum": 0.0}, "momentum"),
         ({"momentum": 1.0}, "momentum"),
         ({"interval": 0}, "interval"),
@@ -386,6 +387,11 @@ def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: 
         ({"begin_iter": 5, "by_epoch": True}, "begin_iter"),
         ({"ema_type": "exp_momentum", "gamma": 0}, "gamma"),
         ({"ema_type": "linear_momentum", "warm_up": 0}, "warm_up"),
+        ({"ema_type": "linear_momentum", "warm_up": float("nan")}, "warm_up"),
+        ({"gamma": 7}, "gamma"),  # of other types: they would do nothing
+        ({"ema_type": "linear_momentum", "gamma": 7}, "gamma"),
+        ({"warm_up": 5000}, "warm_up"),
+        ({"ema_type": "exp_momentum", "warm_up": 5}, "warm_up"),
     ],
 )
 def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
@@ -393,6 +399,17 @@ def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[st
         EMAHook(**options)
     assert error.value.key == key
     assert error.value.remedy
+
+
+def test_who_says_warm_up_is_told_of_warmup() -> None:
+    with pytest.raises(UserError, match="`warmup`"):
+        EMAHook(warm_up=5000)
+
+
+@pytest.mark.parametrize("options", [{"interval": 2.5}, {"begin_iter": 2.5}, {"begin_epoch": 2.5, "by_epoch": True}])
+def test_what_is_counted_is_a_whole_number(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"2\.5 is not a whole number"):
+        EMAHook(**options)
 
 
 @pytest.mark.parametrize(

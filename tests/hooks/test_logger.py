@@ -6,7 +6,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from hydraloop.hooks.progress import ProgressHook
 from hydraloop.hooks.records import position
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
+from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task
+from tests.helpers import at
 from tests.ranks import on_ranks
 
 
@@ -66,7 +69,12 @@ class HostSyncs(TorchFunctionMode):
 
 
 def _engine(
-    tmp_path: Path, logger: LoggerHook, *, task: type[Task] = Task, settings: dict[str, Any] | None = None, **more: Any
+    tmp_path: Path,
+    logger: LoggerHook,
+    *,
+    task: Callable[..., Task] = Task,
+    settings: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Engine:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
@@ -249,8 +257,73 @@ def test_a_record_without_a_mode_harms_nobody(tmp_path: Path, caplog: pytest.Log
 
 def test_a_record_that_is_no_json_is_refused_with_what_it_has(tmp_path: Path) -> None:
     engine = _with(_engine(tmp_path, LoggerHook()), reporting=Reporting({"mode": "train", "norm of": torch.ones(2)}))
-    with pytest.raises(TypeError, match="plain numbers and strings, not a Tensor"):
+    with pytest.raises(TypeError, match="plain numbers and strings, not a Tensor as its 'norm of'"):
         engine.train()
+
+
+@pytest.mark.parametrize("value", [{"a": math.nan}, [1.0, math.nan], (1,)])
+def test_a_record_that_is_not_flat_is_refused_by_name(value: Any, tmp_path: Path) -> None:
+    engine = _with(_engine(tmp_path, LoggerHook()), reporting=Reporting({"norms": value}))
+    with pytest.raises(TypeError, match=rf"not a {type(value).__name__} as its 'norms'"):
+        engine.train()
+    flat = Reporting({"mode": "weights", "none": None, "flag": True, "text": "a"})
+    engine = _with(_engine(tmp_path, LoggerHook()), reporting=flat)
+    engine.train()
+    assert {"mode": "weights", "none": None, "flag": True, "text": "a", "iteration": 7, "norm": 2.5} in _lines(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mode", "epoch", "iteration"])
+@pytest.mark.parametrize("kind", ["scalar", "metric"])
+def test_nothing_takes_the_place_of_where_a_record_belongs(kind: str, name: str, tmp_path: Path) -> None:
+    metrics = {name: MeanAbsoluteError()} if kind == "metric" else {}
+    engine = _engine(tmp_path, LoggerHook(interval=3), task=partial(Task, metrics=metrics))
+    if kind == "scalar":
+        engine = _with(engine, adding=at("before_train_iter", lambda engine: engine.messages.add(name, 3.0), nth=0))
+    with pytest.raises(UserError, match=rf"the name '{name}' is that of an entry of every record") as raised:
+        engine.train()
+    assert raised.value.key == (f"task.metrics.{name}" if kind == "metric" else None)
+    assert "another name" in str(raised.value.remedy)
+    assert engine.progress.iteration == (0 if kind == "metric" else 3)
+
+
+@pytest.mark.parametrize("point", ["before_run", "after_run"])
+def test_a_record_before_or_after_everything_leaves_no_file_open(point: str, tmp_path: Path) -> None:
+    priority = 0 if point == "before_run" else 100
+    early_or_late = at(point, lambda engine: engine.log_record({"mode": point, "x": 1}), priority=priority)
+    engine = _with(_engine(tmp_path, logger := LoggerHook(interval=7)), reporting=early_or_late)
+    engine.train()
+    assert logger._file is None
+    records = _lines(tmp_path)
+    assert len(records) == 6
+    assert records[0 if point == "before_run" else -1] == {"mode": point, "x": 1}
+
+
+def test_the_file_stays_open_from_one_record_to_the_next(tmp_path: Path) -> None:
+    files: list[Any] = []
+    logger = LoggerHook(interval=7)
+    engine = _with(_engine(tmp_path, logger), looking=at("after_val", lambda engine: files.append(logger._file), nth=0))
+    engine.train()
+    assert files[0] is files[1] is not None
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    engine = _engine(tmp_path, LoggerHook(filename="mine"))
+    with pytest.raises(UserError, match="'mine' is a folder in the run directory") as raised:
+        engine.train()
+    assert raised.value.key == "hooks.logger.filename"
+    assert engine.progress.iteration == 0
+
+
+@pytest.mark.parametrize(
+    "filename", ["..", ".", "", "result.json", "Result.JSON", "train.log", "rank12.log", "checkpoints", ".hydra", "a/b"]
+)
+def test_names_that_are_the_runs_own_are_refused(filename: str) -> None:
+    with pytest.raises(UserError) as raised:
+        LoggerHook(filename=filename)
+    assert raised.value.key == "filename"
+    assert "metrics.jsonl" in str(raised.value.remedy)
+    LoggerHook(filename="my_result.json")
 
 
 def test_without_a_logger_records_still_reach_the_others(tmp_path: Path) -> None:

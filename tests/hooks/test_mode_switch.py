@@ -17,7 +17,6 @@ from hydraloop.data import Augmented, build_loader
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.data_sets import restart_workers
 from hydraloop.hooks.mode_switch import ModeSwitchHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
@@ -81,14 +80,6 @@ class Seen(Hook):
         self.extra.setdefault(epoch, set()).add(outputs["loss"].item() >= 100)
 
 
-def train(engine: Engine) -> None:
-    """The whole run, and the end of its persistent workers: as part of a garbage cycle they would take 5 s each."""
-    try:
-        engine.train()
-    finally:
-        restart_workers(engine.loaders.train)
-
-
 class Saving(Hook):
     """Asks for a checkpoint after two of the iterations: before the switch, and in the last epochs."""
 
@@ -137,7 +128,7 @@ ON, OFF = {1.0}, {0.0}
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_the_last_epochs_are_switched_exactly_whoever_loads(workers: int, persistent: bool, tmp_path: Path) -> None:
     engine, seen = engine_of(tmp_path, 2, workers=workers, persistent=persistent)
-    train(engine)
+    engine.train()
     assert seen.strong == {1: ON, 2: ON, 3: OFF, 4: OFF}
     assert seen.extra == {1: {False}, 2: {False}, 3: {True}, 4: {True}}
 
@@ -154,7 +145,7 @@ def test_persistent_workers_are_started_anew_once(tmp_path: Path) -> None:
                 self.of_epoch.append([worker.pid for worker in engine.loaders.train._iterator._workers])  # type: ignore
 
     workers = Workers()
-    train(engine_of(tmp_path, 2, workers=1, persistent=True, hooks={"workers": workers})[0])
+    engine_of(tmp_path, 2, workers=1, persistent=True, hooks={"workers": workers})[0].train()
     first, second, third, fourth = workers.of_epoch
     assert first == second != third == fourth
 
@@ -225,7 +216,7 @@ def test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs(tmp_path: Pa
             seen[engine.progress.epoch] = seen.get(engine.progress.epoch, 0) + same
 
     engine.model.register_forward_pre_hook(count)
-    train(engine)
+    engine.train()
     assert seen == {0: 0, 1: 0, 2: 1259}
 
 

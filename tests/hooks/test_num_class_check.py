@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ def engine_of(
     test: Dataset[Any] | None = None,
     *,
     task: Callable[..., Task] = Classification,
-    ignore: list[str] | None = None,
+    ignore: list[str] | str | None = None,
 ) -> tuple[Engine, Recorder]:
     loaders = [None if one is None else build_loader(one, shuffle=False, batch_size=2) for one in (train, val, test)]
     recorder = Recorder()
@@ -105,7 +106,10 @@ def test_another_number_of_classes_is_refused_with_both_numbers_and_where_they_a
     error = error_of(tmp_path, Head(2), *sets.values())
     assert error.key == "task.model.num_classes"
     assert error.problem == f"it is 2, and InMemoryDataset of data.{split} has 3 classes (cat, dog, cow)"
-    assert error.remedy == "Use task.model.num_classes=3, or the data set that the model is for."
+    assert error.remedy == (
+        "Use task.model.num_classes=3, or the data set that the model is for. If this number means something else: "
+        "hooks.num_class_check.ignore=[rpn_head,model]."
+    )
 
 
 def test_the_same_number_passes_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,6 +139,31 @@ def test_ignored_are_rpn_heads_or_what_is_named(tmp_path: Path) -> None:
     assert error_of(tmp_path, Net(2, rpn=1), data(TWO), ignore=[]).key == "task.model.rpn_head.num_classes"
     assert error_of(tmp_path, Net(2, mask=1), data(TWO)).key == "task.model.mask_head.num_classes"
     engine_of(tmp_path, Net(2, mask=1), data(TWO), ignore=["mask_head"])[0].train()
+
+
+def test_the_refusal_says_how_to_ignore_a_number(tmp_path: Path) -> None:
+    error = error_of(tmp_path, Net(2, mask=1), data(TWO))
+    assert str(error.remedy).endswith("hooks.num_class_check.ignore=[rpn_head,model.mask_head].")
+    engine_of(tmp_path, Net(2, mask=1), data(TWO), ignore=["rpn_head", "model.mask_head"])[0].train()
+    assert "ignore" not in str(error_of(tmp_path, Net(None), data(TWO), task=Counting).remedy)
+
+
+def test_a_string_is_one_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine_of(tmp_path, Net(2, mask=1), data(TWO), data(TWO), data(TWO), ignore="mask_head")[0].train()
+    assert warnings(caplog) == []
+
+
+def test_a_name_that_fits_nothing_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    splits = (data(TWO), data(TWO), data(TWO))
+    engine_of(tmp_path, Net(2, mask=2), *splits, ignore=["mask_haed", "model.head"])[0].train()
+    assert warnings(caplog) == [
+        "hooks.num_class_check.ignore: no module with num_classes is called mask_haed; "
+        "there are: model.head, model.mask_head"
+    ]
+
+
+def test_numbers_of_numpy_count(tmp_path: Path) -> None:
+    assert "it is 7, and" in error_of(tmp_path, Head(np.int64(7)), data(TWO)).problem
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,44 @@ def test_a_validation_on_its_own_steps_nothing(tmp_path: Path) -> None:
     assert optimizer.param_groups[0]["lr"] == 1.0
 
 
+def test_nor_does_a_validation_after_the_training(tmp_path: Path) -> None:
+    net = model()
+    optimizer = optim.SGD(net.parameters(), lr=1.0)
+    plateau = functools.partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5)
+    schedules = {"plateau": Schedule("plateau", plateau, optimizer, monitor="acc")}
+    hooks = {"param_scheduler": ParamSchedulerHook()}
+    metrics = {"acc": Scripted([0.5, 0.4, 0.3])}
+    settings: dict[str, Any] = {"metrics": metrics, "max_epochs": 1}
+    engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, **settings)
+    engine.train()
+    for _ in range(2):
+        engine.validate()
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize(("higher", "rates"), [(True, [1, 1, 1, 0.5]), (False, [1, 1, 0.5, 0.25])])
+def test_without_a_mode_a_plateau_follows_the_metric_in_its_own_direction(
+    tmp_path: Path, higher: bool, rates: list[float]
+) -> None:
+    plateau = functools.partial(ReduceLROnPlateau, patience=0, factor=0.5)
+    metrics = {"score": Scripted([0.5, 0.6, 0.6, 0.7], higher_is_better=higher)}
+    lrs = run(tmp_path, plateau, schedule={"monitor": "score", "by_epoch": True}, metrics=metrics, max_epochs=4)
+    assert lrs.epochs == rates
+
+
+def test_a_metric_without_a_direction_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
+    plateau = functools.partial(ReduceLROnPlateau, patience=0)
+    with pytest.raises(UserError, match=r"^scheduler\.only\.mode: nothing says whether .* 'score' are good"):
+        run(tmp_path, plateau, schedule={"monitor": "score"}, metrics={"score": Scripted([0.5])})
+
+
+def test_a_mode_against_the_metric_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plateau = functools.partial(ReduceLROnPlateau, mode="min")
+    metrics = {"score": Scripted([0.5, 0.6, 0.7], higher_is_better=True)}
+    run(tmp_path, plateau, schedule={"monitor": "score", "by_epoch": True}, metrics=metrics)
+    assert caplog.text.count("scheduler.only.mode=min, but high values of score are good") == 1
+
+
 def test_an_unknown_monitor_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
     plateau = functools.partial(ReduceLROnPlateau, mode="max")
     with pytest.raises(UserError, match=r"scheduler\.only\.monitor: there is no metric 'los'\n  Did you mean loss"):

@@ -169,6 +169,15 @@ def test_the_config_reaches_the_schedules(tmp_path: Path) -> None:
     assert engine.optimizer.param_groups[0]["betas"] == (pytest.approx(0.85 * 0.9), 0.999)
 
 
+def test_a_plateau_on_the_accuracy_needs_no_mode(tmp_path: Path) -> None:
+    engine = composed(
+        "scheduler=plateau", "scheduler.plateau.monitor=accuracy", "engine.max_epochs=1", run_dir=tmp_path
+    )
+    engine.validate()
+    schedules: Any = engine.schedulers
+    assert schedules["plateau"].scheduler.mode == "max"
+
+
 def test_an_ad_hoc_schedule_takes_the_same_fields(tmp_path: Path) -> None:
     mine = "+scheduler.mine={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:2,param:weight_decay,"
     engine = composed(

@@ -15,7 +15,6 @@ import hydraloop
 from hydraloop.data import Augmented, InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.data_sets import restart_workers
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
@@ -125,7 +124,6 @@ def test_persistent_workers_do_not_hear_it_and_one_warning_says_so(
 ) -> None:
     engine, seen = engine_of(tmp_path, Data(), workers=2, persistent=True)
     engine.train()
-    restart_workers(engine.loaders.train)
     assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {0.0}}
     (warning,) = warnings(caplog)
     assert warning.startswith("hooks.set_epoch_info: set_epoch of Data reaches this process only")
@@ -138,7 +136,6 @@ def test_persistent_workers_are_nobodys_matter_where_no_data_set_is_told(
     plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
     engine, _ = engine_of(tmp_path, plain, task=TaskTold, workers=1, persistent=True)
     engine.train()
-    restart_workers(engine.loaders.train)
     assert engine.task.epochs == [0, 1, 2]
     assert warnings(caplog) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,21 +366,51 @@ def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, 
         engine.train()
     assert raised.value.key == "hooks.tta.transforms"
     assert engine.progress.iteration == 0
+    engine.model.compile(backend="eager")
+    with pytest.raises(UserError, match="inputs of a tensor"):  # which takes no step
+        engine.train()
+    assert engine.progress.iteration == 0
 
 
-def test_looking_at_a_sample_moves_no_generator_and_disturbs_no_worker(tmp_path: Path) -> None:
+def test_the_trial_moves_no_generator_and_no_mode_and_disturbs_no_worker(tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    engine, hook = _engine(tmp_path), TestTimeAugmentationHook()
-    before = torch.get_rng_state()
-    hook.before_run(engine)
+    seen: list[bool] = []
+
+    class Looking(Net):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(self.training or torch.is_grad_enabled())
+            torch.rand(3)
+            return super().forward(images)
+
+    class Counting(Accuracy):
+        def update(self, preds: Tensor, target: Tensor) -> None:
+            raise AssertionError("two samples of no test")
+
+    task = Classification(Looking(), nn.CrossEntropyLoss(), {"accuracy": Counting()})
+    engine, hook = _engine(tmp_path, task=task), TestTimeAugmentationHook()
+    hook.key = "hooks.tta"
+    model = engine.model
+    engine.model.layers[1].eval()  # type: ignore[operator,index]  # frozen
+    before, modes = torch.get_rng_state(), [module.training for module in engine.task.modules()]
+    hook.before_train(engine)
     assert torch.get_rng_state().equal(before)
-    data = engine.loaders.test.dataset  # type: ignore[union-attr]
-    assert data.read == 1
+    assert seen == [False] * 2, "each view once, as in a test"
+    assert [module.training for module in engine.task.modules()] == modes
+    assert engine.model is model
+    assert engine.loaders.test.dataset.read == 2  # type: ignore[union-attr]
     with_workers = _data()
     loader = build_loader(with_workers, shuffle=False, batch_size=4, num_workers=1)
-    hook.before_run(_engine(tmp_path, test=loader))
+    hook.before_train(_engine(tmp_path, test=loader))
     assert with_workers.read == 0, "its files may have to be opened in the worker"
     torch.set_rng_state(state)
+
+
+def test_a_compiled_model_is_not_compiled_for_the_trial(tmp_path: Path) -> None:
+    graphs: list[Any] = []
+    engine, hook = _engine(tmp_path), TestTimeAugmentationHook()
+    engine.model.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    hook.before_train(engine)
+    assert graphs == []
 
 
 class Pairs(Dataset[Any]):
@@ -394,8 +425,16 @@ class Pairs(Dataset[Any]):
 
 def test_a_data_set_without_whole_batches_is_looked_at_too(tmp_path: Path) -> None:
     engine = _engine(tmp_path, TestTimeAugmentationHook(), test=build_loader(Pairs(), shuffle=False, batch_size=2))
-    with pytest.raises(UserError, match=r"inputs of a tensor \[1, 6\]"):
-        engine.test()
+    with pytest.raises(UserError, match=r"inputs of a tensor \[2, 6\]"):
+        engine.train()
+    assert engine.progress.iteration == 0
+
+
+def test_other_loaders_are_left_to_the_test(tmp_path: Path) -> None:
+    whole = torch.utils.data.DataLoader(_data(8), batch_size=None)  # its data set's samples are the batches
+    hook = TestTimeAugmentationHook()
+    hook.before_train(_engine(tmp_path, test=whole))
+    assert whole.dataset.read == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -412,9 +451,103 @@ def test_outputs_that_cannot_be_merged_are_refused(
     model = nn.Sequential(net)
     model.unused = nn.Parameter(torch.zeros(1))
     engine = _engine(tmp_path, TestTimeAugmentationHook(**options), task=Task(model, nn.MSELoss()))
-    with pytest.raises(UserError, match=problem) as raised:
-        engine.test()
-    assert raised.value.key == key
+    for use in (engine.test, engine.train):
+        with pytest.raises(UserError, match=problem) as raised:
+            use()
+        assert raised.value.key == key
+    assert engine.progress.iteration == 0, "before anything is trained"
+
+
+@pytest.mark.parametrize("shift", [6, 100])
+def test_a_shift_as_large_as_the_image_is_refused(shift: int, tmp_path: Path) -> None:
+    engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=SHIFTED, shift=shift))
+    for use in (engine.train, engine.test):
+        with pytest.raises(UserError, match=rf"{shift} pixels move images of 6x6 out of sight") as raised:
+            use()
+        assert raised.value.key == "hooks.tta.shift"
+        assert "less than 6" in str(raised.value.remedy)
+    assert engine.progress.iteration == 0
+    _engine(tmp_path, TestTimeAugmentationHook(transforms=SHIFTED, shift=5)).test()
+    _engine(tmp_path, TestTimeAugmentationHook(shift=100)).test()  # an option of a view that is not taken
+
+
+def test_views_that_the_model_cannot_take_are_refused_before_training(tmp_path: Path) -> None:
+    def cut(images: Tensor) -> Tensor:
+        return images[..., 1:]
+
+    engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=["identity", cut]))
+    with pytest.raises(UserError, match="fails with these views, and does not without them: RuntimeError: ") as raised:
+        engine.train()
+    assert raised.value.key == "hooks.tta.transforms"
+    assert engine.progress.iteration == 0
+
+
+def test_a_test_that_fails_anyway_is_not_this_hooks_to_tell(tmp_path: Path) -> None:
+    other = InMemoryDataset(torch.randn(4, 1, 5, 5), torch.zeros(4, dtype=torch.int64))  # too small for the model
+    test = build_loader(other, shuffle=False, batch_size=4)
+    engine = _engine(tmp_path, TestTimeAugmentationHook(), test=test)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        engine.train()
+    assert engine.progress.iteration == 10
+
+
+def test_a_task_that_refuses_two_samples_is_tested_as_ever(tmp_path: Path) -> None:
+    class Choosy(Classification):
+        def evaluate(self, batch: Sequence[Tensor]) -> dict[str, Any]:
+            if len(batch[0]) < 4:
+                raise UserError("too few samples", key="task")
+            return super().evaluate(batch)
+
+    four = build_loader(_data(16), shuffle=False, batch_size=4)
+    task = Choosy(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
+    engine = _engine(tmp_path, TestTimeAugmentationHook(), task=task, test=four)
+    engine.loaders = Loaders(engine.loaders.train, None, four)
+    assert engine.train().status == "finished"
+
+
+class InPlace(Net):
+    """Normalises its input where it is."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.sub_(0.5).mul_(2))
+
+
+def test_a_model_that_changes_its_input_in_place(tmp_path: Path) -> None:
+    task = Classification(InPlace(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
+    hook = TestTimeAugmentationHook(transforms=["identity", "identity", "hflip"], merge="outputs")
+    engine = _engine(tmp_path, hook, task=task)
+    engine.test()
+    images = _data().inputs
+    with torch.no_grad():
+        plain, mirrored = engine.model.eval()(images.clone()), engine.model(images.flip(3))
+    torch.testing.assert_close(torch.cat(_of(engine).test), (2 * plain + mirrored) / 3)
+
+
+def test_inputs_that_are_no_tensor_are_copied_for_each_view_too() -> None:
+    class Doubling(nn.Module):
+        def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+            return inputs["x"].mul_(2)
+
+    views = Views(Doubling(), [lambda inputs: inputs] * 2, lambda outputs: outputs, turns=False, key="")
+    given = {"x": torch.ones(2, 3)}
+    assert views(given).unique().tolist() == [2]
+    assert given["x"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(("tested", "why"), [(False, "engine.test=false"), (True, "there is no test data")])
+def test_a_run_without_a_test_is_told_once(
+    tested: bool, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = _engine(tmp_path, TestTimeAugmentationHook())
+    engine.settings = replace(engine.settings, test=tested)
+    if tested:
+        engine.loaders = Loaders(engine.loaders.train, engine.loaders.val)
+    engine.train()
+    assert _warnings(caplog) == [f"hooks.tta: nothing is tested ({why}), so nothing will be augmented"]
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_model_that_returns_no_tensor_is_refused(tmp_path: Path) -> None:
@@ -438,6 +571,6 @@ def test_a_task_that_goes_around_the_forward_is_told(tmp_path: Path, caplog: pyt
 
     task = Around(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     _engine(tmp_path, TestTimeAugmentationHook(), task=task).test()
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+    assert _warnings(caplog) == [
         "hooks.tta: the task's evaluate does not call the forward of its model, so nothing was augmented"
     ]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed import Distributed
@@ -70,6 +70,7 @@ def _engine(
     hooks: Mapping[str, Hook] | None = None,
     distributed: Distributed | None = None,
     loader: Any = None,
+    **settings: Any,
 ) -> Engine:
     """Two epochs of two batches; validation and test on `data`, in batches of four."""
     run_dir.mkdir(exist_ok=True)
@@ -81,7 +82,7 @@ def _engine(
         optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
         loaders=Loaders(loader, loader, loader),
         hooks={"visualization": hook, "logger": LoggerHook(interval=None), **(hooks or {})},
-        settings=Settings(device="cpu", max_epochs=2),
+        settings=Settings(device="cpu", max_epochs=2, **settings),
         run_dir=run_dir,
         distributed=distributed,
     )
@@ -152,6 +153,57 @@ def test_label_and_prediction_are_written_below_by_name(tmp_path: Path, monkeypa
     ]  # fmt: skip
     _engine(tmp_path, VisualizationHook(), Subset(Subset(_data(4), [1, 2]), [0])).validate()
     assert (drawn[-1].label, drawn[-1].prediction) == ("right", "right"), "the data set below a subset has the names"
+
+
+class Coarse(Dataset[Any]):
+    """Another data set's images under labels, and on a scale, of its own."""
+
+    classes = ("animal", "vehicle")
+    mean, std = 100.0, 200.0
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.dataset[index][0] - 0.5, 1
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
+    """The tiles of all pictures."""
+    tiles: list[Tile] = []
+    monkeypatch.setattr(
+        "hydraloop.hooks.visualization.grid", lambda new, *rest, **more: _kept(tiles, new, *rest, **more)
+    )
+    return tiles
+
+
+def test_names_and_scale_are_those_of_the_data_set_that_made_the_batch(drawn: list[Tile], tmp_path: Path) -> None:
+    inner = _data(4)
+    inner.classes, inner.mean, inner.std = ["cat", "dog"], 0.5, 1.0  # type: ignore[attr-defined]
+    for name, data in (("coarse", Coarse(inner)), ("subset", Subset(Coarse(inner), [0, 1]))):
+        _engine(tmp_path / name, VisualizationHook(), data).validate()
+        assert (drawn[-1].label, drawn[-1].prediction) == ("vehicle", "animal")
+        assert drawn[-1].pixels.unique().tolist() == [0, 200], "of 0 .. 255"
+
+
+def test_data_sets_side_by_side_have_names_too(drawn: list[Tile], tmp_path: Path) -> None:
+    _engine(tmp_path, VisualizationHook(), ConcatDataset([Subset(_data(4), [0]), _data(4)])).validate()
+    assert [tile.label for tile in drawn] == ["left", "left", "right", "left", "right"]
+
+
+@pytest.mark.parametrize("classes", [2, "ab", ["right"], {"0": "right"}])
+def test_classes_that_name_nothing_are_none(
+    classes: Any, drawn: list[Tile], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = _data(1)
+    data.classes = classes
+    _engine(tmp_path, VisualizationHook(), data).validate()
+    assert (drawn[0].label, drawn[0].right) == ("1", True)
+    assert caplog.records == []
 
 
 def _kept(drawn: list[Tile], tiles: list[Tile], *rest: Any, **more: Any) -> Image.Image:
@@ -273,7 +325,9 @@ def test_ranges_of_pixels() -> None:
     assert seen(-1.0, 0.0, 1.0) == [0, 128, 255]
     assert seen(-1.0, 1.0, mean=8.0, std=8.0) == [0, 255], "0 .. 16, as the digits"
     assert seen(0.2, 0.6, dtype=torch.bfloat16) == [51, 153]
-    assert seen(0.5, float("nan"), float("inf"))[0] == 0
+    assert seen(0.2, 0.6, float("nan"), float("inf"), -float("inf")) == [51, 153, 0, 255, 0]
+    assert seen(-1.0, 0.0, 1.0, float("inf"), -float("inf"), float("nan")) == [0, 128, 255, 255, 0, 0]
+    assert seen(float("nan"), float("inf"), -float("inf")) == [0, 255, 0]
     assert seen(-3.0, -3.0) == [0, 0]
     assert seen(0.2, 0.6, mean=[1, 2], std=[1, 2]) == [51, 153], "two numbers are none of one channel's"
     first, second = to_pixels([torch.zeros(1, 2, 2), torch.full((1, 3, 3), 4.0)])
@@ -385,11 +439,17 @@ def test_images_of_several_sizes(tmp_path: Path) -> None:
 # The run around it. --------------------------------------------------------------------------------------------------
 
 
+class Copies(HostSyncs):
+    """Counts copies to the host as well."""
+
+    NAMES = HostSyncs.NAMES | {"to"}
+
+
 def test_a_host_sync_only_where_a_batch_is_drawn(tmp_path: Path) -> None:
     def syncs(hook: Hook) -> int:
         engine = _engine(tmp_path, hook, _data(40))
         batches = list(engine.loaders.val or ())
-        with HostSyncs() as counted:
+        with Copies() as counted:
             for batch_idx, batch in enumerate(batches):
                 outputs = {"predictions": torch.zeros(4, dtype=torch.int64)}
                 hook.after_val_iter(engine, batch_idx, batch, outputs)
@@ -399,6 +459,47 @@ def test_a_host_sync_only_where_a_batch_is_drawn(tmp_path: Path) -> None:
     one = syncs(VisualizationHook(num_images=4))
     assert 0 < one <= 3
     assert syncs(VisualizationHook(interval=100)) == 0
+
+
+def test_what_is_kept_is_the_images_drawn_whatever_becomes_of_the_batch(tmp_path: Path) -> None:
+    hook = VisualizationHook(per_batch=1)
+    engine = _engine(tmp_path, hook)
+    batch = (_images(64), torch.ones(64, dtype=torch.int64))
+    outputs = {"predictions": torch.ones(64, dtype=torch.int64)}
+    hook.after_val_iter(engine, 0, batch, outputs)
+    for tensor in (*batch, *outputs.values()):
+        tensor.zero_()  # a loader may fill the memory of a batch again
+    (sample,) = hook._samples
+    assert sample.image.equal(_images(1)[0])
+    assert (sample.label, sample.prediction) == (1, 1)
+    assert sample.image.untyped_storage().nbytes() == 8 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "told"),
+    [
+        ({"interval": 3}, {}, ".interval: it is 3, and no evaluation has more than 2 batches, so there"),
+        ({"interval": 2}, {}, None),
+        ({}, {"val_interval": None}, None),
+        ({}, {"val_interval": None, "test": False}, ": nothing is validated or tested, so there"),
+        ({"interval": 3}, {"test": False}, ".interval: it is 3"),
+        ({}, {"test": False}, None),
+    ],
+)
+def test_a_run_without_a_picture_is_told_once(
+    options: dict[str, int],
+    settings: dict[str, Any],
+    told: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = _engine(tmp_path, VisualizationHook(**options), **settings)
+    engine.train()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == (told is not None)
+    assert (tmp_path / "visualization").exists() == (told is None)
+    if told is not None:
+        assert warnings[0].startswith(f"hooks.visualization{told}")
 
 
 def test_an_evaluation_that_failed_leaves_nothing_for_the_next(tmp_path: Path) -> None:

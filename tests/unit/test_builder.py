@@ -45,11 +45,20 @@ def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
     assert type(engine.model).__name__ == "SmallCNN"
     assert type(engine.optimizer).__name__ == "SGD"
     assert list(engine.schedulers) == ["linear", "cosine"]
+    schedule: Any = engine.schedulers["linear"]
+    assert schedule.beside == tuple(engine.schedulers.values())
     assert list(engine.hooks)[-1] == "ema"
     assert engine.hooks["ema"].key == "hooks.ema"
     assert engine.hooks["logger"].key == "default_hooks.logger"
     assert (engine.seed, engine.accumulate, engine.run_dir) == (3, 2, tmp_path)
     assert engine.epoch_length == 20
+
+
+def test_a_data_file_without_the_base_is_told_what_it_lacks(tmp_path: Path) -> None:
+    cfg = composed()
+    error = error_of(changed(cfg, data={"train": cfg.data.train}), tmp_path)
+    assert error.key == "data.loader"
+    assert "defaults: [base, _self_]" in str(error)
 
 
 def test_building_twice_gives_the_same_weights_and_changes_no_config(tmp_path: Path) -> None:
@@ -78,7 +87,11 @@ def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
     ("values", "key", "text"),
     [
         ({"hooks__timer": {"_target_": "hydraloop.hooks.IterTimerHook"}}, "hooks.timer", "already"),
-        ({"hooks__x": {"_target_": "torch.nn.ReLU"}}, "hooks.x._target_", "Inherit from hydraloop.Hook."),
+        (
+            {"hooks__x": {"_target_": "torch.nn.ReLU"}},
+            "hooks.x._target_",
+            "Inherit from hydraloop.Hook; hydraloop.compat has adapters",
+        ),
         ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "on_error": "no"}}, "hooks.x.on_error", "raise, warn"),
         ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "priority": 500}}, "hooks.x.priority", "0 (first)"),
         ({"task": {"_target_": "torch.nn.functional.relu", "input": 1}}, "task", ""),

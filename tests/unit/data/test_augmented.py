@@ -117,6 +117,11 @@ def test_the_strength_grows_with_the_epochs() -> None:
     assert plain.strength == 1.0
 
 
+def test_until_it_is_told_an_epoch_it_is_the_first() -> None:
+    assert Augmented(stacked(), ramp_epochs=5).strength == 0.2
+    assert Augmented(stacked()).strength == 1.0
+
+
 def test_less_strength_moves_less() -> None:
     data = Augmented(stacked(64), shift=2, angle=0, cutout=0, ramp_epochs=100)
     data.set_epoch(0)
@@ -156,3 +161,31 @@ def test_a_negative_number_is_refused(option: str) -> None:
 def test_what_is_no_image_is_one_clear_error(inputs: Tensor, got: str) -> None:
     with pytest.raises(UserError, match=rf"^data.train: InMemoryDataset has samples .*{got}"):
         Augmented(InMemoryDataset(inputs, torch.zeros(4))).__getitems__([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("sample", "got"),
+    [
+        ({"image": images(1)[0]}, "a dict"),
+        ("cat", "a str"),
+        ((), "a tuple"),
+        (("cat", 1), "a tuple that begins with a str"),
+        (images(1)[0], "a Tensor"),
+    ],
+)
+def test_samples_that_do_not_begin_with_a_tensor_are_one_clear_error(sample: Any, got: str) -> None:
+    class Other(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return sample
+
+    class Stacked(Other):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return sample
+
+    text = rf"^data.train: (Other|Stacked) has samples of another form than \(image, \.\.\.\): {got}\n"
+    for fetch in (lambda: Augmented(Other())[0], lambda: Augmented(Stacked()).__getitems__([0, 1])):
+        with pytest.raises(UserError, match=text):
+            fetch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -51,8 +52,9 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: P
     write(path, {"a": torch.ones(2)})
     before = path.read_bytes()
     for target in (path, tmp_path / "new.pth"):
-        with pytest.raises((OSError, RuntimeError)), _full_disk(20_000):
+        with pytest.raises(OSError, match="File too large") as caught, _full_disk(20_000):
             write(target, {"a": torch.zeros(100_000)})
+        assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(target))
         assert path.read_bytes() == before
         assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
 

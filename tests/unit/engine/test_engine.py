@@ -56,6 +56,11 @@ def test_modes_and_gradients_at_each_phase(tmp_path: Path) -> None:
     assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 
+def test_what_is_no_hook_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"hooks\.theirs: object is no Hook"):
+        make_engine(tmp_path, {"theirs": object()})  # type: ignore[dict-item]
+
+
 def test_hooks_know_their_name_and_key(tmp_path: Path) -> None:
     custom, default = Hook(), Hook()
     default.key = "default_hooks.b"  # the builder does this

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError
@@ -42,6 +45,17 @@ def test_an_interval_below_one_is_refused(interval: int) -> None:
     with pytest.raises(UserError, match="below 1") as caught:
         Every(interval)
     assert "null for never" in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [(2.5,), (2.0,), ("2",), (2, 1.5)])
+def test_what_is_no_whole_number_is_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(UserError, match="is not a whole number"):
+        Every(*arguments)
+
+
+def test_any_kind_of_whole_number_will_do() -> None:
+    two = torch.tensor(2).numpy()[()]  # numpy's
+    assert Every(two).due(4)
 
 
 def test_a_negative_begin_is_refused() -> None:

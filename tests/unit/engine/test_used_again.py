@@ -74,6 +74,28 @@ def test_a_second_use_forgets_the_error_of_the_first(tmp_path: Path) -> None:
     assert engine.error is None
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_second_use_forgets_gradients_that_made_no_step(tmp_path: Path, accumulate: int) -> None:
+    def spoil(engine: Engine) -> None:
+        for parameter in engine.model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan"))
+        raise RuntimeError("on purpose")
+
+    engine = make_engine(tmp_path, {"spoil": at("after_backward", spoil)}, max_epochs=2, accumulate=accumulate)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+    engine.train()
+    assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
+
+
+def test_a_second_use_forgets_that_the_first_was_stopped(tmp_path: Path) -> None:
+    stop = at("after_train_iter", lambda engine: engine.request_stop("told to"))
+    engine = make_engine(tmp_path, {"stop": stop}, max_epochs=3)
+    assert (engine.train().status, engine.progress.iteration) == ("stopped", 1)
+    result = engine.train()
+    assert (result.status, result.reason, engine.progress.iteration) == ("finished", None, 6)
+
+
 def test_a_longer_run_goes_on_along_its_own_schedule(tmp_path: Path) -> None:
     (tmp_path / "long").mkdir()
     _scheduled(tmp_path, partial(CosineAnnealingLR, T_max=10), max_epochs=2).train()

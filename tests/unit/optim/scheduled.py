@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.optim import Schedule, build_schedule
+from hydraloop.optim.overlap import introduce
 from hydraloop.schemas.scheduler import OPTIONS
 
 LRS = (1.0, 0.2)
@@ -99,6 +100,7 @@ def resumed(
     saved = torch.load(file, weights_only=True)
     fresh = two_groups(type(optimizer))
     made = make(fresh)
+    introduce(made)  # as the builder does
     fresh.load_state_dict(saved["optimizer"])
     for schedule, state in zip(made, saved["schedules"], strict=True):
         schedule.load_state_dict(state)

@@ -10,7 +10,7 @@ import pytest
 from torch.optim import lr_scheduler as torchs
 
 from hydraloop.errors import UserError
-from tests.unit.optim.scheduled import EPOCHS, of, option, two_groups
+from tests.unit.optim.scheduled import EPOCHS, of, option, run, two_groups
 
 NAN = float("nan")
 
@@ -160,3 +160,70 @@ def test_a_schedule_that_can_do_nothing_with_a_zero_says_so(
         group["momentum"] = 0.0
     option(name, optimizer, **{"end": 60, **changes})
     assert ("momentum is 0 in all groups" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "warns"),
+    [
+        ("onecycle", {"total_steps": 20}, True),
+        ("onecycle", {"total_steps": 20, "end": 20}, False),
+        ("onecycle", {"total_steps": 60}, False),
+        ("onecycle", {"total_steps": 61}, False),
+        ("poly", {"total_iters": 20}, True),
+        ("warmup_cosine", {"total_iters": 20, "begin": 10}, True),
+        ("warmup_cosine", {"total_iters": 50, "begin": 10}, False),
+        ("yolox", {"total_iters": 6}, True),
+        ("yolox", {"total_iters": 12}, False),
+        ("linear", {"total_iters": 20, "end": None}, False),
+        ("momentum", {"total_iters": 20, "end": None}, False),
+    ],
+)
+def test_a_length_that_leaves_the_rest_at_the_lowest_value_is_one_warning(
+    name: str, changes: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    option(name, two_groups(), **changes)
+    assert caplog.text.count(f"scheduler.{name} is over after ") == warns
+
+
+@pytest.mark.parametrize(("end", "last"), [(8, 8), (30, 19)])
+def test_a_one_cycle_ends_where_the_config_says_or_with_its_last_value(end: int, last: int) -> None:
+    optimizer = two_groups()
+    seen = [lrs[0] for lrs in run(optimizer, [option("onecycle", optimizer, total_steps=20, end=end)])]
+    assert len(set(seen[: last + 1])) > last // 2
+    assert set(seen[last:]) == {seen[last]}
+    assert seen[last] != seen[last - 1]
+
+
+def test_a_plateau_has_the_mode_of_its_metric_unless_told(caplog: pytest.LogCaptureFixture) -> None:
+    def settled(mode: str | None, higher: bool | None, **changes: Any) -> Any:
+        schedule = option("plateau", two_groups(), mode=mode, **changes)
+        schedule.settle_mode(higher)
+        return (schedule.scheduler or schedule.factory(two_groups())).mode  # type: ignore[attr-defined]
+
+    assert [settled(None, higher) for higher in (True, False)] == ["max", "min"]
+    assert settled(None, True, begin=3) == "max"
+    assert [settled(mode, None) for mode in ("max", "min")] == ["max", "min"]
+    assert [settled("max", True), settled("min", False)] == ["max", "min"]
+    assert caplog.text == ""
+    assert settled("min", True) == "min"
+    assert settled("max", False) == "max"
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "scheduler.plateau.mode=min, but high values of loss are good",
+        "scheduler.plateau.mode=max, but low values of loss are good",
+    ]
+
+
+def test_a_plateau_that_has_begun_keeps_what_it_knows_when_it_is_settled_again() -> None:
+    schedule: Any = option("plateau", two_groups())
+    schedule.settle_mode(True)
+    schedule.step(1, {"loss": 0.5})
+    schedule.settle_mode(True)
+    assert schedule.scheduler.best == 0.5
+
+
+def test_a_metric_without_a_direction_needs_a_mode() -> None:
+    with pytest.raises(UserError) as caught:
+        option("plateau", two_groups(), monitor="score").settle_mode(None)
+    assert caught.value.key == "scheduler.plateau.mode"
+    assert "of 'score' are good" in caught.value.problem
+    assert caught.value.remedy == "Set scheduler.plateau.mode=max or scheduler.plateau.mode=min."

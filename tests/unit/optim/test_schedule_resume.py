@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, MultiplicativeLR, StepLR
 
 from hydraloop.optim import Schedule
+from hydraloop.optim.overlap import introduce
 from tests.unit.optim.scheduled import EPOCHS, STEPS, STEPS_PER_EPOCH, of, option, resumed, run, two_groups, values
 
 KEYS = {SGD: ("lr", "momentum", "weight_decay"), AdamW: ("lr", "betas", "weight_decay")}
@@ -145,3 +147,118 @@ def test_a_state_from_before_the_steps_were_counted_is_taken_as_it_is() -> None:
     again.load_state_dict(old)
     assert values(optimizer) == expected[-1]
     assert again.state_dict()["scheduler"] == old["scheduler"]
+
+
+def plateau_and(name: str, optimizer: Optimizer, *, reverse: bool = False, **length: int) -> list[Schedule]:
+    """Down to 0, and times 0.1 in each epoch but the first."""
+    plateau = option("plateau", optimizer, patience=0, **length)
+    made = [option(name, optimizer, **length), plateau]
+    introduce(made)
+    return made[::-1] if reverse else made
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["poly", "cosine", "warmup_cosine"])
+def test_a_longer_run_from_a_0_keeps_what_other_schedules_did(name: str, reverse: bool) -> None:
+    """The 0 hides the plateau's reductions, the one at the 0 itself included."""
+    optimizer = two_groups()
+    expected = run(optimizer, plateau_and(name, optimizer, epochs=6), 30)
+    optimizer = two_groups()
+    schedules = plateau_and(name, optimizer, reverse=reverse, epochs=3)
+    assert run(optimizer, schedules, 15)[-1] == [0.0, 0.0]
+    again, made = resumed(optimizer, schedules, partial(plateau_and, name, reverse=reverse, epochs=6))
+    for found, wanted in zip(run(again, made, 30, first=16), expected[15:], strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=0)
+
+
+def test_the_same_for_another_key() -> None:
+    def both(optimizer: Optimizer, epochs: int) -> list[Schedule]:
+        names = ("poly", "cosine")
+        return [option(name, optimizer, epochs=epochs, param="weight_decay") for name in names]
+
+    optimizer = two_groups()
+    expected = run(optimizer, both(optimizer, 6), 30, key="weight_decay")
+    optimizer = two_groups()
+    schedules = both(optimizer, 3)
+    run(optimizer, schedules, 15)
+    again, made = resumed(optimizer, schedules, partial(both, epochs=6))
+    for found, wanted in zip(run(again, made, 30, first=16, key="weight_decay"), expected[15:], strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def test_the_same_with_an_lr_that_is_a_tensor() -> None:
+    def tensors() -> Optimizer:
+        optimizer = two_groups(AdamW)
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
+        return optimizer
+
+    optimizer = tensors()
+    schedules = plateau_and("poly", optimizer, epochs=3)
+    run(optimizer, schedules, 15)
+    again = tensors()
+    made = plateau_and("poly", again, epochs=6)
+    again.load_state_dict(optimizer.state_dict())
+    for schedule, other in zip(made, schedules, strict=True):
+        schedule.load_state_dict(other.state_dict())
+    assert [float(lr) for lr in values(again)] == pytest.approx([0.5**0.9 * 0.01, 0.2 * 0.5**0.9 * 0.01])
+    assert all(isinstance(lr, torch.Tensor) for lr in values(again))
+
+
+def test_what_a_plateau_counts_at_a_0_ends_at_its_lowest_value() -> None:
+    optimizer = two_groups()
+    schedules = [option("poly", optimizer, end=3), option("plateau", optimizer, patience=0, min_lr=0.05)]
+    assert run(optimizer, schedules)[-1] == [0.0, 0.0]
+    assert schedules[1].state_dict()["product"] == pytest.approx([0.05, 0.25])
+
+
+def test_without_another_length_a_0_stays() -> None:
+    optimizer = two_groups()
+    schedules = plateau_and("poly", optimizer)
+    run(optimizer, schedules)
+    again, _ = resumed(optimizer, schedules, partial(plateau_and, "poly"))
+    assert values(again) == [0.0, 0.0]
+
+
+def test_what_is_not_known_of_a_0_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def with_lambda(optimizer: Optimizer, epochs: int) -> list[Schedule]:
+        restarts = of("restarts", partial(MultiplicativeLR, lr_lambda=lambda n: 0.9), optimizer, epochs=epochs)
+        return [option("poly", optimizer, epochs=epochs), restarts]
+
+    optimizer = two_groups()
+    schedules = with_lambda(optimizer, 3)
+    run(optimizer, schedules, 15)
+    resumed(optimizer, schedules, partial(with_lambda, epochs=3))
+    assert caplog.text == ""
+    again, _ = resumed(optimizer, schedules, partial(with_lambda, epochs=6))
+    assert "a value was 0, and what scheduler.restarts had made of it is not known" in caplog.text
+    assert values(again)[0] == pytest.approx(0.5**0.9)
+
+
+def test_where_another_schedule_sets_the_value_a_closed_form_of_0_divides_nothing() -> None:
+    def both(optimizer: Optimizer, epochs: int) -> list[Schedule]:
+        return [option(name, optimizer, epochs=epochs, end=15 if name == "cosine" else None) for name in names]
+
+    names = ("cosine", "onecycle")
+    optimizer = two_groups()
+    schedules = both(optimizer, 6)
+    run(optimizer, schedules, 20)
+
+    def later(optimizer: Optimizer) -> list[Schedule]:
+        return [option("cosine", optimizer, epochs=6, end=25), option("onecycle", optimizer, epochs=6)]
+
+    again, _ = resumed(optimizer, schedules, later)
+    assert values(again) == values(optimizer)
+
+
+@pytest.mark.parametrize("eta_min", [0.0, 0.01])
+def test_a_cosine_that_does_not_multiply_says_so(eta_min: float, caplog: pytest.LogCaptureFixture) -> None:
+    def both(optimizer: Optimizer, epochs: int) -> list[Schedule]:
+        linear = option("linear", optimizer, end=20, epochs=epochs)
+        return [linear, option("cosine", optimizer, eta_min=eta_min, epochs=epochs)]
+
+    optimizer = two_groups()
+    schedules = both(optimizer, 6)
+    run(optimizer, schedules, 10)
+    resumed(optimizer, schedules, partial(both, epochs=12))
+    assert caplog.text.count("its eta_min is above 0 and another schedule overlaps it") == (eta_min > 0)

@@ -1,0 +1,187 @@
+"""CheckpointHook where something goes wrong: a file that cannot be written, a kill in between, a metric left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn, optim
+
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.tasks.task import Task
+from tests.hooks.tiny_runs import Scripted, batches, bits, engine_of, load, model, same
+
+
+def stems(run_dir: Path) -> set[str]:
+    return {path.stem for path in (run_dir / "checkpoints").glob("*.pth") if path.is_file()}
+
+
+def in_the_way(run_dir: Path, name: str) -> Path:
+    """A folder with something in it, where a file is to be written."""
+    folder = run_dir / "checkpoints" / name
+    (folder / "something").mkdir(parents=True)
+    return folder
+
+
+class GoesOn(CheckpointHook):
+    on_error = "warn"
+
+
+class AtVal(Hook):
+    """Does something after each validation."""
+
+    def __init__(self, does: Callable[[], Any]) -> None:
+        self.does = does
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        self.does()
+
+
+# A file that cannot be written, and the run goes on. -----------------------------------------------------------------
+
+
+def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> None:
+    in_the_way(tmp_path, "best_acc_epoch_2.pth")
+    hook = GoesOn(save_best="acc", interval=None)
+    metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.0])}
+    engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, test=True)
+    assert engine.train().status == "finished"
+    assert stems(tmp_path) == {"best_acc_epoch_3", "epoch_3"}, "better than the first one"
+    assert engine.best is not None
+    assert (engine.best.value, Path(engine.best.checkpoint).name) == (0.3, "best_acc_epoch_3.pth")
+
+
+def test_of_two_bests_only_the_one_that_was_written_counts(tmp_path: Path) -> None:
+    in_the_way(tmp_path, "best_err_epoch_2.pth")
+    hook = GoesOn(save_best=["acc", "err"], rule=["greater", "less"], interval=None, save_last=False)
+    metrics = {"acc": Scripted([0.1, 0.9, 0.3]), "err": Scripted([0.8, 0.2, 0.9])}
+    engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics)
+    engine.train()
+    assert stems(tmp_path) >= {"best_acc_epoch_2", "best_err_epoch_1"}
+    assert engine.best is not None
+    assert (engine.best.metric, engine.best.value) == ("acc", 0.9)
+    best = hook.state_dict()["best"]
+    assert {name: entry["value"] for name, entry in best.items()} == {"acc": 0.9, "err": 0.8}
+
+
+def test_a_last_epoch_that_could_not_be_written_is_written_after_training(tmp_path: Path) -> None:
+    folder = in_the_way(tmp_path, "epoch_3.pth")
+    freed = AtVal(lambda: folder.is_dir() and folder.rename(tmp_path / "free"))
+    # Free again after the third epoch's file has failed, since an epoch's file is written before its validation.
+    hooks = {"freed": freed, "checkpoint": GoesOn(max_keep_ckpts=2, interval=2)}
+    engine_of(tmp_path, hooks, val_begin=3).train()
+    assert stems(tmp_path) == {"epoch_2", "epoch_3"}
+    assert load(tmp_path / "checkpoints" / "epoch_3.pth")["hooks"]["checkpoint"]["last_saved"] == 12
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
+
+
+def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(tmp_path: Path) -> None:
+    in_the_way(tmp_path, "epoch_2.pth")
+    engine_of(tmp_path, {"checkpoint": GoesOn(max_keep_ckpts=2)}).train()
+    assert stems(tmp_path) == {"epoch_1", "epoch_3"}
+
+
+# Killed between two files. -------------------------------------------------------------------------------------------
+
+
+class Killer(Hook):
+    """Ends the run in place of writing a file."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen = 0
+
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            raise KeyboardInterrupt
+
+
+def killed_between_two_bests(tmp_path: Path) -> None:
+    hooks = {"killer": Killer(at=5), "checkpoint": CheckpointHook(**TWO)}
+    metrics = {"acc": Scripted([0.1, 0.8]), "err": Scripted([0.9, 0.2])}
+    with pytest.raises(KeyboardInterrupt):  # before epoch 2's err
+        engine_of(tmp_path, hooks, metrics=metrics).train()
+    assert stems(tmp_path) >= {"best_acc_epoch_2", "best_err_epoch_1"}
+    assert "best_err_epoch_2" not in stems(tmp_path)
+
+
+TWO: dict[str, Any] = {"save_best": ["acc", "err"], "rule": ["greater", "less"], "interval": 2}
+
+
+def test_a_best_file_that_a_kill_has_left_out_is_made_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    killed_between_two_bests(tmp_path)
+    hook = CheckpointHook(**TWO)
+    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
+    metrics = {"acc": Scripted([0.5]), "err": Scripted([0.5])}
+    with caplog.at_level(logging.WARNING):
+        engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, resume=resume)
+        engine.train()
+    assert stems(tmp_path) == {"best_acc_epoch_2", "best_err_epoch_2", "epoch_2", "epoch_3"}
+    assert hook.state_dict()["best"]["err"] == {"value": 0.2, "iteration": 8, "checkpoint": "best_err_epoch_2.pth"}
+    other = load(tmp_path / "checkpoints" / "best_err_epoch_2.pth")
+    assert same(other["state_dict"], load(resume)["state_dict"])
+    assert (other["progress"], other["hooks"]) == (load(resume)["progress"], load(resume)["hooks"])
+    assert "is gone" not in caplog.text
+    engine.train()  # has nothing left to do
+    assert hook.state_dict()["best"]["err"]["iteration"] == 8, "only once"
+
+
+def test_a_resumed_run_that_is_over_makes_it_up_and_tests_on_it(tmp_path: Path) -> None:
+    killed_between_two_bests(tmp_path)
+    options: dict[str, Any] = {**TWO, "save_best": ["err", "acc"], "rule": ["less", "greater"]}
+    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
+    metrics = {"acc": Scripted([0.5]), "err": Scripted([0.5])}
+    hooks = {"checkpoint": CheckpointHook(**options)}
+    engine = engine_of(tmp_path, hooks, metrics=metrics, resume=resume, max_epochs=2, test=True)
+    assert engine.train().status == "finished"
+    assert engine.best is not None
+    assert (engine.best.value, Path(engine.best.checkpoint).name) == (0.2, "best_err_epoch_2.pth")
+
+
+def test_a_validation_on_its_own_makes_nothing_up(tmp_path: Path) -> None:
+    killed_between_two_bests(tmp_path)
+    before = stems(tmp_path)
+    metrics = {"acc": Scripted([0.5]), "err": Scripted([0.5])}
+    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
+    engine_of(tmp_path, {"checkpoint": CheckpointHook(**TWO)}, metrics=metrics, resume=resume).validate()
+    assert stems(tmp_path) == before
+
+
+# A metric left out. --------------------------------------------------------------------------------------------------
+
+
+class LeavesOut(Task):
+    """Has no accuracy in its second validation."""
+
+    validations = 0
+
+    def compute_metrics(self, *args: Any, **options: Any) -> dict[str, float]:
+        metrics = super().compute_metrics(*args, **options)
+        self.validations += 1
+        if self.validations == 2:
+            del metrics["acc"]
+        return metrics
+
+
+def test_a_validation_without_the_metric_is_not_the_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = model()
+    engine = Engine(
+        task=LeavesOut(net, nn.functional.mse_loss, {"acc": Scripted([0.1, 0.9, 0.2]), "err": Scripted([3, 2, 9])}),
+        optimizer=optim.SGD(net.parameters(), lr=0.1),
+        loaders=Loaders(batches(), batches(2, seed=1), None),
+        hooks={"checkpoint": CheckpointHook(save_best=["acc", "err"], rule=["greater", "less"], interval=None)},
+        settings=Settings(max_epochs=3, device="cpu"),
+        run_dir=tmp_path,
+    )
+    with caplog.at_level(logging.WARNING):
+        assert engine.train().status == "finished"
+    assert stems(tmp_path) == {"best_acc_epoch_3", "best_err_epoch_2", "epoch_3"}
+    (line,) = [record.getMessage() for record in caplog.records if "acc" in record.getMessage()]
+    assert line.startswith("hooks.checkpoint: the validation has no acc, only: err, loss")
+    assert same(bits(net), load(tmp_path / "checkpoints" / "epoch_3.pth")["state_dict"])
