@@ -116,7 +116,10 @@ BUILDING: dict[str, tuple[str, str]] = {
     "+hooks.mine._target_=os.system": ("hooks.mine._target_", 'hydraloop.main(trusted=["os.system"])'),
     "+hooks.mine._target_=torch.hub.load": ("hooks.mine._target_", "trusted=["),
     "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digts=3": ("hooks.mine.digts", "Did you mean digits?"),
-    "+hooks.mine._target_=my_project.model.SpiralNet": ("hooks.mine._target_", "Inherit from hydraloop.Hook; hydraloop.compat"),
+    "+hooks.mine._target_=my_project.model.SpiralNet": (
+        "hooks.mine._target_",
+        "Inherit from hydraloop.Hook; hydraloop.compat",
+    ),
     "+hooks.mine._target_=misspelt.Misspelt": ("hooks.mine", "Did you mean after_train_iter"),
     "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
     "data.train.root=/nonexistent": ("data.train.root", "Name the folder that holds digits.csv.gz"),
