@@ -18,7 +18,7 @@ class _ByFactor(LRScheduler):
 
     def factor(self, n: int) -> float:
         """Of the base lr in step n, which counts from 0."""
-        raise NotImplementedError
+        raise NotImplementedError  # each of the two below has its own
 
     def get_lr(self) -> list[float | Tensor]:
         """The lr of `last_epoch`, from the one before."""

@@ -300,7 +300,7 @@ def test_evaluation_mode_and_no_gradients_around_an_evaluation(tmp_path: Path) -
     engine = engine_with(callback_with(**dict.fromkeys(names, note)), max_epochs=1, test=True, run_dir=tmp_path)
     engine.train()
     assert seen == [(False, False)] * 6
-    assert engine.model[1].training  # type: ignore[index]
+    assert engine.model[1].training  # type: ignore[index]  # a Sequential
 
 
 def test_what_the_trainer_has(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_only_what_the_object_has_is_a_mount_point() -> None:
 def test_its_own_priority_is_taken() -> None:
     theirs = Writes()
     assert slot_of("theirs", MMEngineHook(theirs)).priority == 50
-    theirs.priority = "VERY_LOW"  # type: ignore[attr-defined]
+    theirs.priority = "VERY_LOW"  # type: ignore[attr-defined]  # as a config sets it there
     assert slot_of("theirs", MMEngineHook(theirs)).priority == 90
     assert slot_of("theirs", MMEngineHook(theirs), "HIGH").priority == 30
 
@@ -145,7 +145,7 @@ def test_the_model_is_in_evaluation_mode_after_a_validation_and_test(tmp_path: P
     engine = engine_with(hook_with(**theirs), max_epochs=1, test=True, run_dir=tmp_path)
     engine.train()
     assert seen == [False] * 4
-    assert engine.model[1].training  # type: ignore[index]
+    assert engine.model[1].training  # type: ignore[index]  # a Sequential
 
 
 def test_scalars_go_into_the_records_and_information_to_other_hooks(tmp_path: Path) -> None:

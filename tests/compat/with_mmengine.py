@@ -34,7 +34,7 @@ from tests.ranks import on_ranks
 EPOCHS = 2
 
 
-class Tracer(theirs.Hook):  # type: ignore[misc]
+class Tracer(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
     """Writes down every mount point but those of checkpoints, and what it sees there."""
 
     priority = "LOW"
@@ -70,7 +70,7 @@ for _point in ("run", "train", "train_epoch", "val"):
     setattr(Tracer, f"after_{_point}", _noting(f"after_{_point}"))
 
 
-class Model(BaseModel):  # type: ignore[misc]
+class Model(BaseModel):  # type: ignore[misc]  # mmengine is not typed
     """The least that mmengine trains."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Model(BaseModel):  # type: ignore[misc]
         return {"loss": difference} if mode == "loss" else [difference]
 
 
-class Accuracy(BaseMetric):  # type: ignore[misc]
+class Accuracy(BaseMetric):  # type: ignore[misc]  # mmengine is not typed
     """A metric of two names."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
@@ -177,7 +177,7 @@ def iter_timer() -> Any:
     return [sorted(name for name in json.loads(line) if name.startswith(("train/", "val/"))) for line in lines]
 
 
-class Sums(theirs.Hook):  # type: ignore[misc]
+class Sums(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
     """Puts sums with their counts into the hub."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ def counted() -> Any:
     }
 
 
-class Revises(theirs.Hook):  # type: ignore[misc]
+class Revises(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
     """Revises weights before mmengine puts them into the model."""
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ def refused() -> Any:
     return {"messages": messages, "known": sorted(INSTEAD)}
 
 
-class Looks(theirs.Hook):  # type: ignore[misc]
+class Looks(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
     """Uses what is not there."""
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
@@ -262,14 +262,14 @@ class Looks(theirs.Hook):  # type: ignore[misc]
         runner.visualizer.add_scalar("accuracy", metrics["accuracy"])
 
 
-class Replaces(theirs.Hook):  # type: ignore[misc]
+class Replaces(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
     """Puts another model into the run."""
 
     def before_train(self, runner: Any) -> None:
         runner.model = torch.nn.Linear(1, 1)
 
 
-class Averages(theirs.EMAHook):  # type: ignore[misc]
+class Averages(theirs.EMAHook):  # type: ignore[misc]  # mmengine is not typed
     """Derived from a hook that does not carry over."""
 
 

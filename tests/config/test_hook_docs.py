@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "hook_docs.py"
@@ -17,13 +18,7 @@ SCRIPT = ROOT / "scripts" / "hook_docs.py"
 @pytest.fixture(scope="module")
 def docs() -> Any:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("hook_docs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hook_docs"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
+    yield load_script("hook_docs")
     del sys.modules["hook_docs"]
 
 

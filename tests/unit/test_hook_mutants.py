@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "hook_mutants.py"
@@ -44,13 +45,7 @@ DOES_NOT = NOTICES.replace('assert engine == ["base", "mine"]', "assert engine i
 @pytest.fixture(scope="module")
 def mutants() -> Iterator[Any]:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("hook_mutants", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hook_mutants"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
+    yield load_script("hook_mutants")
     del sys.modules["hook_mutants"]
 
 
