@@ -19,12 +19,14 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import run_directory
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
 from hydraloop.cli.attempt import Attempt
+from hydraloop.cli.console import mask_handlers
 from hydraloop.cli.help import format_help
 from hydraloop.engine.result import command, describe
 from hydraloop.errors import UserError
@@ -33,6 +35,9 @@ from hydraloop.launch import elastic, here, torchrun
 from hydraloop.launch.ended import Ended
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import RankError, Terminated
+from hydraloop.masked_config import mask_files, mask_records, remember_config
+from hydraloop.masking import mask_text, remember_overrides
+from hydraloop.tracking.sweeps import SweepTrackers
 
 log = logging.getLogger("hydraloop")
 
@@ -74,7 +79,7 @@ def main(
         code = 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     except Exception as error:
         if error not in app.reported:
-            traceback.print_exception(error)
+            _print_exception(error)
     if code and torchrun.is_several():
         app.leader.leave(code)
     if code:
@@ -83,9 +88,13 @@ def main(
 
 def _print_mistake(error: UserError, show_all: bool) -> None:
     if show_all:
-        traceback.print_exception(error)
+        _print_exception(error)
     else:
-        print(f"error: {error}", file=sys.stderr)
+        print(mask_text(f"error: {error}"), file=sys.stderr)
+
+
+def _print_exception(error: BaseException) -> None:
+    print(mask_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
 @dataclass
@@ -110,9 +119,12 @@ class _App:
     """Jobs started."""
     directories: set[Path] = field(default_factory=set)
     """Of the jobs started."""
+    trackers: SweepTrackers = field(default_factory=SweepTrackers)
+    """What tracks the jobs of a sweep."""
 
     def run(self, argv: Sequence[str]) -> None:
         argv, dry_run = arguments.take_dry_run(argv)
+        remember_overrides(argv)
         args = get_args_parser().parse_intermixed_args(argv)  # Hydra itself takes no `key=a -m key=b`
         if args.experimental_rerun is not None:
             raise UserError(
@@ -130,15 +142,19 @@ class _App:
             if args.help:
                 print(format_help(composer, command()))
                 return
-            overrides, multirun, cfg = _checked(args, composer, starts=args.cfg is None and not dry_run)
+            starts = args.cfg is None and not dry_run
+            overrides, multirun, cfg = _checked(args, composer, self.trackers, starts=starts)
             if dry_run:
                 print(plan.format_plan(cfg))
                 return
         if args.cfg is None:
-            overrides = self._settled(cfg, overrides, multirun)
+            directory, overrides = self._settled(cfg, overrides, multirun)
+            if multirun:
+                self.trackers.begin(directory)
         try:
             hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
         finally:
+            self.trackers.end()
             if self.jobs > 1 and self.reported:
                 print(f"error: {len(self.reported)} of {self.jobs} jobs failed, see above", file=sys.stderr)
 
@@ -150,6 +166,7 @@ class _App:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
         self.jobs += 1
         run_dir = Path(HydraConfig.get().runtime.output_dir)
+        _hide_secrets(cfg, run_dir)
         self._own(run_dir)
         attempt = Attempt.in_job(run_dir)
         ended = self._by_ranks(cfg, run_dir) if launch_checks.several(cfg) else here.train(cfg, run_dir)
@@ -173,8 +190,8 @@ class _App:
         except BaseException as error:
             return Ended(error=error, trained=False)
 
-    def _settled(self, cfg: DictConfig, overrides: list[str], multirun: bool) -> list[str]:
-        """The overrides with the directory fixed, which is thereby known to be writable and not another run's.
+    def _settled(self, cfg: DictConfig, overrides: list[str], multirun: bool) -> tuple[Path, list[str]]:
+        """The directory, and the overrides that fix it: it is known to be writable and not another run's.
 
         Raises:
             UserError: it cannot be written, it holds a run, or there is nothing to resume.
@@ -212,7 +229,7 @@ class _App:
                 f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another."
             ) from error
         others = [line for line in overrides if line.lstrip("+").partition("=")[0] not in fixed]
-        return [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
+        return directory, [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
 
     def _own(self, run_dir: Path) -> None:
         """Refuse a directory that another job of this sweep has had."""
@@ -239,12 +256,24 @@ class _App:
             log.error("%s", describe(error), exc_info=error)
 
 
+def _hide_secrets(cfg: DictConfig, run_dir: Path) -> None:
+    """Mask them in what Hydra has just written, and from now on in every log message."""
+    remember_config(cfg)
+    mask_handlers()
+    hydra = HydraConfig.get()
+    if hydra.output_subdir is not None:
+        mask_records(run_dir / hydra.output_subdir)
+    if hydra.mode is RunMode.MULTIRUN:
+        mask_files([Path(hydra.sweep.dir) / "multirun.yaml"])
+
+
 def _checked(
-    args: argparse.Namespace, composer: composing.Composer, *, starts: bool
+    args: argparse.Namespace, composer: composing.Composer, trackers: SweepTrackers, *, starts: bool
 ) -> tuple[list[str], bool, DictConfig]:
     """The overrides to hand to Hydra, whether they are a sweep, and the config (of a sweep's first job).
 
     Args:
+        trackers: gets to know those of a sweep's jobs.
         starts: whether something is to be trained, not only shown.
 
     Raises:
@@ -273,7 +302,9 @@ def _checked(
     checked.check_sweep(lines, composer)
     base = checked.composed([line for line in lines if line.startswith("hydra")], composer)
     first: DictConfig | None = None
-    for job in composing.jobs(composing.swept(base, parsed)):
+    swept = composing.swept(base, parsed)
+    trackers.axes = [override.key_or_group for override in swept if arguments.is_sweep(override)]
+    for job in composing.jobs(swept):
         try:
             cfg = checked.compose(job, composer)
             if args.cfg is None:
@@ -285,6 +316,7 @@ def _checked(
             raise UserError(problem, key=error.key, remedy=error.remedy) from error
         if cfg.resume is not None:
             raise UserError("the jobs of a sweep would go on in one directory", key="resume", remedy="Use load_from=…")
+        trackers.see(cfg)
         first = first or cfg
     assert first is not None, "a product of axes with values has an element"
     return lines, True, first

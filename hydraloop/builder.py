@@ -32,12 +32,12 @@ from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.instantiating import instantiate, require_target
+from hydraloop.masked_config import masked_yaml, remember_config
 from hydraloop.optim.building import build_schedule
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.overlap import introduce
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
-from hydraloop.resolving import resolved_yaml
 from hydraloop.tasks.task import Task
 
 _ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads", "activation_checkpointing", "channels_last"}
@@ -66,6 +66,7 @@ def build(
         UserError: an option that cannot be built; names the key and what to do.
         Exception: whatever a constructor of the user's own raises.
     """
+    remember_config(cfg)
     _check_options(cfg)
     if distributed is None:
         distributed = connect(cfg.distributed, cfg.engine.device)
@@ -175,7 +176,7 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         resume_strict=cfg.resume_strict,
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        metadata={"experiment_name": cfg.experiment_name, "config": resolved_yaml(cfg)},
+        metadata={"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)},
     )
 
 

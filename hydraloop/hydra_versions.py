@@ -13,6 +13,7 @@ IS_1_3 = hydra.__version__.startswith("1.3")
 
 _LOGGING = [
     "hydraloop.cli.console.ConsoleHandler",
+    "hydraloop.cli.console.MaskingFormatter",
     *("logging.FileHandler", "logging.StreamHandler", "logging.handlers.*"),
 ]
 """What a logging section may name: ours, and the handlers of the standard library that people keep logs with."""

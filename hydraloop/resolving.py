@@ -1,24 +1,45 @@
-"""A config as text, every interpolation in it resolved. Without torch."""
+"""A config with every interpolation in it resolved. Without torch."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import InterpolationResolutionError
 
 from hydraloop.errors import UserError
 
 
-def resolved_yaml(cfg: DictConfig) -> str:
-    """The config as YAML.
+def resolved(cfg: DictConfig) -> Any:
+    """The config as plain dicts, lists, numbers and strings.
 
     Raises:
         UserError: an interpolation does not resolve; names its key.
     """
     try:
-        return OmegaConf.to_yaml(cfg, resolve=True)
+        return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     except InterpolationResolutionError as error:
         raise UserError(
             f"an interpolation does not resolve: {str(error).splitlines()[0]}",
             key=error.full_key or None,
             remedy="Write a value; what Hydra says of a job, ${hydra:…}, only runs of the command line have.",
         ) from error
+
+
+def resolved_yaml(cfg: DictConfig) -> str:
+    """The config as YAML, secrets in plain sight: for other processes of the run, not for its files.
+
+    Raises:
+        UserError: as `resolved` does.
+    """
+    return dumped(resolved(cfg))
+
+
+def dumped(plain: Any) -> str:
+    """A plain container as `OmegaConf.to_yaml` writes it, and reads it back: `1e-3`, a string, in quotes."""
+    text: str = yaml.dump(
+        plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper()
+    )
+    return text

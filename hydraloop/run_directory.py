@@ -1,7 +1,7 @@
 """Run directories: where a new run goes, which one a resumed run goes on in. Without torch: it comes before all.
 
 `.hydra/config.yaml` is the config a run was begun with, and stays: it says which run this is. Each attempt to resume
-has a folder `.hydra/resume_<n>` with its own config.
+has a folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from yaml import YAMLError
 from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, newest_complete
 from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.errors import UserError
+from hydraloop.masked_config import masked_yaml
+from hydraloop.masking import masked
 
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
@@ -95,7 +97,7 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
     if not begun or not (recorded or _is_hydras(run_dir)):
         folder = next_attempt(run_dir) if begun and resumed else records
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(cfg, folder / _CONFIG)
+        (folder / _CONFIG).write_text(masked_yaml(cfg, resolve=False), encoding="utf-8")
     within = run_dir.resolve()
     for path in map(Path.resolve, out_dirs):
         with (records / _FOLDERS).open("a", encoding="utf-8") as file:
@@ -201,14 +203,11 @@ def _newest_first() -> Iterator[Path]:
 
 
 def _identity(cfg: Any) -> Any:
-    """What makes two runs the same: experiment, model and data (not how they are batched)."""
+    """What makes two runs the same: experiment, model and data (not how they are batched); secrets do not."""
     data = OmegaConf.select(cfg, "data")
     splits = {} if data is None else {name: data.get(name) for name in ("train", "val", "test")}
-    return (
-        OmegaConf.select(cfg, "experiment_name"),
-        _plain(OmegaConf.select(cfg, "task.model")),
-        {name: _plain(split) for name, split in splits.items()},
-    )
+    found = {name: _plain(split) for name, split in splits.items()}
+    return masked([OmegaConf.select(cfg, "experiment_name"), _plain(OmegaConf.select(cfg, "task.model")), found])
 
 
 def _plain(node: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.tasks.task import Task
 
 Batch = tuple[Tensor, Tensor]
+
+
+def logged(path: Path) -> list[dict[str, Any]]:
+    """The records of a log as they were made: without the time, which each line must have."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert all(record.pop("timestamp") > 0 for record in records)
+    return records
 
 
 def batches(count: int, size: int = 4, *, last: int | None = None, seed: int = 0) -> list[Batch]:

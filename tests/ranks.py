@@ -8,11 +8,12 @@ The function has to be importable (a module's own, not a lambda). Source of the 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
@@ -36,10 +37,14 @@ class _Pool:
 
     def run(self, world_size: int, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self._grow(world_size)
-        port = _free_port()
         chosen = self._processes[:world_size]
-        for rank, (_, connection) in enumerate(chosen):
-            connection.send((function, args, options, rank, world_size, port))
+        with _free_port() as port:
+            for rank, (_, connection) in enumerate(chosen):
+                connection.send((function, args, options, rank, world_size, port))
+            return self._results(chosen)
+
+    def _results(self, chosen: list[tuple[Any, Connection]]) -> list[Any]:
+        world_size = len(chosen)
         results: dict[int, Any] = {}
         deadline = monotonic() + _SECONDS
         while len(results) < world_size:
@@ -93,10 +98,13 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, **option
     return list(_pool.run(world_size, function, args, options))
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """One that nothing listens on. Meanwhile no other process gets it, such as the ranks of a test beside this one."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rank 0 does the same, and may listen on it
+        kept.bind(("localhost", 0))
+        yield int(kept.getsockname()[1])
 
 
 def _serve(connection: Connection) -> None:

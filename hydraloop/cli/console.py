@@ -1,9 +1,11 @@
-"""The handler that prints log messages for people, named by class path in Hydra's `job_logging`. Without torch."""
+"""What log messages go through, named by class path in Hydra's `job_logging`: secrets are masked. Without torch."""
 
 from __future__ import annotations
 
 import logging
 import sys
+
+from hydraloop.masking import mask_text
 
 
 class ConsoleHandler(logging.Handler):
@@ -30,3 +32,29 @@ class ConsoleHandler(logging.Handler):
             self.setLevel(logging.CRITICAL + 1)
         except Exception:
             self.handleError(record)
+
+
+class MaskingFormatter(logging.Formatter):
+    """Formats as `logging.Formatter` does, with secrets masked: in the message, and in a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole text of a message."""
+        return mask_text(super().format(record))
+
+
+class _MaskingAnother(MaskingFormatter):
+    """Formats as another formatter does, with secrets masked."""
+
+    def __init__(self, other: logging.Formatter) -> None:
+        super().__init__()
+        self._other = other
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_text(self._other.format(record))
+
+
+def mask_handlers() -> None:
+    """Let every handler of the root mask secrets, whatever logging the user has configured."""
+    for handler in logging.getLogger().handlers:
+        if not isinstance(handler.formatter, MaskingFormatter):
+            handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))

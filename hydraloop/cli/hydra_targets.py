@@ -26,6 +26,7 @@ _FACTORIES = ("()", "class", "factory", "queue", "listener")
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 _LOG_CLASSES = (
     "hydraloop.cli.console.ConsoleHandler",
+    "hydraloop.cli.console.MaskingFormatter",
     *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),
     "colorlog.formatter.ColoredFormatter",
 )

@@ -59,7 +59,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
             _put_result(engine, perf_counter() - start, git)
         # A mistake, or another rank's failure, is told once, by whoever reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
-            log.info("%s", format_summary(engine))
+            log.info("%s", format_summary(engine, perf_counter() - start))
 
 
 @contextmanager

@@ -9,10 +9,12 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+
+from hydraloop.masking import mask_text
 
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
@@ -54,8 +56,12 @@ class Result:
     """`commit` and `diff` (tracked files against it) of the folder the run was started in, as it started."""
 
     def write(self, run_dir: Path) -> None:
-        """Write the file atomically. NaN and infinity, which JSON does not have, become their names as strings."""
-        text = json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)
+        """Write the file atomically; secrets in the error are masked.
+
+        NaN and infinity, which JSON does not have, become their names as strings.
+        """
+        shown = replace(self, error=_masked(self.error), reason=_masked(self.reason))
+        text = json.dumps(_finite(asdict(shown)), indent=2, allow_nan=False)
         unfinished = run_dir / f".{FILENAME}.{os.getpid()}.part"
         unfinished.write_text(text + "\n", encoding="utf-8")
         unfinished.replace(run_dir / FILENAME)
@@ -78,14 +84,24 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git_state(folder: Path) -> dict[str, str]:
-    """Commit and diff of the repository around `folder`; empty outside one or without git. Takes some 10 ms."""
+def git_commit(folder: Path) -> str | None:
+    """Commit of the repository around `folder`; None outside one or without git."""
     commit = _git(folder, "rev-parse", "HEAD")
+    return None if commit is None else commit.strip()
+
+
+def git_state(folder: Path) -> dict[str, str]:
+    """Commit and diff of the repository around `folder`, secrets masked; empty outside one or without git.
+
+    Takes some 10 ms, and up to 50 for a diff that is cut.
+    """
+    commit = git_commit(folder)
     if commit is None:
         return {}
     diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
     cut = f"\n[cut: {len(diff) - _DIFF_LIMIT} more characters]" if len(diff) > _DIFF_LIMIT else ""
-    return {"commit": commit.strip(), "diff": diff[:_DIFF_LIMIT] + cut}
+    shown = mask_text(diff[: 2 * _DIFF_LIMIT])[:_DIFF_LIMIT]  # in this order: half a secret would not be known as one
+    return {"commit": commit, "diff": shown + cut}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -96,6 +112,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _masked(text: str | None) -> str | None:
+    return None if text is None else mask_text(text)
 
 
 def _finite(value: Any) -> Any:

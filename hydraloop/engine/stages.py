@@ -157,7 +157,11 @@ class Stages:
 
     def may_only_raise(self, name: str) -> bool:
         """Whether an error in the hook ends the run, on every rank."""
-        return self._policies[name].on_error == "raise"
+        return self.on_error(name) == "raise"
+
+    def on_error(self, name: str) -> OnError:
+        """What an error in the hook does."""
+        return self._policies[name].on_error
 
     def disable(self, name: str) -> None:
         """Switch a hook off, since it failed on another rank; its closing points are still called."""

@@ -38,8 +38,12 @@ def format_start(engine: Engine) -> str:
     return "\n".join([*_aligned(rows), *filter(None, [format_order(engine.stages.slots)])])
 
 
-def format_summary(engine: Engine) -> str:
-    """How the run ended: status, metrics, best checkpoint, time by iteration and hook, and commands to go on with."""
+def format_summary(engine: Engine, seconds: float | None = None) -> str:
+    """How the run ended: status, metrics, best checkpoint, time by iteration and hook, and commands to go on with.
+
+    Args:
+        seconds: of the whole run, its closing hooks included; None: as `result.json` says, without them.
+    """
     result = engine.result
     rows: dict[str, str] = {}
     if result is not None:
@@ -68,7 +72,7 @@ def format_summary(engine: Engine) -> str:
             f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
             f"max {duration(timing.max)}; {timing.data_share:.0%} of it waiting for data"
         )
-    rows.update(_hook_times(engine))
+    rows.update(_hook_times(engine, seconds))
     rows.update(_what_next(engine))
     return "\n".join(_aligned(rows))
 
@@ -100,13 +104,14 @@ def _size(loader: Sized) -> str:
     return _count(len(dataset), "sample") if isinstance(dataset, Sized) else _count(len(loader), "batch", "es")
 
 
-def _hook_times(engine: Engine) -> dict[str, str]:
+def _hook_times(engine: Engine, run: float | None) -> dict[str, str]:
     """`hooks: 0.12s in all, 3% of the run: checkpoint 0.10s (80%), …`, the most expensive first."""
     seconds = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)
     total = sum(taken for taken, _ in seconds)
     if not total:
         return {}
-    of_run = f", {total / engine.result.seconds:.0%} of the run" if engine.result and engine.result.seconds else ""
+    run = run or (engine.result.seconds if engine.result else None)
+    of_run = f", {total / run:.0%} of the run" if run else ""
     listed = [f"{name} {duration(taken)} ({taken / total:.0%})" for taken, name in seconds[:_MOST_HOOKS]]
     if len(seconds) > _MOST_HOOKS:
         rest = sum(taken for taken, _ in seconds[_MOST_HOOKS:])
@@ -120,6 +125,7 @@ def _what_next(engine: Engine) -> dict[str, str]:
     traces = engine.run_dir / "tf_tracing_logs"
     if records.is_file():
         rows["records"] = shown(records)
+    rows.update(engine.messages.read("tracked") or {})
     if traces.is_dir():
         rows["profile"] = f"tensorboard --logdir {shown(traces)}"
     if (

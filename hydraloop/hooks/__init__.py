@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hydraloop.hooks.grad_clip import GradClipHook as GradClipHook
     from hydraloop.hooks.logger import LoggerHook as LoggerHook
     from hydraloop.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
+    from hydraloop.hooks.mlflow import MLflowLoggerHook as MLflowLoggerHook
     from hydraloop.hooks.mode_switch import ModeSwitchHook as ModeSwitchHook
     from hydraloop.hooks.npu_profiler import NPUProfilerHook as NPUProfilerHook
     from hydraloop.hooks.num_class_check import NumClassCheckHook as NumClassCheckHook
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from hydraloop.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
     from hydraloop.hooks.sync_norm import SyncNormHook as SyncNormHook
     from hydraloop.hooks.sync_random_size import SyncRandomSizeHook as SyncRandomSizeHook
+    from hydraloop.hooks.tensorboard import TensorBoardLoggerHook as TensorBoardLoggerHook
     from hydraloop.hooks.timer import IterTimerHook as IterTimerHook
     from hydraloop.hooks.tta import TestTimeAugmentationHook as TestTimeAugmentationHook
     from hydraloop.hooks.visualization import VisualizationHook as VisualizationHook
+    from hydraloop.hooks.wandb import WandbLoggerHook as WandbLoggerHook
 
 _FILES = {
     "AnomalyDetectionHook": "anomaly_detection",
@@ -46,6 +49,7 @@ _FILES = {
     "IterTimerHook": "timer",
     "LoggerHook": "logger",
     "MemoryProfilerHook": "memory_profiler",
+    "MLflowLoggerHook": "mlflow",
     "ModeSwitchHook": "mode_switch",
     "NPUProfilerHook": "npu_profiler",
     "NumClassCheckHook": "num_class_check",
@@ -57,8 +61,10 @@ _FILES = {
     "SyncBuffersHook": "sync_buffers",
     "SyncNormHook": "sync_norm",
     "SyncRandomSizeHook": "sync_random_size",
+    "TensorBoardLoggerHook": "tensorboard",
     "TestTimeAugmentationHook": "tta",
     "VisualizationHook": "visualization",
+    "WandbLoggerHook": "wandb",
 }
 __all__ = sorted(_FILES)
 

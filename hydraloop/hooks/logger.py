@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +19,8 @@ from hydraloop.engine.schedule import Every
 from hydraloop.engine.summary import clock, duration, number
 from hydraloop.errors import UserError
 from hydraloop.hooks.records import check_names, position
+from hydraloop.tracking.cutting import cut_behind
+from hydraloop.tracking.record_log import RecordLog
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -28,7 +29,9 @@ log = logging.getLogger(__name__)
 
 _HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
 """In the record, not repeated in the terminal's line."""
-_TAKEN = re.compile(rf"\.+|\.hydra|checkpoints|{re.escape(RESULT_FILE)}|train\.log|rank\d+\.log", re.IGNORECASE)
+_TAKEN = re.compile(
+    rf"\.+|\.hydra|checkpoints|tracking|{re.escape(RESULT_FILE)}|train\.log|rank\d+\.log", re.IGNORECASE
+)
 """Names in the run directory that are somebody else's."""
 
 
@@ -45,18 +48,19 @@ class LoggerHook(Hook):
     steps that fp16 has skipped so far, if any.
 
     It gives them to `engine.log_record`, as any hook does, and a line of each to the terminal. Whatever comes through
-    `engine.log_record`, from whatever hook, goes to `<run_dir>/metrics.jsonl`, one line of JSON a record, flushed: the
-    file has all that trackers are told. What another hook has to say in the terminal it says itself. JSON has no NaN
-    and no infinity: there the value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") says what it was. A
-    resumed run appends; iterations done twice are there twice, the later line counts.
+    `engine.log_record`, from whatever hook, goes to `<run_dir>/metrics.jsonl`, one line of JSON a record, flushed, with
+    a `timestamp` [s since 1970] at its end: the file is the truth, and trackers are views of it. What another hook has
+    to say in the terminal it says itself. JSON has no NaN and no infinity: there the value is null, and `"nonfinite":
+    {"loss": "nan"}` (or "inf", "-inf") says what it was. A resumed run first takes out the records behind its
+    checkpoint, which it will make again; they are kept in `metrics.cut_<n>.jsonl`.
 
     A record is flat: numbers, strings and None. One that is made before this hook's before_run or behind its after_run
-    is written, too. No scalar and no metric may be called `mode`, `epoch` or `iteration`.
+    is written, too. No scalar and no metric may be called `mode`, `epoch`, `iteration` or `timestamp`.
 
-    Mount points: before_run, after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run. Priority
-    BELOW_NORMAL, MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and before
-    `param_scheduler`, so that `lr` is the one this iteration used; a hook behind it finds a record in the file when its
-    own `on_log` is called. One host sync and one exchange among the hosts a record, none in between. No state.
+    Mount points: before_run, before_train, after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run.
+    Priority BELOW_NORMAL, MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and
+    before `param_scheduler`, so that `lr` is the one this iteration used; a hook behind it finds a record in the file
+    when its own `on_log` is called. One host sync and one exchange among the hosts a record, none in between. No state.
 
     Args:
         interval: iterations between two records of training; None makes none.
@@ -88,8 +92,8 @@ class LoggerHook(Hook):
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
         self._filename = filename
-        self._file: _RecordFile | None = None
-        self._running = self._warned = False
+        self._file: RecordLog | None = None
+        self._running = self._warned = self._resumed = False
 
     def before_run(self, engine: Engine) -> None:
         """Look whether the records can have their file, and the metrics their names.
@@ -105,6 +109,19 @@ class LoggerHook(Hook):
                 remedy="Use a name such as metrics.jsonl.",
             )
         self._running = True
+        path = engine.run_dir / self._filename
+        engine.messages.provide("record_log", lambda: path)
+
+    def before_train(self, engine: Engine) -> None:
+        """Where a run is resumed, bring the file back to where its checkpoint was written."""
+        if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
+            progress = engine.progress
+            cut_behind(
+                engine.run_dir / self._filename,
+                iteration=progress.iteration,
+                last_validation=progress.last_validation,
+            )
+        self._resumed = True
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record where one is due."""
@@ -122,8 +139,8 @@ class LoggerHook(Hook):
             TypeError: there is something in it that is no plain number or string.
         """
         if self._file is None:
-            self._file = _RecordFile(engine.run_dir / self._filename)
-        self._file.write(record)
+            self._file = RecordLog(engine.run_dir / self._filename)
+        self._file.append(record)
         if not self._running:
             self._close()
 
@@ -202,49 +219,6 @@ _FORMATS = {
     "data_time": lambda value: f"data {duration(value)}",
     "memory": lambda value: f"memory {value:.0f}MB",
 }
-
-
-class _RecordFile:
-    """Lines of JSON, appended, each flushed as a whole: whoever follows the file sees complete records."""
-
-    def __init__(self, path: Path) -> None:
-        _cut_torn_line(path)
-        self._file: IO[bytes] = path.open("ab")
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(_as_json(record).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-_encode = json.JSONEncoder(allow_nan=False).encode
-
-
-def _as_json(record: Mapping[str, Any]) -> str:
-    nonfinite: dict[str, str] = {}
-    for name, value in record.items():
-        if value is not None and not isinstance(value, str | int | float):
-            raise TypeError(
-                f"a record has plain numbers and strings, not a {type(value).__name__} as its {name!r}: use .item() or "
-                "str(), or several names"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[name] = str(value)
-    if nonfinite:
-        record = {**record, **dict.fromkeys(nonfinite), "nonfinite": nonfinite}
-    return _encode(record)
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Cut off a last line without its end, left by a process that was killed while writing."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        if not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 def peak_memory(device: torch.device) -> float:

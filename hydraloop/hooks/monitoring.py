@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydraloop.errors import UserError, suggestion
+from hydraloop.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
-GREATER_KEYS: tuple[str, ...] = ("acc", "top", "AR@", "auc", "precision", "mAP", "mDice", "mIoU", "mAcc", "aAcc")
-"""Names, or parts of names, of metrics whose high values are good: those of mmengine's CheckpointHook."""
-LESS_KEYS: tuple[str, ...] = ("loss",)
-"""The same for low values, from there too."""
 RULES: tuple[str, ...] = ("greater", "less")
 
 
@@ -66,12 +63,12 @@ def higher_is_better(
     # The loss of an evaluation is the task's own: no metric object stands behind it, and the lists know it.
     declare = getattr(engine.task, "higher_is_better", None)
     declared = None if declare is None else declare(name)
-    found = _by_keys(name, greater_keys or (), less_keys or ())
+    found = by_keys(name, greater_keys or (), less_keys or ())
     if found is None:
         found = declared
     if found is None:
         greater = GREATER_KEYS if greater_keys is None else greater_keys
-        found = _by_keys(name, greater, LESS_KEYS if less_keys is None else less_keys)
+        found = by_keys(name, greater, LESS_KEYS if less_keys is None else less_keys)
     if found is None:
         raise UserError(
             f"nothing says whether high or low values of {name!r} are good",
@@ -86,13 +83,3 @@ def is_better(value: float, than: float | None, *, higher: bool) -> bool:
     if not math.isfinite(value):
         return False
     return than is None or (value > than if higher else value < than)
-
-
-def _by_keys(name: str, greater: Iterable[str], less: Iterable[str]) -> bool | None:
-    """What the lists say of a name, an exact match first; None where they say nothing."""
-    name, greater, less = name.lower(), [key.lower() for key in greater], [key.lower() for key in less]
-    if name in greater or name in less:
-        return name in greater
-    if any(key in name for key in greater):
-        return True
-    return False if any(key in name for key in less) else None

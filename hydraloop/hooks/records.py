@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.errors import UserError
+from hydraloop.tracking.record_log import STAMP
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 POSITION = ("mode", "epoch", "iteration")
 """The entries in front."""
+RESERVED = (*POSITION, STAMP)
+"""With the one at the end of the line."""
 
 
 def position(engine: Engine, mode: Mode) -> dict[str, Any]:
@@ -31,10 +34,10 @@ def check_names(names: Iterable[str], *, key: str | None = None, remedy: str) ->
         key: where the name is given, up to the name itself; None where no key applies.
 
     Raises:
-        UserError: a name is one of `position`'s.
+        UserError: a name is one of `position`'s, or the time's.
     """
     for name in names:
-        if name in POSITION:
+        if name in RESERVED:
             raise UserError(
                 f"the name {name!r} is that of an entry of every record, which says where in the run it belongs",
                 key=None if key is None else f"{key}.{name}",

@@ -9,6 +9,7 @@ from typing import Self
 
 from hydraloop.engine.result import FILENAME, Result, Status, describe
 from hydraloop.launch.outcome import Outcome, RankError
+from hydraloop.masking import mask_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Ended:
         if self.error is None:
             return
         status: Status = "interrupted" if isinstance(self.error, KeyboardInterrupt) else "failed"
-        text = str(self.error) if isinstance(self.error, RankError) else describe(self.error)
+        text = mask_text(str(self.error) if isinstance(self.error, RankError) else describe(self.error))
         if not written:
             Result(status=status, error=text).write(run_dir)
             return

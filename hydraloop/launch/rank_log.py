@@ -12,6 +12,7 @@ from typing import Any, cast
 from hydra.core.utils import configure_log
 from omegaconf import OmegaConf
 
+from hydraloop.cli.console import MaskingFormatter, mask_handlers
 from hydraloop.launch.job import Job
 
 _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
@@ -27,6 +28,7 @@ def configure(job: Job, rank: int) -> None:
     if rank == 0:
         config = None if job.logging is None else OmegaConf.create(_appending(job.logging))
         configure_log(cast(Any, config), cast(Any, job.verbose))
+        mask_handlers()
         return
     file = path(job, rank)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def _into(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "version": 1,
-        "formatters": {"full": {"format": _FORMAT}},
+        "formatters": {"full": {"()": MaskingFormatter, "fmt": _FORMAT}},
         "handlers": {"file": {"class": "logging.FileHandler", "formatter": "full", "filename": str(file)}},
         "root": {"level": (config.get("root") or {}).get("level", "INFO"), "handlers": ["file"]},
         "loggers": levels,

@@ -31,6 +31,7 @@ from hydraloop.launch.ending import Ending, leave
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, Terminated
 from hydraloop.launch.training import train
+from hydraloop.masking import mask_text
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PRINTING = ("help", "hydra_help", "info", "cfg", "shell_completion", "version")
@@ -97,7 +98,7 @@ class Leader:
             if self._outcome is None:
                 found = _first(_store(), Outcome.of(Terminated(number or signal.SIGTERM), 0)).error()
                 Result(status="failed", error=str(found)).write(Path(job.run_dir))
-                print(f"error: {found}\n{getattr(found, 'trace', '')}", file=sys.stderr, flush=True)
+                print(mask_text(f"error: {found}\n{getattr(found, 'trace', '')}"), file=sys.stderr, flush=True)
 
         outcome = train(job, 0, Ending(last=last).start())
         self._outcome = _first(store, outcome) if outcome.kind in ("consequence", "lost") else outcome

@@ -16,6 +16,7 @@ def register() -> None:
         hooks_evaluation,
         hooks_guards,
         hooks_observing,
+        hooks_tracking,
         hooks_training,
         model,
         optimizer,
@@ -40,5 +41,6 @@ def register() -> None:
         hooks_training,
         hooks_guards,
         hooks_device,
+        hooks_tracking,
     ):
         module.register(store)

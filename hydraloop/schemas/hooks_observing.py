@@ -50,6 +50,7 @@ class LoggerHookConf:
     default_priority: ClassVar[int] = 60
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
+        "before_train",
         "after_train_iter",
         "on_log",
         "after_val_epoch",

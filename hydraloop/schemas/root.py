@@ -80,9 +80,10 @@ HYDRA_SETTINGS: Dict[str, Any] = {
     "job": {"name": "train", "chdir": False},
 }
 
+_FORMATTER = "hydraloop.cli.console.MaskingFormatter"
 _FORMATTERS: Dict[str, Any] = {
-    "plain": {"format": "%(message)s"},
-    "full": {"format": "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"},
+    "plain": {"class": _FORMATTER, "format": "%(message)s"},
+    "full": {"class": _FORMATTER, "format": "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"},
 }
 _CONSOLE: Dict[str, Any] = {"class": "hydraloop.cli.console.ConsoleHandler", "formatter": "plain"}
 

@@ -20,7 +20,7 @@ from hydraloop.engine.stages import mount_points_of, slot_of
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from tests.compat.scripts import engine_with, refusal
-from tests.helpers import Recorder
+from tests.helpers import Recorder, logged
 from tests.hooks.tiny_runs import BATCHES, Stopper, load
 
 POINTS = [
@@ -207,7 +207,7 @@ def test_hydraloops_own_numbers_stay(tmp_path: Path, caplog: pytest.LogCaptureFi
     def record(hook: Hook, run_dir: Path) -> dict[str, Any]:
         hooks = (RuntimeInfoHook(), LoggerHook(interval=BATCHES), hook)
         engine_with(*hooks, max_epochs=1, val=False, run_dir=run_dir).train()
-        made: dict[str, Any] = json.loads((run_dir / "metrics.jsonl").read_text(encoding="utf-8"))
+        (made,) = logged(run_dir / "metrics.jsonl")
         made.pop("memory")
         return made
 

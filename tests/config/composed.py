@@ -29,6 +29,7 @@ SINGLE: dict[str, list[str]] = {
     "spirals": ["experiment=spirals", "engine.accumulate=4"],
     "fp16": ["precision=fp16", "precision.init_scale=1024"],
     "char_lm": ["experiment=char_lm", "engine.accumulate=2", "data.train.block_size=64"],
+    "trackers": ["hooks=mlflow,wandb,tensorboard", "hooks.mlflow.tracking_uri=http://localhost:5000"],
     "fast": ["debug=fast", "optimizer=sgd", "scheduler=[linear,cosine]"],
 }
 SWEEPS: dict[str, list[str]] = {

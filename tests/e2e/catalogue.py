@@ -29,7 +29,6 @@ class Row:
     option: str
     """What it is here."""
     commands: tuple[Command, ...]
-    """None where it comes with a later issue."""
     tests: tuple[str, ...]
     """`file::function`, files relative to `tests/`."""
 
@@ -537,12 +536,22 @@ CUSTOM_HOOKS = (
         unit/data/test_rank_shares.py::test_every_rank_evaluates_a_data_set_smaller_than_the_world
         """,
     ),
-    Row(
+    _row(
         "MMEngine, MMCV, iMIX",
         "TensorboardLoggerHook, WandbLoggerHook, MlflowLoggerHook",
-        "come with the trackers",
-        (),
-        (),
+        "`tensorboard`, `wandb`, `mlflow`",
+        "engine.max_epochs=1 hooks=[tensorboard,wandb,mlflow]",
+        "engine.max_epochs=1 hooks=[visualization,tensorboard] hooks.tensorboard.histograms=10",
+        tests="""
+        e2e/test_trackers.py::test_every_tracker_has_the_whole_run
+        test_a_resumed_run_is_the_same_run_everywhere
+        test_a_sweep_of_which_some_jobs_are_tracked
+        e2e/test_tracker_pages.py::test_mlflow_shows_the_parent_its_children_and_the_charts_of_one
+        test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters
+        hooks/test_mlflow.py::test_the_run_is_there
+        hooks/test_wandb.py::test_a_run_is_in_its_file
+        hooks/test_tensorboard.py::test_a_run_is_in_its_event_files
+        """,
     ),
 )
 

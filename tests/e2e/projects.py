@@ -100,11 +100,10 @@ class Project:
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def many(self, commands: Sequence[Sequence[str]]) -> list[Done]:
+    def many(self, commands: Sequence[Sequence[str]], **environment: str) -> list[Done]:
         """Several command lines one after the other in one process, which imports torch only once."""
-        done = self.python(
-            str(Path(__file__).with_name("many.py")), stdin=json.dumps([list(line) for line in commands])
-        )
+        lines = json.dumps([list(line) for line in commands])
+        done = self.python(str(Path(__file__).with_name("many.py")), stdin=lines, **environment)
         assert done.code == 0, done.text
         return [Done(**one) for one in json.loads((self.path / "many.json").read_text(encoding="utf-8"))]
 
@@ -136,7 +135,7 @@ class Project:
     def jobs(self) -> list[Run]:
         """Jobs of the only sweep under multirun/, by number."""
         (sweep,) = self.path.glob("multirun/*/*")
-        jobs = [path for path in sweep.iterdir() if path.is_dir()]
+        jobs = [path for path in sweep.iterdir() if path.name.isdigit()]
         return [Run(path) for path in sorted(jobs, key=lambda path: int(path.name))]
 
     @property
@@ -153,5 +152,8 @@ class Project:
 
 def _environment() -> dict[str, str]:
     changed = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "200"}
+    changed["WANDB_MODE"] = "offline"  # whatever key whoever runs the tests has
     left_out = ("HYDRA_FULL_ERROR", "PYTHONWARNINGS")
-    return {name: value for name, value in os.environ.items() if name not in left_out} | changed
+    trackers = ("MLFLOW_", "WANDB_")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(trackers)}
+    return kept | changed

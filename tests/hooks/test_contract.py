@@ -29,9 +29,11 @@ from hydraloop.engine.hook import ON_ERROR, Hook, Priority
 from hydraloop.engine.loading import has_state
 from hydraloop.engine.stages import mount_points_of
 from hydraloop.errors import UserError
+from hydraloop.hooks.logger import LoggerHook
 from hydraloop.optim.schedule import Schedule
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
+from hydraloop.tracking.hook import TrackerHook
 from tests.helpers import differences
 from tests.hooks.npu import torch_npu
 
@@ -158,6 +160,15 @@ def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
 
 # What it does. -------------------------------------------------------------------------------------------------------
 
+each_run = pytest.mark.parametrize(
+    "option",
+    # Their libraries take seconds to import; the run with all of them has them in the usual suite, too.
+    [
+        pytest.param(option, marks=[pytest.mark.slow] if option.name in ("mlflow", "wandb") else [])
+        for option in OPTIONS
+    ],
+    ids=lambda option: option.name,
+)
 NEEDS_VALIDATION = {"early_stopping"}
 """Options that have nothing to go by without one, and say so."""
 
@@ -174,6 +185,14 @@ def _npu(
         yield
 
 
+@pytest.fixture(autouse=True)
+def _nothing_outside(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers that are told nothing else write into the working directory; all share one new database."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path_factory.getbasetemp()}/mlflow.db")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
 class Images(InMemoryDataset):
     """With something for `mode_switch` to switch, which changes nothing."""
 
@@ -184,6 +203,8 @@ class Images(InMemoryDataset):
 def _engine(run_dir: Path, hooks: dict[str, Hook], *, val: bool = True, **settings: Any) -> Engine:
     """A small classification of images `[N, 1, 6, 6]` with a schedule: two epochs of five batches."""
     run_dir.mkdir(exist_ok=True)
+    if any(isinstance(hook, TrackerHook) for hook in hooks.values()):  # they send the logger's records
+        hooks = {"logger": LoggerHook(), **hooks}
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(18, 1, 6, 6, generator=generator)
     data = Images(images, torch.arange(18) % 2, classes=["even", "odd"])
@@ -225,7 +246,7 @@ def _no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     assert failed == [], "a hook with on_error=warn would hide its bugs"
 
 
-@each_option
+@each_run
 def test_a_run_with_nothing_else_finishes_and_resumes(
     option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,7 +268,7 @@ def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pyt
     _no_warnings(caplog)
 
 
-@each_option
+@each_run
 def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = _engine(tmp_path, {option.name: option.hook()}, val=False)
     if option.name in NEEDS_VALIDATION:
@@ -259,7 +280,7 @@ def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplo
     _no_warnings(caplog)
 
 
-@each_option
+@each_run
 @pytest.mark.parametrize("method", ["validate", "test"])
 def test_an_evaluation_on_its_own_finishes(
     option: Option, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -270,7 +291,7 @@ def test_an_evaluation_on_its_own_finishes(
     _no_warnings(caplog)
 
 
-@each_option
+@each_run
 @pytest.mark.parametrize("point", ["before_run", "before_train_iter", "after_train_iter", "before_val_iter"])
 def test_it_stands_an_error_of_somebody_else(
     option: Option, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -285,7 +306,7 @@ def test_it_stands_an_error_of_somebody_else(
     _no_warnings(caplog)
 
 
-@each_option
+@each_run
 def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
     hook = option.hook()
     _engine(tmp_path, {option.name: hook}).train()
@@ -306,7 +327,7 @@ def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
         assert list(differences(other.state_dict(), state)) == []
 
 
-@each_option
+@each_run
 def test_it_leaves_the_training_of_others_alone_or_says_so(option: Option, tmp_path: Path) -> None:
     """Without its options set, no hook but these changes the weights that training ends with."""
     torch.manual_seed(0)

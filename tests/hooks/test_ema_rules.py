@@ -113,7 +113,12 @@ def averaged(run_dir: Path, **options: Any) -> tuple[Weights, list[Weights]]:
     return ema.state_dict()["averaged"], recorder.steps
 
 
-@pytest.mark.parametrize(("options", "rule"), RULES, ids=str)
+def named(rules: list[tuple[dict[str, Any], Rule]]) -> list[Any]:
+    """Test cases called after their options: the name of a function has its address in it."""
+    return [pytest.param(options, rule, id=str(options)) for options, rule in rules]
+
+
+@pytest.mark.parametrize(("options", "rule"), named(RULES))
 def test_each_type_is_its_rule(tmp_path: Path, options: dict[str, Any], rule: Rule) -> None:
     averages, steps = averaged(tmp_path, **options)
     check(averages, by_mmengine(steps, rule, 1))
@@ -121,14 +126,15 @@ def test_each_type_is_its_rule(tmp_path: Path, options: dict[str, Any], rule: Ru
 
 @pytest.mark.parametrize(
     ("options", "rule"),
-    [
-        ({"warmup": False, "momentum": 0.3}, exponential(0.3)),
-        ({"ema_type": "stochastic"}, stochastic(4)),
-        ({"ema_type": "momentum_annealing", "gamma": 10}, momentum_annealing(0.0002, 10)),
-        ({"ema_type": "exp_momentum", "gamma": 10}, exp_momentum(0.0002, 10)),
-        ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 8}, linear_momentum(0.5, 8)),
-    ],
-    ids=str,
+    named(
+        [
+            ({"warmup": False, "momentum": 0.3}, exponential(0.3)),
+            ({"ema_type": "stochastic"}, stochastic(4)),
+            ({"ema_type": "momentum_annealing", "gamma": 10}, momentum_annealing(0.0002, 10)),
+            ({"ema_type": "exp_momentum", "gamma": 10}, exp_momentum(0.0002, 10)),
+            ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 8}, linear_momentum(0.5, 8)),
+        ]
+    ),
 )
 def test_with_an_interval_steps_count_and_not_updates(tmp_path: Path, options: dict[str, Any], rule: Rule) -> None:
     # With begin_iter the first update is at the same step there and here; without, there at 1 and here at 4.

@@ -21,6 +21,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.progress import ProgressHook
@@ -29,7 +30,7 @@ from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task
-from tests.helpers import at
+from tests.helpers import at, failing, logged
 from tests.ranks import on_ranks
 
 
@@ -92,7 +93,7 @@ def _engine(
 
 
 def _lines(tmp_path: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    return logged(tmp_path / name)
 
 
 def test_records_of_a_run(tmp_path: Path) -> None:
@@ -177,6 +178,48 @@ def test_a_second_run_appends_behind_the_last_whole_line(tmp_path: Path) -> None
     after = (tmp_path / "metrics.jsonl").read_bytes()
     assert after.startswith(before + b'{"mode": "train", "epoch": 1, "iteration": 7')
     assert len(_lines(tmp_path)) == 10
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "again"),
+    [
+        ("epoch_1.pth", [("val", 7), ("train", 10), ("val", 14), ("test", 14)]),
+        ("epoch_2.pth", [("val", 14), ("test", 14)]),
+    ],
+)
+def test_a_resumed_run_takes_out_what_it_does_again(
+    checkpoint: str, again: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    def positions(name: str) -> list[tuple[str, int]]:
+        return [(record["mode"], record["iteration"]) for record in _lines(tmp_path, name)]
+
+    def run(**settings: Any) -> None:
+        engine = _engine(tmp_path, LoggerHook(interval=5), **settings)
+        _with(engine, checkpoint=CheckpointHook()).train()
+
+    run()
+    before = positions("metrics.jsonl")
+    run(settings={"resume": tmp_path / "checkpoints" / checkpoint})
+    assert positions("metrics.jsonl") == before, "each once, as if it had never ended"
+    assert positions("metrics.cut_1.jsonl") == again
+
+
+def test_an_attempt_that_fails_before_it_trains_takes_nothing_out(tmp_path: Path) -> None:
+    _with(_engine(tmp_path, LoggerHook(interval=5)), checkpoint=CheckpointHook()).train()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    settings = {"resume": tmp_path / "checkpoints" / "epoch_1.pth"}
+    resumed = _engine(tmp_path, LoggerHook(interval=5), settings=settings)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        _with(resumed, checkpoint=CheckpointHook(), failing=failing("after_load_checkpoint")).train()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_weights_loaded_into_a_run_cut_nothing(tmp_path: Path) -> None:
+    _with(_engine(tmp_path, LoggerHook(interval=5)), checkpoint=CheckpointHook()).train()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    settings = {"load_from": tmp_path / "checkpoints" / "epoch_1.pth"}
+    _engine(tmp_path, LoggerHook(interval=5), settings=settings).train()
+    assert (tmp_path / "metrics.jsonl").read_bytes().startswith(before)
 
 
 def test_each_record_is_in_the_file_when_hooks_behind_are_told(tmp_path: Path) -> None:

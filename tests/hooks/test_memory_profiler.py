@@ -17,7 +17,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.memory_profiler import MemoryProfilerHook, device_memory
-from tests.helpers import HostSyncs, batches, make_engine
+from tests.helpers import HostSyncs, batches, logged, make_engine
 
 HOST = (
     "available_memory", "used_memory", "memory_utilization", "available_swap_memory", "used_swap_memory",
@@ -39,7 +39,7 @@ def _ran(run_dir: Path, hook: Hook, **settings: Any) -> list[dict[str, Any]]:
     make_engine(
         run_dir, hooks, train=batches(4), val=batches(3), test=batches(2), **{"max_epochs": 2, **settings}
     ).train()
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    records = logged(run_dir / "metrics.jsonl")
     return [record for record in records if "used_memory" in record]
 
 

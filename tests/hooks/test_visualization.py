@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.pictures import Tile, grid, to_pixels
 from hydraloop.hooks.visualization import VisualizationHook, _Sample
 from hydraloop.tasks import Classification, Regression, Task
-from tests.helpers import HostSyncs, failing
+from tests.helpers import HostSyncs, failing, logged
 from tests.ranks import on_ranks
 
 GREEN, RED, GREY = pictures._GREEN, pictures._RED, pictures._GREY
@@ -117,7 +116,7 @@ def test_a_picture_of_each_evaluation_and_its_record(tmp_path: Path, caplog: pyt
     caplog.set_level(logging.INFO, logger="hydraloop.hooks.visualization")
     _engine(tmp_path, VisualizationHook()).train()
     assert _pictures(tmp_path) == ["test_iter_4.png", "val_iter_2.png", "val_iter_4.png"]
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    records = logged(tmp_path / "metrics.jsonl")
     assert [record for record in records if "picture" in record] == [
         {"mode": "val", "epoch": 1, "iteration": 2, "picture": "visualization/val_iter_2.png"},
         {"mode": "val", "epoch": 2, "iteration": 4, "picture": "visualization/val_iter_4.png"},

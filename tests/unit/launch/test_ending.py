@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -46,13 +48,26 @@ def start() -> Iterator[Start]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+            line += byte  # no more than the line: what a buffer has read already, `communicate` does not find
+        assert line == b"ready\n"
         return process
 
     yield go
     for process in started:
         process.kill()
         process.communicate()
+
+
+def wait_until_stuck(pid: int) -> None:
+    """Until the main thread does nothing at all: after `ready` it is still Python's, and can be told, for a moment."""
+    status, before, until = Path(f"/proc/{pid}/task/{pid}/status"), "", time.monotonic() + 30
+    # The file counts the thread's context switches, too.
+    while (now := status.read_text(encoding="utf-8")) != before or "State:\tS" not in now:
+        assert time.monotonic() < until
+        before = now
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +108,7 @@ def test_a_rank_that_is_closing_is_not_interrupted_but_has_a_deadline(start: Sta
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a mutex")
 def test_a_rank_that_is_stuck_in_native_code_ends(start: Start) -> None:
     process = start(STUCK)
+    wait_until_stuck(process.pid)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert out == "last 15\n"
@@ -107,6 +123,7 @@ def test_a_rank_ends_after_the_process_that_started_it() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     (rank,) = psutil.Process(process.pid).children()
+    wait_until_stuck(rank.pid)
     process.kill()
     process.wait()
     assert process.stdout.read() == "orphaned\nlast 15\n"

@@ -1,0 +1,11 @@
+"""`python -m hydraloop.tracking <run directory> <hook name>`: a follower, as `link.py` starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hydraloop.tracking.process import main
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

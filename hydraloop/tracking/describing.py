@@ -1,0 +1,102 @@
+"""From an engine to what trackers are told of its run; secrets are masked here."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from os import getpid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hydraloop.engine.result import command, git_commit, versions
+from hydraloop.masking import mask_command, mask_overrides, masked
+from hydraloop.tracking import description
+from hydraloop.tracking.tracker import Attempt, Run
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+_RECORDS = ".hydra"
+
+
+def run_of(engine: Engine) -> Run:
+    """The run that an engine is about to train, as it goes on where its directory has been described before."""
+    run_dir = engine.run_dir.absolute()
+    sweep = description.sweep_of(run_dir)
+    new = Run(
+        run_dir=run_dir,
+        uid=secrets.token_hex(8),
+        experiment=str(engine.settings.metadata.get("experiment_name", "hydraloop")),
+        name=_job_name(run_dir, sweep.axes) if sweep is not None else _name(run_dir),
+        attempts=(_attempt(engine, run_dir),),
+        sweep=sweep,
+    )
+    return description.with_attempt(description.read(run_dir), new)
+
+
+def _attempt(engine: Engine, run_dir: Path) -> Attempt:
+    config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
+    return Attempt(
+        number=0,
+        iteration=engine.progress.iteration,
+        params=description.flattened(config) if config else {},
+        config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        tags=_tags(engine, run_dir),
+        began=time.time(),
+        pid=getpid(),
+    )
+
+
+def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
+    tags = {
+        "command": mask_command([*command().split(), *_overrides(run_dir)]),
+        "host": socket.gethostname(),
+        "world_size": str(engine.distributed.world_size),
+        "device": str(engine.device),
+        "precision": engine.precision.name,
+        "run_dir": str(run_dir),
+        **{f"version.{package}": version for package, version in versions().items()},
+    }
+    commit, user = git_commit(Path.cwd()), _user()
+    if commit:
+        tags["git_commit"] = commit
+    if user:
+        tags["user"] = user
+    return tags
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        return None
+
+
+def _overrides(run_dir: Path) -> list[str]:
+    """What was typed for this attempt, masked; empty where the run was started from Python."""
+    records = run_dir / _RECORDS
+    attempts = [path for path in records.glob("resume_*") if path.name.removeprefix("resume_").isdigit()]
+    newest = max(attempts, key=lambda path: int(path.name.removeprefix("resume_")), default=records)
+    try:
+        found: Any = yaml.safe_load((newest / "overrides.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return []
+    return list(mask_overrides([str(line) for line in found or []]))
+
+
+def _job_name(run_dir: Path, axes: Sequence[str]) -> str:
+    """`optimizer.lr=0.01,hooks=[ema]`: what is swept of a job's overrides; all of them where that is not known."""
+    lines = _overrides(run_dir)
+    swept = [line for line in lines if line.partition("=")[0].lstrip("+") in axes]
+    return ",".join(swept or lines) or run_dir.name
+
+
+def _name(run_dir: Path) -> str:
+    """`2026-11-21/12-30-05-a1b2c3` of a directory that Hydra has named, else its last part."""
+    parent = run_dir.parent.name
+    return f"{parent}/{run_dir.name}" if parent[:4].isdigit() else run_dir.name

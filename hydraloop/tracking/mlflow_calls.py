@@ -1,0 +1,152 @@
+"""Calls of MLflow: short ones, whatever the server does, and what their errors mean for a follower."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+from hydraloop.tracking.tracker import RefusedError, UnusableError
+
+_SHORTEST, _LONGEST = 5, 60
+"""Seconds that a server has for an answer: the first is enough for one that works, and a follower that tries every few
+seconds must not hang on one that does not; one that is slow gets twice the time at the next try."""
+_FILES = 120
+"""The same where a file of any size is stored: MLflow's own default."""
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the follower itself tries again
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # its thread would say that all is sent before it is
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # the process would wait for it at its end
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_NOT_ALLOWED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}
+_STATUS = re.compile(r"failed with error code (\d{3})")
+_TOO_LARGE = "413"
+
+
+class Calls:
+    """Around each call of a client: `with calls(): …`.
+
+    Args:
+        is_gone: asks the server whether the run is deleted, when it has refused something.
+    """
+
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self._is_gone = is_gone
+        self._timeout = _SHORTEST
+
+    @contextlib.contextmanager
+    def __call__(self, *, files: bool = False) -> Iterator[None]:
+        """Bounded in time, quiet, and with errors translated; what the user has set in the environment stays.
+
+        Raises:
+            RefusedError: the server will never take this.
+            UnusableError: nothing can be sent with these settings.
+        """
+        try:
+            with settings(_FILES if files else self._timeout):
+                yield
+        except Exception as error:
+            if _is_timeout(error):
+                self._timeout = min(2 * self._timeout, _LONGEST)
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> None:
+        found = meaning(error)
+        if isinstance(found, RefusedError):
+            with settings(self._timeout):
+                if self._is_gone():
+                    raise UnusableError("the run was deleted there") from error
+        raise found
+
+
+@contextlib.contextmanager
+def settings(timeout: int) -> Iterator[None]:
+    """MLflow's settings for a while, in the environment, where it reads them at each call."""
+    added = {name: value for name, value in {**_DEFAULTS, _TIMEOUT: str(timeout)}.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        with _quiet():
+            yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def meaning(error: Exception) -> Exception:
+    """What an error of MLflow's is to a follower: `RefusedError`, `UnusableError`, or itself (not now)."""
+    from mlflow.exceptions import InvalidUrlException, MlflowException
+
+    text = " ".join(str(error).split())
+    if isinstance(error, RefusedError | UnusableError):
+        return error
+    if type(error) is ValueError:
+        return _refused(text, error)
+    if isinstance(error, InvalidUrlException | ModuleNotFoundError):
+        return _unusable(f"{text}; see hooks.mlflow.tracking_uri", error)
+    if not isinstance(error, MlflowException):
+        return error
+    if isinstance(error.__cause__, OverflowError):  # a number that no column takes
+        return _refused(text, error)
+    if "Could not find a registered artifact repository" in text:
+        return _unusable(text.partition(". ")[0], error)
+    if "URI" in type(error).__name__:
+        return _unusable(f"{text.partition('.')[0]}; see hooks.mlflow.tracking_uri", error)
+    if error.error_code in _NOT_ALLOWED:
+        return _unusable(
+            f"{text}; see MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN", error
+        )
+    if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        return _unusable(f"the run is not there any more: {text}", error)
+    status = _STATUS.search(text)
+    if error.error_code == "INVALID_PARAMETER_VALUE" or (status is not None and status[1] == _TOO_LARGE):
+        return _refused(text, error)
+    return error
+
+
+def _refused(text: str, error: Exception) -> RefusedError:
+    found = RefusedError(text)
+    found.__cause__ = error
+    return found
+
+
+def _unusable(text: str, error: Exception) -> UnusableError:
+    found = UnusableError(text)
+    found.__cause__ = error
+    return found
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    from requests.exceptions import Timeout
+
+    while error is not None:
+        if isinstance(error, Timeout):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_LOUD = ("mlflow", "alembic")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What MLflow logs, tracebacks of errors that it then raises, and its news, is not for people here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import mlflow  # noqa: F401 - it sets its own levels when it is imported
+
+    before = [(name, logging.getLogger(name).level) for name in _LOUD]
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in before:
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,186 @@
+"""A run's files as MLflow's artifacts: its config, pictures, result and checkpoints.
+
+Files wait behind metrics: they are listed in the tracker's memory, and stored while there are no records to send.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.checkpoint_files import SUFFIX, is_complete, newest_complete
+from hydraloop.engine.result import FILENAME as RESULT_FILE
+from hydraloop.masking import mask_text
+from hydraloop.tracking.mlflow_calls import Calls
+from hydraloop.tracking.mlflow_names import in_file_name
+from hydraloop.tracking.tracker import Record, RefusedError, Run, UnusableError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+"""Of the artifacts, and by default in the run directory."""
+_AT_ONCE = 20
+"""Files stored before it is looked for records again."""
+
+
+class Files:
+    """The artifacts of one run.
+
+    Args:
+        memory: of the tracker: `due`, what is to be stored; `stored`, checkpoint files by name with size and time;
+            `no_files`, whether the server cannot store any.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, run: Run, calls: Calls, memory: dict[str, Any]) -> None:
+        self._client, self._run_id, self._run, self._calls, self._memory = client, run_id, run, calls, memory
+        self._due: list[dict[str, Any]] = memory.setdefault("due", [])
+        self._stored: dict[str, list[int]] = memory.setdefault("stored", {})
+        self._sure = False
+        """Whether the first one due cannot have been stored already."""
+
+    def add_config(self, attempt: int) -> None:
+        """Store the config of an attempt, later."""
+        self._due.append({"config": attempt})
+
+    def add_pictures(self, records: Sequence[Record]) -> None:
+        """Store what records announce, later; each once, also where the same records come again."""
+        for record in records:
+            if "picture" in record.texts:
+                one = {
+                    "picture": record.texts["picture"],
+                    "key": in_file_name(f"{record.mode}_picture"),
+                    "step": record.iteration,
+                    "timestamp": round(record.timestamp * 1000),
+                }
+                if one not in self._due and record.index > self._memory.get("last_picture", -1):
+                    self._due.append(one)
+                    self._memory["last_picture"] = record.index
+
+    def store(self, most: int = _AT_ONCE) -> None:
+        """Store what is due, `most` files at most."""
+        while self._due and most > 0:
+            self._guarded(self._store, self._due[0])
+            self._due.pop(0)
+            most -= 1
+
+    def store_all(self) -> None:
+        """Store everything that is due."""
+        self.store(len(self._due))
+
+    def store_result(self) -> None:
+        """Store `result.json`, where there is one."""
+        path = self._run.run_dir / RESULT_FILE
+        if path.is_file():
+            self._guarded(self._text, mask_text(path.read_text(encoding="utf-8")), RESULT_FILE)
+
+    def store_checkpoints(self, paths: list[Path]) -> None:
+        """Store those files of a run that are complete and have changed since they were."""
+        for path in paths:
+            try:
+                state = path.stat()
+            except FileNotFoundError:
+                continue
+            mark = [state.st_size, state.st_mtime_ns]
+            if self._stored.get(path.name) == mark or not is_complete(path):
+                continue
+            self._guarded(self._checkpoint, path)
+            self._stored[path.name] = mark
+
+    def _guarded(self, store: Any, *arguments: Any) -> None:
+        """Where files cannot be stored at all, one warning says so; metrics do not wait for that."""
+        if self._memory.get("no_files"):
+            return
+        try:
+            store(*arguments)
+        except RefusedError as error:
+            log.warning("a file is left out: %s", error)
+        except (UnusableError, ImportError, PermissionError, NotADirectoryError) as error:
+            self._memory["no_files"] = True
+            log.warning("files (config, pictures, result, checkpoints) cannot be stored, all else is sent: %s", error)
+
+    def _store(self, one: dict[str, Any]) -> None:
+        if "config" in one:
+            number = one["config"]
+            name = "config.yaml" if number == 0 else f"config_resume_{number}.yaml"
+            self._text(self._run.attempts[number].config, name)
+        else:
+            self._picture(self._run.run_dir / one["picture"], one["key"], one["step"], one["timestamp"])
+
+    def _text(self, text: str, name: str) -> None:
+        with self._calls():
+            self._client.log_text(self._run_id, text, name)
+
+    def _picture(self, path: Path, key: str, step: int, timestamp: int) -> None:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as opened:
+                opened.load()
+                picture = opened.convert("RGB") if opened.mode not in ("RGB", "RGBA", "L") else opened.copy()
+        except OSError as error:
+            log.warning("a picture is left out: %s: %s", path, error.strerror or error)
+            return
+        with self._calls():
+            if self._sure or not self._has_picture(f"{key}+step+{step}+timestamp+{timestamp}+"):
+                self._sure = False
+                self._client.log_image(self._run_id, picture, key=key, step=step, timestamp=timestamp)
+        self._sure = True
+
+    def _has_picture(self, start: str) -> bool:
+        """Whether a picture is there, whole: the smaller copy of it comes last. Older versions part names by `%`."""
+        names = (
+            info.path.rpartition("/")[2].replace("%", "+")
+            for info in self._client.list_artifacts(self._run_id, "images")
+        )
+        return any(name.startswith(start) and "+compressed" in name for name in names)
+
+    def _checkpoint(self, path: Path) -> None:
+        try:
+            with self._calls(files=True):
+                self._client.log_artifact(self._run_id, str(path), CHECKPOINTS)
+        except FileNotFoundError:
+            log.info("%s was deleted before it was stored", path)
+
+
+def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
+    """The checkpoint files to be stored now.
+
+    Args:
+        which: the option: None, `best`, `last` or `all`.
+        best: the best one, as `result.json` names it.
+        ended: whether the run has; before it only those of `all` are.
+    """
+    folder = _folder(run)
+    if which == "all":
+        return sorted(folder.glob(f"*{SUFFIX}"))
+    if not ended or which is None:
+        return []
+    if which == "last":
+        newest = _last(folder)
+        return [] if newest is None else [newest]
+    return list(_best(folder, best))
+
+
+def _best(folder: Path, named: str | None) -> Iterator[Path]:
+    """As it is named; beside the others, where the run was moved since."""
+    if named is not None:
+        path = Path(named)
+        yield path if path.is_file() else folder / path.name
+
+
+def _last(folder: Path) -> Path | None:
+    try:
+        named = folder / (folder / "last_checkpoint").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return newest_complete(folder)
+    return named if is_complete(named) else newest_complete(folder)
+
+
+def _folder(run: Run) -> Path:
+    chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
+    return run.run_dir / CHECKPOINTS if chosen is None else Path(str(chosen)).expanduser()

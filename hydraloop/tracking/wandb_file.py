@@ -1,0 +1,51 @@
+"""What is in a W&B run's own file, `run-<id>.wandb`: a log in LevelDB's format, a protocol buffer a record."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_HEAD = 7
+"""Bytes in front of the first block."""
+_BLOCK = 1 << 15
+_CHUNK_HEAD = struct.Struct("<IHB")
+"""Checksum, length and kind of a part of a record."""
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a file, serialised, as far as they are whole: a process that was killed leaves a torn end."""
+    content = path.read_bytes()
+    position, parts = _HEAD, b""
+    while position + _CHUNK_HEAD.size <= len(content):
+        left = _BLOCK - position % _BLOCK
+        if left < _CHUNK_HEAD.size:
+            position += left
+            continue
+        _, length, kind = _CHUNK_HEAD.unpack_from(content, position)
+        position += _CHUNK_HEAD.size
+        if not _WHOLE <= kind <= _LAST or position + length > len(content):
+            return
+        parts = (
+            content[position : position + length]
+            if kind in (_WHOLE, _FIRST)
+            else parts + content[position : position + length]
+        )
+        position += length
+        if kind in (_WHOLE, _LAST):
+            yield parts
+
+
+def steps(path: Path) -> list[int]:
+    """The step of each row of a file's history, in order."""
+    from wandb.proto import wandb_internal_pb2 as protocol  # whose names are only there when it runs
+
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009
+    found = []
+    for serialised in records(path):
+        record = parse(serialised)
+        if record.HasField("history"):
+            found.append(int(record.history.step.num))
+    return found

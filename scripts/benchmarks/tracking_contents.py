@@ -1,0 +1,109 @@
+"""What tracking services have of a run, read back from them: metrics by name and step, each as often as it is there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wandb_service import Service
+
+Points = Counter[tuple[str, int]]
+"""How often a metric is there at an iteration."""
+
+PREFIX = "train/"
+
+
+def wanted(log: Path) -> dict[int, set[str]]:
+    """What a service should have: the metrics of each record of training in `metrics.jsonl`, by iteration."""
+    found: dict[int, set[str]] = {}
+    for line in log.read_text(encoding="utf-8").splitlines():
+        record: dict[str, Any] = json.loads(line)
+        if record.pop("mode") == "train":
+            iteration = record.pop("iteration")
+            numbers = {name for name, value in record.items() if isinstance(value, int | float)}
+            found[iteration] = {PREFIX + name for name in numbers - {"epoch", "timestamp"}}
+    return found
+
+
+def there(points: Points, wanted: Mapping[int, set[str]]) -> int:
+    """Records that are there with all their metrics."""
+    return sum(all(points[name, step] for name in names) for step, names in wanted.items())
+
+
+def twice(points: Points) -> int:
+    """Steps at which any metric is there more than once."""
+    return len({step for (_, step), times in points.items() if times > 1})
+
+
+def mlflow_points(database: Path) -> Points:
+    """Of all runs of a database of MLflow's. From a copy: reading must not depend on what has been done to the disk."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    from mlflow import MlflowClient
+    from mlflow.entities import ViewType
+
+    points: Points = Counter()
+    if not database.exists():
+        return points
+    with tempfile.TemporaryDirectory() as folder:
+        for file in database.parent.glob(f"{database.name}*"):
+            if not file.name.endswith(".lock"):
+                shutil.copy(file, folder)
+        logging.disable(logging.INFO)
+        client = MlflowClient(tracking_uri=f"sqlite:///{folder}/{database.name}")
+        experiments = [one.experiment_id for one in client.search_experiments(ViewType.ALL)]
+        for run in client.search_runs(experiments, run_view_type=ViewType.ALL):
+            for name in run.data.metrics:
+                if name.startswith(PREFIX):
+                    points.update((name, metric.step) for metric in client.get_metric_history(run.info.run_id, name))
+    return points
+
+
+def wandb_points(run_dir: Path) -> Points:
+    """Of all of W&B's files in a run directory that `wandb sync` would upload."""
+    from wandb.proto import wandb_internal_pb2 as protocol
+
+    from hydraloop.tracking.wandb_file import records
+
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009
+    points: Points = Counter()
+    for file in (run_dir / "wandb").glob("*run-*/run-*.wandb"):
+        for record in (parse(one) for one in records(file)):
+            if record.HasField("history"):
+                row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                points.update(_of_row(row, int(json.loads(row["iteration"]))))
+    return points
+
+
+def service_points(service: Service) -> Points:
+    """Of all runs that a stand-in for W&B has got."""
+    points: Points = Counter()
+    for rows in service.rows.values():
+        for row in rows.values():
+            points.update(_of_row(row, int(row["iteration"])))
+    return points
+
+
+def _of_row(row: Mapping[str, Any], iteration: int) -> list[tuple[str, int]]:
+    return [(name, iteration) for name in row if name.startswith(PREFIX)]
+
+
+def tensorboard_points(run_dir: Path) -> Points:
+    """Of all event files in a run directory."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    points: Points = Counter()
+    folders = {path.parent for path in (run_dir / "tensorboard").rglob("events.out.tfevents.*")}
+    for folder in folders:
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            if name.startswith(PREFIX):
+                points.update((name, event.step) for event in events.Scalars(name))
+    return points

@@ -1,0 +1,103 @@
+"""A stand-in for the service of W&B: the few answers that its library needs to open a run, go on with it and log.
+
+Made from what the library asks for, not from the real service: it shows what arrives there, not that W&B takes it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+KEY = "0" * 40
+"""One that W&B's library takes for an API key."""
+_WHERE = {"id": "p", "name": "p", "entity": {"id": "e", "name": "team"}}
+
+
+class Service:
+    """Histories by run id; rewinding is refused."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.rows: dict[str, dict[int, Any]] = {}
+        self.exits: dict[str, int] = {}
+        self.asked: list[str] = []
+        """Beginnings of queries."""
+
+    def steps(self) -> dict[str, list[int]]:
+        """Of each run's history."""
+        return {run: [row["_step"] for _, row in sorted(rows.items())] for run, rows in self.rows.items()}
+
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        """To one request."""
+        if path.endswith("file_stream"):
+            run = path.split("/")[-2]
+            history = (body.get("files") or {}).get("wandb-history.jsonl")
+            for place, line in enumerate(history["content"] if history else []):
+                self.rows.setdefault(run, {})[history["offset"] + place] = json.loads(line)
+            if body.get("complete"):
+                self.exits[run] = body["exitcode"]
+            return {}
+        query, given = body.get("query", ""), body.get("variables") or {}
+        self.asked.append(query.split("(")[0].split("{")[0].strip())
+        if "rewindRun" in query:
+            return {"errors": [{"message": "rewind is not enabled"}], "data": None}
+        if "upsertBucket" in query:
+            bucket = {"id": "i", "name": given.get("name"), "config": "{}", "project": _WHERE, "historyLineCount": 0}
+            return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+        if "createRunFiles" in query:
+            return {"data": {"createRunFiles": {"runID": "i", "uploadHeaders": [], "files": []}}}
+        if "historyTail" in query:
+            return {"data": {"model": {**_WHERE, "bucket": self._bucket(given["name"])}}}
+        return {"data": {"viewer": {"id": "v", "username": "u", "entity": "team", "flags": "{}"}}}
+
+    def _bucket(self, run: str) -> dict[str, Any] | None:
+        rows = self.rows.get(run)
+        if not rows:
+            return None
+        last = json.dumps(rows[max(rows)])
+        return {
+            "id": "i", "name": run, "summaryMetrics": last, "displayName": "n", "logLineCount": 0,
+            "historyLineCount": len(rows), "eventsLineCount": 0, "historyTail": json.dumps([last]), "eventsTail": "[]",
+            "config": "{}", "tags": [], "wandbConfig": '{"t": {"3": [1]}}',
+        }  # fmt: skip
+
+
+@contextmanager
+def serving(port: int = 0) -> Iterator[Service]:
+    """A service on this machine; on a free port where none is said."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = json.loads(content) if self.command == "POST" and content.startswith(b"{") else {}
+            answer = json.dumps(service.answer(self.path, body)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PUT = _answer  # noqa: N815
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *args: Any) -> None:
+            """A client that is killed is what is looked at."""
+
+    server = Server(("127.0.0.1", port), Handler)
+    service = Service(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,162 @@
+"""Secrets typed, or taken from the environment: they reach the user's objects, and nothing that is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.e2e.projects import Project, Run
+
+TYPED, FROM_ENVIRONMENT = "hunter2/hunter2", "correct-horse-9"
+HOOKS = '''
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+
+from hydraloop import Hook
+from my_project.data import Spirals
+
+log = logging.getLogger(__name__)
+
+
+class Service(Hook):
+    """Uses a secret; tells the world about it, too."""
+
+    priority = 10
+
+    def __init__(self, *, api_key: str, url: str = "", fail: bool = False) -> None:
+        self.api_key, self.url, self.fail = api_key, url, fail
+
+    def before_run(self, engine) -> None:
+        seen = [hashlib.sha256(text.encode()).hexdigest() for text in (self.api_key, self.url)]
+        if len(sys.argv) == 2 and os.path.isdir(sys.argv[1]):  # a rank
+            seen += [sys.argv[1], oct(os.stat(sys.argv[1]).st_mode)]
+        (engine.run_dir / f"seen{engine.distributed.rank}").write_text("\\n".join(seen))
+        log.info("connecting with %s", self.api_key)
+        log.info("going to %s", self.url.rpartition(":")[2])
+
+    def after_train_iter(self, engine, batch_idx, batch, outputs) -> None:
+        if self.fail and engine.distributed.rank == engine.distributed.world_size - 1:
+            raise RuntimeError(f"no entry with {self.api_key}")
+
+
+class Private(Spirals):
+    """A data set behind a token."""
+
+    def __init__(self, *, api_token: str, **options) -> None:
+        super().__init__(**options)
+'''
+CHANGED = "user.yaml"
+"""A file of the user's, in git, with a secret that is not committed."""
+QUICK = ("experiment=spirals", "engine.max_epochs=1", "engine.test=false")
+HOOK = "+hooks.mine._target_=my_project.service.Service"
+KEY = f"+hooks.mine.api_key={TYPED}"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A user's project with the classes above."""
+    made = Project.make(tmp_path / "project")
+    made.write("my_project/service.py", HOOKS)
+    return made
+
+
+def leaks(project: Project) -> list[str]:
+    """Files of the project with one of the secrets in them, whole or in part."""
+    secret = re.compile(rb"hunter2|horse-9|uncommitted")
+    files = [project.path / name for name in project.files]
+    there = [path for path in files if path.is_file() and ".git" not in path.parts]
+    return [str(path) for path in there if secret.search(path.read_bytes()) and path.name != CHANGED]
+
+
+def seen(run: Run, rank: int = 0) -> list[str]:
+    """What the hook has noted of its arguments."""
+    return (run.path / f"seen{rank}").read_text().splitlines()
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
+    url = "https://me:hunter2-url@host/"
+    _commit_then_change(project, CHANGED, "password: uncommitted\n")
+    commands = [
+        [*QUICK, HOOK, KEY, f"+hooks.mine.url={url}", "default_hooks.checkpoint.published_keys=[meta,state_dict]"],
+        [*QUICK, HOOK, "+hooks.mine.api_key=${oc.env:MY_SECRET_TOKEN}", "+hooks.mine.fail=true"],
+        [*QUICK, HOOK, KEY, "+hooks.mine.fail=true", "hydra/job_logging=default"],
+        ["-m", *QUICK, HOOK, f"+hooks.mine.api_key={TYPED},hunter2-other", "+engine.no_such=1"],
+        ["-m", *QUICK, HOOK, f"+hooks.mine.api_key={TYPED},hunter2-other"],
+    ]
+    done = project.many(commands, MY_SECRET_TOKEN=FROM_ENVIRONMENT)
+    assert [one.code for one in done] == [0, 1, 1, 2, 0], [one.text for one in done]
+    assert leaks(project) == []  # what was printed is in many.json
+
+    whole, failed, by_hydra = project.runs
+    assert seen(whole) == [digest(TYPED), digest(url)]
+    assert [seen(job)[0] for job in project.jobs] == [digest(TYPED), digest("hunter2-other")]
+    assert whole.config.hooks.mine.api_key == "***"
+    assert whole.config.hooks.mine.url == "https://me:***@host/"
+    overrides = OmegaConf.load(whole.path / ".hydra" / "overrides.yaml")
+    assert "+hooks.mine.api_key=***" in overrides
+    meta = torch.load(whole.path / "checkpoints" / whole.checkpoints[0], weights_only=True)["meta"]
+    assert OmegaConf.create(meta["config"]).hooks.mine.api_key == "***"
+    assert "connecting with ***" in whole.log
+    assert "going to ***@host/" in whole.log  # a password in a URL is known, too
+    assert "+password: ***" in whole.result["git"]["diff"]
+
+    assert seen(failed)[0] == digest(FROM_ENVIRONMENT)
+    config = (failed.path / ".hydra" / "config.yaml").read_text()
+    assert "${oc.env:MY_SECRET_TOKEN}" in config  # it says where the secret is
+    assert failed.result["error"] == "RuntimeError: no entry with ***"
+    assert "Traceback" in failed.log
+    assert "no entry with ***" in failed.log
+    assert "no entry with ***" in by_hydra.log
+    (sweep,) = project.path.glob("multirun/*/*")
+    assert "+hooks.mine.api_key=***" in (sweep / "multirun.yaml").read_text()
+    (launched,) = (line for line in done[4].out.splitlines() if line.startswith("\t#0 : "))
+    assert launched.endswith("+hooks.mine.api_key=***")
+
+
+def _commit_then_change(project: Project, name: str, text: str) -> None:
+    project.write(name, "password: committed\n")
+    who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+    for arguments in (("init", "-q"), ("add", name), (*who, "commit", "-q", "-m", "all")):
+        subprocess.run(["git", *arguments], cwd=project.path, check=True)
+    project.write(name, text)
+
+
+def test_a_run_with_a_secret_in_its_data_is_found_again(project: Project) -> None:
+    data = ("data.train._target_=my_project.service.Private", f"+data.train.api_token={TYPED}")
+    first, second = project.many([[*QUICK, *data], [*QUICK[::2], *data, "engine.max_epochs=2", "resume=auto"]])
+    assert (first.code, second.code) == (0, 0), first.text + second.text
+    assert project.run.result["progress"]["epoch"] == 2
+    assert (project.run.path / ".hydra" / "resume_1" / "config.yaml").exists()
+    assert leaks(project) == []
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_no_file_of_a_run_of_two_ranks_has_a_secret(project: Project) -> None:
+    done = project.train(*QUICK, "distributed.nproc_per_node=2", HOOK, KEY, "+hooks.mine.fail=true")
+    assert done.code == 1
+    assert "hunter2" not in done.text
+    assert leaks(project) == []
+    run = project.run
+    assert run.result["error"] == "rank 1: RuntimeError: no entry with ***"
+    assert "no entry with ***" in (run.path / "rank1.log").read_text()
+    for rank in (0, 1):
+        key, _, folder, mode = seen(run, rank)
+        assert key == digest(TYPED)
+        assert mode == "0o40700"  # what the ranks are given, secrets and all, is their user's alone
+        assert not Path(folder).exists()
+    assert json.loads((run.path / "result.json").read_text())["status"] == "failed"

@@ -1,0 +1,259 @@
+"""TensorBoardLoggerHook: the run in event files, and histograms of weights and gradients. See tests/tracking, too."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import STORE_EVERYTHING_SIZE_GUIDANCE, EventAccumulator
+from torch import Tensor, nn
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks import histograms as counting
+from hydraloop.hooks.grad_clip import GradClipHook
+from hydraloop.hooks.histograms import BINS, histograms
+from hydraloop.hooks.logger import LoggerHook
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
+from hydraloop.tasks.task import Task
+from tests.helpers import HostSyncs, at, batches, failing, make_engine
+
+# Counting. -----------------------------------------------------------------------------------------------------------
+
+
+def counted(tensor: Tensor) -> dict[str, Any]:
+    return histograms({"it": tensor})["it"]
+
+
+def test_the_entries_are_counted_in_bins_of_equal_width() -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    found = counted(values.reshape(10, 100))
+    assert (found["num"], found["nonfinite"]) == (1000, 0)
+    assert (found["min"], found["max"]) == (values.min().item(), values.max().item())
+    assert found["sum"] == pytest.approx(values.sum().item(), rel=1e-4)
+    assert found["sum_squares"] == pytest.approx(values.square().sum().item(), rel=1e-4)
+    expected = torch.histogram(values, BINS)
+    assert found["bucket"] == expected.hist.int().tolist()
+    assert found["bucket_limit"] == pytest.approx(expected.bin_edges[1:].tolist(), abs=1e-5)
+    assert found["bucket_limit"][-1] == found["max"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_what_is_not_finite_is_counted_apart() -> None:
+    found = counted(torch.tensor([1.0, math.nan, 3.0, math.inf, -math.inf, 3.0]))
+    assert (found["num"], found["nonfinite"], found["min"], found["max"]) == (3, 3, 1.0, 3.0)
+    assert (found["sum"], found["sum_squares"]) == (7.0, 19.0)
+    assert (found["bucket"][0], found["bucket"][-1], sum(found["bucket"])) == (1, 2, 3)
+    none = counted(torch.full((4,), math.nan))
+    assert (none["num"], none["nonfinite"], none["bucket"], none["min"], none["max"]) == (0, 4, [], 0.0, 0.0)
+    json.dumps(none, allow_nan=False)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [2.5, 2.5]])
+def test_entries_that_are_all_the_same_are_in_one_bin(values: list[float]) -> None:
+    found = counted(torch.tensor(values))
+    assert (found["bucket"], found["bucket_limit"]) == ([len(values)], [values[0]])
+    assert found["min"] == found["max"] == values[0]
+
+
+def test_a_range_beyond_float32_is_one_bin() -> None:
+    found = counted(torch.tensor([-3e38, 3e38]))
+    assert (found["bucket"], found["num"]) == ([2], 2)
+
+
+def test_other_types_and_empty_ones() -> None:
+    found = histograms({
+        "half": torch.tensor([1, 2], dtype=torch.bfloat16), "whole": torch.tensor([1, 4]), "none": torch.empty(0)
+    })  # fmt: skip
+    assert {name: (facts["min"], facts["max"]) for name, facts in found.items()} == {"half": (1, 2), "whole": (1, 4)}
+    assert histograms({}) == {}
+
+
+def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    values[7], values[700] = math.inf, math.nan
+    whole = histograms({"a": values, "b": -values})
+    monkeypatch.setattr(counting, "_PIECE", 64)
+    pieces = histograms({"a": values, "b": -values})
+    for name, facts in whole.items():
+        for field, value in facts.items():
+            assert pieces[name][field] == pytest.approx(value, rel=1e-4), field
+
+
+def test_two_host_syncs_however_many_tensors() -> None:
+    tensors = {str(n): torch.randn(5) for n in range(7)}
+    with HostSyncs() as syncs:
+        histograms(tensors)
+    assert syncs.count == 2
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_a_deterministic_run_stays_one(warn_only: bool) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        assert sum(counted(torch.arange(9.0))["bucket"]) == 9
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# The hook. -----------------------------------------------------------------------------------------------------------
+
+
+def engine_with(run_dir: Path, hook: Hook, *, more: dict[str, Hook] | None = None, **settings: Any) -> Engine:
+    """Four iterations an epoch."""
+    run_dir.mkdir(exist_ok=True)
+    hooks = {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=2), **(more or {}), "tensorboard": hook}
+    return make_engine(run_dir, hooks, **{"train": batches(4), "val": batches(2), **settings})
+
+
+def announced(run_dir: Path) -> list[tuple[int, str]]:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert all(record["mode"] == "train" for record in records if "histograms" in record)
+    return [(record["iteration"], record["histograms"]) for record in records if "histograms" in record]
+
+
+def counts(run_dir: Path, iteration: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "histograms" / f"iter_{iteration}.json").read_text())
+    return found
+
+
+def read(run_dir: Path) -> EventAccumulator:
+    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE).Reload()
+
+
+def test_a_run_is_in_its_event_files(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, TensorBoardLoggerHook(histograms=3), max_epochs=2)
+    engine.train()
+    found = read(tmp_path)
+    steps = {tag: [event.step for event in found.Scalars(tag)] for tag in ("train/loss", "val/loss")}
+    assert steps == {"train/loss": [2, 4, 6, 8], "val/loss": [4, 8]}
+    assert announced(tmp_path) == [(3, "histograms/iter_3.json"), (6, "histograms/iter_6.json")]
+    tags = {f"{kind}/{name}" for kind in ("weights", "gradients") for name in ("weight", "bias")}
+    assert set(found.Tags()["histograms"]) == tags
+    events = found.Histograms("gradients/weight")
+    assert [event.step for event in events] == [3, 6]
+    assert events[1].histogram_value.max == counts(tmp_path, 6)["gradients/weight"]["max"]
+    assert "_hparams_/session_end_info" in found.PluginTagToContent("hparams")
+    summary = engine.messages.read("tracked")["tensorboard"]
+    lines = len((tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert summary == f"{lines} of {lines} records sent, tensorboard --logdir {tmp_path}/tensorboard"
+
+
+def test_a_validation_on_its_own_is_there_too(tmp_path: Path) -> None:
+    metrics = engine_with(tmp_path, TensorBoardLoggerHook()).validate()
+    (event,) = read(tmp_path).Scalars("val/loss")
+    assert (event.step, event.value) == (0, pytest.approx(metrics["loss"]))
+
+
+def test_a_file_in_its_way_is_one_warning_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tensorboard").write_text("mine")
+    engine = engine_with(tmp_path, TensorBoardLoggerHook())
+    assert engine.train().status == "finished"
+    warnings = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+    assert [f"{tmp_path}/tensorboard is no folder: move it away" in warning for warning in warnings] == [True]
+    assert "0 of " in engine.messages.read("tracked")["tensorboard"]
+
+
+def test_whoever_insists_on_it_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorBoardLoggerHook, "on_error", "raise")
+    (tmp_path / "tensorboard").write_text("mine")
+    with pytest.raises(UserError, match="is no folder: move it away"):
+        engine_with(tmp_path, TensorBoardLoggerHook()).train()
+
+
+class Counting(TensorBoardLoggerHook):
+    """Without the follower: what the training process does."""
+
+    def before_run(self, engine: Engine) -> None:
+        """Start nothing."""
+
+    def _begin(self, engine: Engine) -> None:
+        self._begun = True
+
+
+def test_gradients_and_the_weights_they_were_taken_at(tmp_path: Path) -> None:
+    seen: dict[str, Tensor] = {}
+
+    def look(engine: Engine) -> None:
+        seen.update({name: value.detach().clone() for name, value in engine.model.named_parameters()})
+        for name, value in engine.model.named_parameters():
+            assert value.grad is not None
+            seen[f"grad {name}"] = value.grad.clone()
+
+    engine_with(tmp_path, Counting(histograms=4), more={"look": at("before_optimizer_step", look, nth=4)}).train()
+    found = counts(tmp_path, 4)
+    assert list(found) == ["weights/weight", "gradients/weight", "weights/bias", "gradients/bias"]
+    for name, tensor in (("weights/weight", seen["weight"]), ("gradients/weight", seen["grad weight"])):
+        assert (found[name]["min"], found[name]["max"]) == (tensor.min().item(), tensor.max().item())
+        assert found[name]["num"] == 3
+
+
+def test_gradients_are_those_behind_grad_clip(tmp_path: Path) -> None:
+    engine_with(tmp_path, Counting(histograms=4), more={"grad_clip": GradClipHook(clip_value=1e-3)}).train()
+    found = counts(tmp_path, 4)
+    assert found["gradients/weight"]["max"] <= 1.001e-3
+    assert found["weights/weight"]["max"] > 1e-3
+
+
+def test_what_is_due_inside_a_window_waits_for_its_step(tmp_path: Path) -> None:
+    engine_with(tmp_path, Counting(histograms=3), max_epochs=3, accumulate=2).train()
+    assert [iteration for iteration, _ in announced(tmp_path)] == [4, 6, 10, 12]
+
+
+def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    stopping = at("after_train_iter", lambda engine: engine.request_stop("told to"), nth=5)
+    saving = at("after_train_iter", lambda engine: engine.request_checkpoint("it"), nth=5)
+    engine_with(tmp_path / "a", Counting(histograms=2), more={"s": saving, "t": stopping}, max_epochs=3).train()
+    assert [iteration for iteration, _ in announced(tmp_path / "a")] == [2, 4]
+    saved = tmp_path / "a" / "checkpoints" / "it.pth"
+    engine_with(tmp_path / "b", Counting(histograms=2), max_epochs=2, resume=saved).train()
+    assert [iteration for iteration, _ in announced(tmp_path / "b")] == [6, 8]
+
+
+def test_parameters_without_gradients_and_frozen_ones(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    model[0].requires_grad_(requires_grad=False)
+    engine_with(tmp_path, Counting(histograms=4), task=Task(model, nn.MSELoss())).train()
+    assert set(counts(tmp_path, 4)) == {"weights/unused", "weights/1.weight", "gradients/1.weight", "weights/1.bias",
+                                        "gradients/1.bias"}  # fmt: skip
+
+
+def test_a_step_that_failed_announces_nothing_later(tmp_path: Path) -> None:
+    hook = Counting(histograms=1)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine_with(tmp_path, hook, more={"fails": failing("before_optimizer_step", priority=100)}).train()
+    engine_with(tmp_path / "again", hook, train=batches(1), task=None).train()
+    assert [iteration for iteration, _ in announced(tmp_path / "again")] == [1]
+
+
+def test_without_histograms_it_is_not_called_in_an_iteration(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, TensorBoardLoggerHook())
+    hook = engine.hooks["tensorboard"]
+    for calls in (engine.stages.before_optimizer_step, engine.stages.after_train_iter):
+        assert not [call for call in calls if getattr(call, "__self__", None) is hook]
+    assert TensorBoardLoggerHook(histograms=5).idle_points == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [({"histograms": 0}, "histograms"), ({"flush_timeout": -1.0}, "flush_timeout")]
+)
+def test_options_that_are_refused(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TensorBoardLoggerHook(**options)
+    assert caught.value.key == key
+
+
+def test_two_of_them_would_write_the_same_files(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, TensorBoardLoggerHook(), more={"other": TensorBoardLoggerHook()})
+    with pytest.raises(UserError, match="other and tensorboard would write the same files"):
+        engine.hooks["other"].before_run(engine)

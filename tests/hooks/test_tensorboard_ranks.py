@@ -1,0 +1,61 @@
+"""TensorBoardLoggerHook on several ranks: the first one's part is counted, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
+from hydraloop.tasks import Regression
+from tests.ranks import on_ranks
+
+
+class Counting(TensorBoardLoggerHook):
+    """Without the follower."""
+
+    def before_run(self, engine: Engine) -> None:
+        """Start nothing."""
+
+    def _begin(self, engine: Engine) -> None:
+        self._begun = True
+
+
+def train(distributed: Distributed, run_dir: str) -> None:
+    """Two steps of a model of 15 + 5 + 5 + 1 parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    task = Regression(model, nn.MSELoss())
+    distributed.prepare(model)
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.5),
+        loaders=Loaders([(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(2)]),
+        hooks={"tensorboard": Counting(histograms=2)},
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine.train()
+
+
+@pytest.mark.parametrize(("strategy", "rows"), [("ddp", 5), ("fsdp2", 3)])
+def test_rank_0_counts_what_it_has(tmp_path: Path, strategy: str, rows: int) -> None:
+    on_ranks(2, train, str(tmp_path), strategy=strategy)
+    (path,) = (tmp_path / "histograms").iterdir()
+    found = json.loads(path.read_text())
+    assert path.name == "iter_2.json"
+    for kind in ("weights", "gradients"):
+        counted = {name: facts["num"] for name, facts in found.items() if name.startswith(kind)}
+        assert counted == {
+            f"{kind}/0.weight": 3 * rows,
+            f"{kind}/0.bias": rows,
+            f"{kind}/2.weight": 5,
+            f"{kind}/2.bias": 1,
+        }

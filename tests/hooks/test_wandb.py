@@ -1,0 +1,110 @@
+"""WandbLoggerHook: what it refuses, what it hands to its follower, and a run with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.engine.engine import Engine
+from hydraloop.errors import UserError
+from hydraloop.hooks import LoggerHook, WandbLoggerHook
+from hydraloop.tracking.cursor import Cursor
+from tests.helpers import batches, make_engine
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"mode": "cloud"}, "mode"),
+        ({"checkpoints": "some"}, "checkpoints"),
+        ({"project": "a/b"}, "project"),
+        ({"project": "p" * 129}, "project"),
+        ({"project": ""}, "project"),
+        ({"group": "g" * 129}, "group"),
+        ({"name": "n" * 129}, "name"),
+        ({"tags": ["ok", ""]}, "tags"),
+        ({"tags": ["t" * 65]}, "tags"),
+        ({"tags": "tag"}, "tags"),
+        ({"flush_timeout": -1.0}, "flush_timeout"),
+    ],
+)
+def test_a_mistake_names_its_option(options: dict[str, Any], key: str) -> None:
+    """With what to do."""
+    with pytest.raises(UserError) as caught:
+        WandbLoggerHook(**options)
+    assert caught.value.key == key
+    assert caught.value.remedy
+
+
+def test_the_longest_names_are_taken() -> None:
+    """And everything else goes to the follower as it is."""
+    given: dict[str, Any] = {
+        "mode": "offline", "project": "p" * 128, "entity": "e", "group": "g" * 128, "job_type": "j", "tags": ["t" * 64],
+        "notes": "n", "name": "n" * 128, "pictures": False, "checkpoints": "all", "system_metrics": False,
+        "flush_timeout": 0.0,
+    }  # fmt: skip
+    assert WandbLoggerHook(**given)._options == given
+    assert WandbLoggerHook()._options["mode"] == "auto"
+
+
+def test_a_second_one_is_refused(tmp_path: Path) -> None:
+    """It would make the same W&B run."""
+    engine = make_engine(
+        tmp_path,
+        {"logger": LoggerHook(), "wandb": WandbLoggerHook(), "more": WandbLoggerHook()},
+        train=batches(1),
+    )
+    with pytest.raises(UserError, match="wandb and more"):
+        engine.hooks["wandb"].before_run(engine)
+
+
+@pytest.fixture
+def _nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key, no mode, whatever the machine has."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def _engine(run_dir: Path, hook: WandbLoggerHook, **options: Any) -> Engine:
+    hooks = {"logger": LoggerHook(interval=1), "wandb": hook}
+    return make_engine(run_dir, hooks, train=batches(4), val=batches(1), max_epochs=2, **options)
+
+
+def _steps(run_dir: Path) -> str:
+    """Of the rows in its offline file; W&B's library is kept out of the tests' own process."""
+    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
+    reading = "import sys, pathlib, hydraloop.tracking.wandb_file as f; print(f.steps(pathlib.Path(sys.argv[1])))"
+    found = subprocess.run([sys.executable, "-c", reading, str(file)], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_a_run_is_in_its_file(tmp_path: Path) -> None:
+    """With the real follower and library."""
+    _engine(tmp_path, WandbLoggerHook(mode="offline", flush_timeout=60.0)).train()
+    cursor = Cursor.load(tmp_path, "wandb")
+    assert cursor is not None
+    assert (cursor.sent, cursor.finished) == (10, True)
+    assert str(cursor.where).startswith(f"wandb sync {tmp_path}/wandb/offline-run-")
+    assert _steps(tmp_path) == str(list(range(10)))
+
+
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_a_validation_on_its_own_is_there_too(tmp_path: Path) -> None:
+    """Its record begins the run."""
+    _engine(tmp_path, WandbLoggerHook(flush_timeout=60.0)).validate()
+    assert _steps(tmp_path) == "[0]"
+
+
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_whoever_insists_on_it_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first iteration."""
+    monkeypatch.setattr(WandbLoggerHook, "on_error", "raise")
+    with pytest.raises(UserError, match="wandb login"):
+        _engine(tmp_path, WandbLoggerHook(mode="online", flush_timeout=30.0)).train()

@@ -1,0 +1,86 @@
+"""Runs as followers find them on disk, and a tracker that fails as it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydraloop.tracking import description
+from hydraloop.tracking.record_log import FILENAME, RecordLog
+from hydraloop.tracking.tracker import Attempt, Finish, Record, RefusedError, Run, Tracker
+
+
+def attempt(number: int = 0, iteration: int = 0, **params: Any) -> Attempt:
+    """An attempt with a config of `params`."""
+    return Attempt(
+        number=number,
+        iteration=iteration,
+        params={"optimizer.lr": 0.1, "seed": 0, **params},
+        config="optimizer:\n  lr: 0.1\nseed: 0\n",
+        tags={"command": "python train.py", "host": "here", "world_size": "1"},
+        began=time.time(),
+        pid=1,
+    )
+
+
+def described_run(run_dir: Path, *attempts: Attempt) -> Run:
+    """A run that is described in its directory."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    run = Run(run_dir.absolute(), "0123456789abcdef", "digits", "a/run", attempts or (attempt(),))
+    description.write(run)
+    return run
+
+
+def log_records(run_dir: Path, count: int, *, first: int = 0, every: int = 10, **values: float) -> None:
+    """Append records of training, one every ten iterations, as the logger does."""
+    log = RecordLog(run_dir / FILENAME)
+    for index in range(first, first + count):
+        iteration = every * (index + 1)
+        log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": 1 / iteration, **values})
+    log.close()
+
+
+class Listed(Tracker):
+    """Keeps what it is sent in a list, exactly as it comes, and raises what it is told to raise, once each."""
+
+    kind = "tensorboard"
+
+    def __init__(self, run: Run, memory: dict[str, Any] | None = None) -> None:
+        super().__init__({}, run, {} if memory is None else memory)
+        self.opened = 0
+        self.got: list[Record] = []
+        self.finished: list[Finish] = []
+        self.raises: list[Exception | None] = []
+        """What the next calls raise."""
+        self.refuses: set[int] = set()
+        """Indices it will never take."""
+        self.rewounds: list[tuple[int, int, list[int]]] = []
+
+    def _may_raise(self) -> None:
+        error = self.raises.pop(0) if self.raises else None
+        if error is not None:
+            raise error
+
+    def open(self) -> None:
+        self._may_raise()
+        self.opened += 1
+
+    def send(self, records: Sequence[Record]) -> None:
+        self._may_raise()
+        if any(record.index in self.refuses for record in records):
+            raise RefusedError("too long")
+        self.got += records
+
+    def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
+        self.rewounds.append((index, iteration, [record.iteration for record in cut]))
+        return index
+
+    def finish(self, finish: Finish) -> None:
+        self._may_raise()
+        self.finished.append(finish)
+
+    @property
+    def where(self) -> str | None:
+        return "there"

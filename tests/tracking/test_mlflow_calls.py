@@ -1,0 +1,80 @@
+"""What errors of MLflow mean, and that its settings are changed only for a call."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import pytest
+import requests
+from mlflow.exceptions import MlflowException, RestException
+
+from hydraloop.tracking.mlflow_calls import Calls, meaning, settings
+from hydraloop.tracking.tracker import RefusedError, UnusableError
+from tests.tracking.mlflow_runs import QUIET
+
+pytestmark = QUIET
+
+
+def of(code: str) -> RestException:
+    return RestException({"error_code": code, "message": "what happened"})
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: of("INVALID_PARAMETER_VALUE"), RefusedError),
+        (lambda: MlflowException("API request failed with error code 413 != 200"), RefusedError),
+        (lambda: of("RESOURCE_DOES_NOT_EXIST"), UnusableError),
+        (lambda: of("PERMISSION_DENIED"), UnusableError),
+        (lambda: of("UNAUTHENTICATED"), UnusableError),
+        (lambda: ValueError("no image"), RefusedError),
+        (lambda: ModuleNotFoundError("No module named 'psycopg'"), UnusableError),
+        (lambda: of("INTERNAL_ERROR"), RestException),
+        (lambda: of("TEMPORARILY_UNAVAILABLE"), RestException),
+        (lambda: of("ENDPOINT_NOT_FOUND"), RestException),
+        (lambda: MlflowException("API request failed with error code 502 != 200"), MlflowException),
+        (lambda: requests.ConnectionError("refused"), requests.ConnectionError),
+    ],
+)
+def test_meaning(make: Callable[[], Exception], kind: type[Exception]) -> None:
+    error = make()
+    found = meaning(error)
+    assert type(found) is kind
+    assert found is error or found.__cause__ is error
+
+
+@pytest.mark.parametrize(("gone", "kind"), [(True, UnusableError), (False, RefusedError)])
+def test_what_is_refused_because_the_run_is_gone(gone: bool, kind: type[Exception]) -> None:
+    with pytest.raises(kind), Calls(lambda: gone)():
+        raise of("INVALID_PARAMETER_VALUE")
+
+
+def test_settings_are_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    before = dict(os.environ)
+    level = logging.getLogger("mlflow").level
+    with settings(7):
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
+        assert logging.getLogger("mlflow").level == logging.CRITICAL
+    assert dict(os.environ) == before
+    assert logging.getLogger("mlflow").level == level
+
+
+def test_a_slow_server_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    calls, given = Calls(lambda: False), []
+
+    def ask() -> None:
+        given.append(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
+        raise MlflowException("no answer") from requests.Timeout("read timed out")
+
+    for _ in range(6):
+        with pytest.raises(MlflowException), calls():
+            ask()
+    assert given == ["5", "10", "20", "40", "60", "60"]
+    with calls(files=True):
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "120"

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hydraloop import masked_config, masking, run_directory
+from hydraloop.cli.console import MaskingFormatter, mask_handlers
+from hydraloop.engine.result import Result, git_state
+from hydraloop.errors import UserError
+from hydraloop.launch.ended import Ended
+from hydraloop.masking import (
+    looks_secret,
+    mask_command,
+    mask_overrides,
+    mask_text,
+    masked,
+    remember,
+    remember_overrides,
+)
+from hydraloop.secret_names import secrecy
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "_known", ())
+
+
+SURE = """
+    token api_token hf_token HF_TOKEN bot_token id_token session_token accessToken apitoken1 access_token_2 auth_tokens
+    password passwd pwd MYSQL_PWD PGPASSWORD dbPassword db_pass passphrase secret secrets client_secret
+    AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID credential credentials apikey apiKey APIKey api_key api_keys access_key
+    private_key secret_key x-api-key --api-key WANDB_API_KEY Authorization hooks.mine.api_key hydra.job.env_set.HF_TOKEN
+    secrets.db.host credentials[0] hooks.token.interval
+"""
+LIKELY = "key my_key clip_key hooks.mine.key LICENSE_FILE_KEY"
+NO_SECRETS = """
+    tokenizer max_tokens num_tokens tokens tokens_per_second token_dim token_type token_accuracy pad_token pad_token_id
+    eos_token special_tokens mask_token next_token loss_per_token TOKENIZERS_PARALLELISM token_url
+    keys greater_keys less_keys published_keys num_keys key_dim query_key_value key_padding_mask image_key sort_key
+    public_key monitor state_dict_key keyboard monkey donkey
+    PWD OLDPWD forward_pass passes password_file secret_name SSH_AUTH_SOCK credentials._target_ token._partial_
+    lr optimizer.lr _target_ 0 ... seed
+"""
+
+
+def test_names() -> None:
+    assert [name for name in SURE.split() if secrecy(name) != "sure"] == []
+    assert [name for name in LIKELY.split() if secrecy(name) != "likely"] == []
+    assert [name for name in NO_SECRETS.split() if looks_secret(name)] == []
+    assert not looks_secret("")
+
+
+def test_a_config_keeps_its_structure() -> None:
+    config: dict[str, Any] = {
+        "hooks": {
+            "mine": {"_target_": "m.Hook", "api_key": "abc", "token": 5, "password": None, "secret": True},
+            "other": {"token": "${oc.env:TOKEN}", "api_key": "${oc.env:KEY,null}", "key": "???", "pwd": ""},
+            "third": {"token": "${oc.env:TOKEN,typed}", "url": "https://me:abc@host/x?token=abc&n=1"},
+        },
+        "credentials": {"_target_": "m.Login", "user": "me", "port": 80, "more": [{"a": "b"}, "c"]},
+        "attention": {"key": {"_target_": "m.Linear", "mode": "same"}},
+        "tokenizer": {"pad_token": "<pad>", "token": "<|end|>", "special_tokens": ["<a>", "b"]},
+        "api_keys": ["a", 1, "b"],
+        "lines": ["+a.api_key=abc", "key=abc", "sort_key=abc", "two words"],
+        3: "x",
+    }
+    before = repr(config)
+    assert masked(config) == {
+        "hooks": {
+            "mine": {"_target_": "m.Hook", "api_key": "***", "token": 5, "password": None, "secret": True},
+            "other": {"token": "${oc.env:TOKEN}", "api_key": "${oc.env:KEY,null}", "key": "???", "pwd": ""},
+            "third": {"token": "***", "url": "https://me:***@host/x?token=***&n=1"},
+        },
+        "credentials": {"_target_": "m.Login", "user": "***", "port": 80, "more": [{"a": "***"}, "***"]},
+        "attention": {"key": {"_target_": "m.Linear", "mode": "same"}},
+        "tokenizer": {"pad_token": "<pad>", "token": "<|end|>", "special_tokens": ["<a>", "b"]},
+        "api_keys": ["***", 1, "***"],
+        "lines": ["+a.api_key=***", "key=***", "sort_key=abc", "two words"],
+        3: "x",
+    }
+    assert repr(config) == before
+    assert masked(masked(config)) == masked(config)
+    assert masked("api_key: abc") == "api_key: ***"
+    assert masked(None) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("+hooks.mine.api_key=a,b", "+hooks.mine.api_key=***"),
+        ("++hooks.mine.key=a", "++hooks.mine.key=***"),
+        ("key='a b'", "key=***"),
+        ("+mine={key:a,n:3}", "+mine={key:***,n:3}"),
+        ("+mine=[b,{token:a}]", "+mine=[b,{token:***}]"),
+        ("+mine.url=redis://:pw@host", "+mine.url=redis://:***@host"),
+        *((same, same) for same in ("token=5", "api_key=null", "+a.token=${oc.env:X}", "hooks=[ema]", "~hooks.ema")),
+        *((same, same) for same in ("optimizer.lr=1e-3", "data.sort_key=name", "a.greater_keys=[accuracy]", "x=")),
+    ],
+)
+def test_overrides(override: str, expected: str) -> None:
+    assert mask_overrides([override]) == [expected]
+
+
+def test_a_command_line() -> None:
+    typed = ["train.py", "--api-key", "abc", "--token", "--verbose", "on", "a.password=b c", "--key=x", "n=two words"]
+    expected = "train.py --api-key *** --token --verbose on 'a.password=***' '--key=***' 'n=two words'"
+    assert mask_command(typed) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Names with values.
+        ("failed: api_key=abc, n=1", "failed: api_key=***, n=1"),
+        ("a.api_key=abc,b.n=1", "a.api_key=***,b.n=1"),
+        ("a.password=x,y", "a.password=***"),
+        ("#0 : +hooks.mine.key=abc seed=1", "#0 : +hooks.mine.key=*** seed=1"),
+        ("{'api_key': 'abc', \"token\": \"d\"}", "{'api_key': '***', \"token\": \"***\"}"),
+        (r"{\"api_key\": \"abc\", \"n\": 1}", r"{\"api_key\": \"***\", \"n\": 1}"),
+        ('password="a\\"b" c', 'password="***" c'),
+        ('environ["API_KEY"] = "abc"', 'environ["API_KEY"] = "***"'),
+        ("run --api-key abc --n 3", "run --api-key *** --n 3"),
+        ("run --api-key=abc --n 3", "run --api-key=*** --n 3"),
+        ("(token=abc)", "(token=***)"),
+        ("token=${oc.env:X, abc}", "token=***"),
+        ("password: hunter2 was refused", "password: *** was refused"),
+        ("key=0123456789abcdef0123", "key=***"),
+        ("token=123456789", "token=***"),
+        # YAML, and diffs.
+        ("a:\n  api_key: abc  # mine\n", "a:\n  api_key: ***  # mine\n"),
+        ("+password: correct horse", "+password: ***"),
+        ("-  password: correct horse # it", "-  password: *** # it"),
+        ("-token=abc\n+token=def", "-token=***\n+token=***"),
+        # Headers and addresses.
+        ("Authorization: Bearer abc", "Authorization: ***"),
+        ("Authorization: Basic bWU6cHc=", "Authorization: ***"),
+        ("sent Bearer abcdefghij to", "sent Bearer *** to"),
+        ("https://me:pw@host/x", "https://me:***@host/x"),
+        ("https://me:p@w@host/x", "https://me:***@host/x"),
+        ("git clone https://0123456789abcdefgh@host/x", "git clone https://***@host/x"),
+        ("https://h/x?n=1&key=abc#top", "https://h/x?n=1&key=***#top"),
+        ("https://h/x?sv=1&sig=abc%3D", "https://h/x?sv=1&sig=***"),
+        ("https://hooks.slack.com/services/T1/B2/x3", "https://hooks.slack.com/services/***"),
+        # Shapes.
+        ("hf_" + "a1" * 15, "***"),
+        ("ghp_" + "a1" * 15, "***"),
+        ("x sk-proj-" + "a1" * 15 + ".", "x ***."),
+        ("wandb_v1_" + "a1" * 15, "***"),
+        ("AKIA" + "A1" * 8, "***"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN", "***"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nab/+=\n-----END RSA PRIVATE KEY-----",
+            "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----",
+        ),
+    ],
+)
+def test_secrets_in_text(text: str, expected: str) -> None:
+    assert mask_text(text) == expected
+    assert mask_text(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "epoch 1/3  iter 10/60  lr 1.0e-03  eta 0:00:04  loss 0.1234",
+        "hooks.wandb.api_key: there is none\n  Set WANDB_API_KEY, or mode=offline.",
+        "token: 5, tokens_per_second=12.5, token=-1e-3",
+        "sorted(found, key=lambda one: one.name)",
+        'raise UserError("none", key="optimizer.lr", remedy="Use 1.")',
+        "token=token, password=self.password, secret=None",
+        "+    api_key: str = field()\n+    token: Optional[str] = None",
+        "token = tokenizer.encode(text)",
+        "password=$PASSWORD",
+        'f"https://{user}:{password}@host"',
+        "http://localhost:8080/x",
+        "task-classification-of-handwritten-digits",
+        "if token == 'abc' or key != 'd':",
+        "monitor_keys: [accuracy]",
+        "the token is wrong",
+        "Basic training",
+    ],
+)
+def test_other_text_stays(text: str) -> None:
+    assert mask_text(text) == text
+
+
+def test_the_environments_secrets_are_found_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MY_TOKEN", "a/b c'd\"e")
+    monkeypatch.setenv("SHORT_TOKEN", "1234567")
+    monkeypatch.setenv("MY_KEY", "filename")
+    monkeypatch.setenv("GPG_KEY", "A035C8C19219BA821ECE")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))
+    assert mask_text("at a/b c'd\"e!") == "at ***!"
+    assert mask_text("at a%2Fb%20c%27d%22e!") == "at ***!"  # in a URL
+    assert mask_text("at a/b c'd\\\"e!") == "at ***!"  # in JSON
+    assert mask_text("at a/b c\\'d\"e!") == "at ***!"  # in Python
+    same = f"1234567 filename {tmp_path} {Path.cwd()}"
+    assert mask_text(f"{same} A035C8C19219BA821ECE") == f"{same} ***"
+    assert masked({"a": "a/b c'd\"e", "b": ["a/b c'd\"e"]}) == {"a": "***", "b": ["***"]}
+
+
+def test_remembered_secrets_are_found_anywhere() -> None:
+    remember({"a": {"api_key": "hunter2hunter2"}, "url": "ab://me:in-a-url@host", "b": {"tokens": ["some-thing"]}})
+    remember({"sort_key": "filename", "key": "some words", "token": "short", "password": "password", "n": 3})
+    remember({"secrets": [{"x": "in-a-list"}], "key": "0123456789abcdef"})
+    remember_overrides(["+hooks.mine.api_key='an override'", "--api-key=an-argument", "seed=123456789", "words"])
+    same = "filename some words some-thing short password 123456789"
+    secrets = "hunter2hunter2 in-a-url in-a-list 0123456789abcdef|an override|an-argument"
+    assert mask_text(f"{same} {secrets}") == f"{same} *** *** *** ***|***|***"
+
+
+def test_the_longest_is_masked_first() -> None:
+    remember({"token": "abcdefgh"})
+    remember({"token": "abcdefgh-more"})
+    assert mask_text("abcdefgh-more abcdefgh") == "*** ***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 200_000,
+        "a." * 100_000,
+        "-a" * 100_000,
+        "token: a " * 22_000,
+        "token=" + ")" * 200_000,
+        "token=" + "a," * 100_000,
+        "token=" + "\\" * 200_000,
+        "token='x token=\"y " * 12_000,
+        "token" + " " * 200_000,
+        "http://" * 28_000,
+        "ab://c:d" * 25_000,
+        "ab://a:" + "@" * 200_000,
+        "-----BEGIN PRIVATE KEY-----" * 7_000,
+        "eyJaaaaaaaaaaaa." * 12_000,
+        "sk-" + "aa-" * 66_000,
+        "&a=" * 66_000,
+        "\n+ token: a" + " b" * 100_000,
+    ],
+    ids=lambda text: re.sub(r"\s", "_", text[:12]),
+)
+def test_a_text_that_tempts_a_pattern_to_go_back_again_and_again(text: str) -> None:
+    """What is quadratic takes minutes for this, and the suite does not end."""
+    assert len(mask_text(text)) > 0
+
+
+def test_hydras_files_are_masked_in_place(tmp_path: Path) -> None:
+    secret, clean = tmp_path / "hydra.yaml", tmp_path / "config.yaml"
+    config = {"a": {"token": ["abc"], "lr": "1e-3", "x": "${b}"}, "b": 1e-3, "c": "ü", "overrides": ["key=abc"]}
+    OmegaConf.save(OmegaConf.create(config), secret)
+    OmegaConf.save(OmegaConf.create({"lr": "1e-3", "hooks": {"published_keys": ["a"]}}), clean)
+    (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
+    before = clean.read_bytes(), clean.stat().st_ino
+    masked_config.mask_records(tmp_path)
+    masked_config.mask_files([tmp_path / "none.yaml"])
+    assert (clean.read_bytes(), clean.stat().st_ino) == before
+    expected = {**config, "a": {**config["a"], "token": ["***"]}, "overrides": ["key=***"]}  # type: ignore[dict-item]
+    assert OmegaConf.to_container(OmegaConf.load(secret)) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.yaml", "config.yaml", "hydra.yaml"]
+
+
+def test_a_config_as_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWHERE", "abc")
+    cfg = OmegaConf.create({"token": "${oc.env:ELSEWHERE}", "size": 1, "m": "${size}"})
+    assert masked_config.masked_yaml(cfg, resolve=True) == "token: '***'\nsize: 1\nm: 1\n"
+    assert masked_config.masked_yaml(cfg, resolve=False) == "token: ${oc.env:ELSEWHERE}\nsize: 1\nm: ${size}\n"
+    with pytest.raises(UserError, match="m: an interpolation does not resolve"):
+        masked_config.masked_yaml(OmegaConf.create({"m": "${x}"}), resolve=True)
+
+
+def test_a_config_that_does_not_resolve_is_remembered_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWHERE", "in-the-environment")
+    masked_config.remember_config(OmegaConf.create({"token": "${oc.env:ELSEWHERE}"}))
+    masked_config.remember_config(OmegaConf.create({"token": "typed-here", "x": "${no.such}"}))
+    assert mask_text("in-the-environment typed-here") == "*** ***"
+
+
+def test_a_run_from_python_records_its_config_masked(tmp_path: Path) -> None:
+    run_directory.record(OmegaConf.create({"token": "abc", "x": "${token}"}), tmp_path, [], resumed=False)
+    assert (tmp_path / ".hydra" / "config.yaml").read_text() == "token: '***'\nx: ${token}\n"
+
+
+def test_result_json_has_no_secret(tmp_path: Path) -> None:
+    remember({"token": "hunter2hunter2"})
+    Result(status="failed", error="no hunter2hunter2", reason="token=abc").write(tmp_path)
+    text = (tmp_path / "result.json").read_text()
+    assert '"error": "no ***"' in text
+    assert '"reason": "token=***"' in text
+    Ended(error=ValueError("again hunter2hunter2")).write(tmp_path, written=True)
+    assert '"error": "ValueError: again ***"' in (tmp_path / "result.json").read_text()
+
+
+def test_a_diff_is_masked_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+    (tmp_path / "a").write_text("")
+    for arguments in (("init", "-q"), ("add", "a"), (*who, "commit", "-q", "-m", "all")):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    (tmp_path / "a").write_text("x" * 10 + "hunter2hunter2\n")
+    remember({"token": "hunter2hunter2"})
+    diff = git_state(tmp_path)["diff"]
+    assert "+xxxxxxxxxx***\n" in diff
+    monkeypatch.setattr("hydraloop.engine.result._DIFF_LIMIT", diff.index("***") + 3)
+    assert git_state(tmp_path)["diff"].startswith(diff[: diff.index("***") + 3] + "\n[cut")
+
+
+def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = [logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stdout)]
+    handlers[0].setFormatter(MaskingFormatter("a %(message)s"))
+    handlers[1].setFormatter(logging.Formatter("b %(message)s"))
+    root = logging.RootLogger(logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+    monkeypatch.setattr(logging, "getLogger", lambda name=None: root)
+    mask_handlers()
+    mask_handlers()
+    assert handlers[0].formatter is not None
+    assert type(handlers[0].formatter) is MaskingFormatter
+    try:
+        raise ValueError("token=abc")
+    except ValueError:
+        root.exception("api_key=%s", "abc")
+    out = capsys.readouterr().out
+    assert "abc" not in out
+    assert out.count("ValueError: token=***") == 3
+    assert [line for line in out.splitlines() if "api_key" in line] == [
+        "a api_key=***",
+        "b api_key=***",
+        "api_key=***",
+    ]
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, hydraloop.masked_config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
