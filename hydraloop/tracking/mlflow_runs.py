@@ -97,7 +97,7 @@ def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> 
         except MlflowException as error:
             if "IntegrityError" not in str(error):
                 raise
-            # Before 3.14 or so, MLflow does not find a NaN again that it has.
+            # Older versions (3.13) do not find a NaN again that they have.
             there = {
                 (key, point.step, point.timestamp, as_kept(point.value))
                 for key in {metric.key for metric in batch}

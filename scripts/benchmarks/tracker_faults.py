@@ -37,7 +37,7 @@ USUAL = (
     f"engine.max_iters={5 * TOTAL}",
     "engine.val_interval=null",
     "engine.test=false",
-    "data.loader.batch_size=32",
+    "data.loader.batch_size=64",
     "default_hooks.logger.interval=5",
     "default_hooks.checkpoint.interval=null",
 )
@@ -226,6 +226,8 @@ class Outcome:
     """Seconds from the last record to the end of the process."""
     at_end: dict[str, Had]
     after_sync: dict[str, Had]
+    struck: int | None = None
+    """The record at which the fault came, which waits for the trackers to have begun."""
     baseline: float = 0.0
     """Seconds an iteration without a tracker, around the same time."""
 
@@ -290,7 +292,8 @@ class Rounds:
             at_end = place.has()
             next(story, None)
             synced = place.sync()
-            outcome = Outcome(code, training.iteration_time, training.ending_time, at_end, place.has(uploaded=True))
+            times = training.iteration_time, training.ending_time
+            outcome = Outcome(code, *times, at_end, place.has(uploaded=True), training.struck)
         self._judge(fault.__name__, training, synced, outcome)
         return outcome
 
@@ -376,7 +379,7 @@ def report(rounds: Rounds, number: int) -> None:
     print("|---|---|---|---|---|---|---|")
     for name, outcomes in rounds.outcomes.items():
         cells = [
-            FAULTS[name].__doc__ or "",
+            _described(name, [one.struck for one in outcomes if one.struck is not None]),
             "/".join(sorted({str(one.code) for one in outcomes})),
             _counts([one.at_end for one in outcomes]),
             _counts([one.after_sync for one in outcomes]),
@@ -385,6 +388,11 @@ def report(rounds: Rounds, number: int) -> None:
             _spread([one.ending_time for one in outcomes], "{:.1f}"),
         ]
         print(f"| {' | '.join(cells)} |")
+
+
+def _described(name: str, struck: Sequence[int]) -> str:
+    text = FAULTS[name].__doc__ or ""
+    return f"{text} (in fact {_range(struck)})" if struck else text
 
 
 def _counts(found: Sequence[dict[str, Had]]) -> str:

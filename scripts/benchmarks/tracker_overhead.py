@@ -63,7 +63,7 @@ def main() -> None:
     """Run and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=2500, help="of a training")
+    parser.add_argument("--iterations", type=int, default=2000, help="of a training")
     parser.add_argument("--records", type=int, default=100_000, help="to catch up with")
     parser.add_argument("--quick", action="store_true", help="one round of 2000 iterations, 10,000 records")
     parser.add_argument("--only", choices=("rounds", "catching_up"))

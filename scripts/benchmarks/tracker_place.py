@@ -161,6 +161,8 @@ class Training:
         self.printed = ""
         self.ended = 0.0
         """When the process did, in seconds since 1970."""
+        self.struck: int | None = None
+        """Records it had made at the first thing that was to happen in its course."""
 
     @property
     def run_dir(self) -> Path:
@@ -180,8 +182,10 @@ class Training:
             TooLateError: it ended before.
         """
         while True:
-            over = self._process.poll() is not None or self._logged() >= TOTAL
-            if self._logged() >= record and all(self._has_begun(name) for name in sent):
+            logged = self._logged()
+            over = self._process.poll() is not None or logged >= TOTAL
+            if logged >= record and all(self._has_begun(name) for name in sent):
+                self.struck = self.struck or logged
                 return
             if over:
                 raise TooLateError(f"training was over before record {record} and before {', '.join(sent)} had begun")

@@ -22,7 +22,7 @@ MEASURED = "measured.json"
 USUAL = (
     "engine.val_interval=null",
     "engine.test=false",
-    "data.loader.batch_size=32",
+    "data.loader.batch_size=64",
     "default_hooks.logger.interval=null",
     "default_hooks.checkpoint.interval=null",
 )

@@ -35,7 +35,7 @@ class Service:
         """To one request."""
         if path.endswith("file_stream"):
             run = path.split("/")[-2]
-            history = (body.get("files") or {}).get("wandb-history.jsonl")
+            history: Any = (body.get("files") or {}).get("wandb-history.jsonl")
             for place, line in enumerate(history["content"] if history else []):
                 self.rows.setdefault(run, {})[history["offset"] + place] = json.loads(line)
             if body.get("complete"):
