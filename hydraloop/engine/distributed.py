@@ -21,6 +21,10 @@ class Distributed:
     """This process's number, 0 .. world_size - 1."""
     local_rank: int = 0
     """The same on this machine; chooses the GPU."""
+    local_world_size: int = 1
+    """How many there are on this machine."""
+    node_rank: int = 0
+    """This machine's number; rank 0 is on machine 0."""
     world_size: int = 1
     """How many processes train together."""
     sharded: bool = False

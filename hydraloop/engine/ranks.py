@@ -75,7 +75,10 @@ def connect(options: Options, device: str = "auto") -> Distributed:
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=options.timeout)))
     # torchrun keeps one store over its restarts: without a part of it for each, the last attempt's keys would be found.
     store = PrefixStore(f"hydraloop-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    return Ranks(options, store, rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), device=device)
+    ranks = Ranks(options, store, rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), device=device)
+    ranks.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    ranks.node_rank = int(os.environ.get("GROUP_RANK", rank // ranks.local_world_size))  # torchrun's word for a node
+    return ranks
 
 
 class Ranks(Distributed):

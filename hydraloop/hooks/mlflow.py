@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError, suggestion
+from hydraloop.tracking.describing import experiment_name
 from hydraloop.tracking.hook import TrackerHook
+from hydraloop.tracking.mlflow_nodes import NodeProcess, warn_of_file
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
 
 _CHECKPOINTS = ("best", "last", "all")
 
@@ -27,8 +34,8 @@ class MLflowLoggerHook(TrackerHook):
     `MLFLOW_TRACKING_URI` or `tracking_uri`.
 
     Mount points: before_run, before_train, on_log, after_run. Priority VERY_LOW: other hooks' records of an iteration
-    stand in front. Rank 0 only. No host sync, and nothing is done in an iteration. No state. Errors warn: no training
-    fails for its tracker.
+    stand in front. Rank 0 only, but for `system_metrics_nodes`. No host sync, and nothing is done in an iteration. No
+    state. Errors warn: no training fails for its tracker.
 
     Args:
         tracking_uri: `sqlite:///…`, `http://…` or another address that MLflow knows; None: `MLFLOW_TRACKING_URI`, else
@@ -38,6 +45,8 @@ class MLflowLoggerHook(TrackerHook):
         tags: more tags of the run, by name.
         system_metrics: whether the machine's load is logged.
         system_metrics_interval: seconds between two of its points, above 0.
+        system_metrics_nodes: whether that of the machines without rank 0 is logged, too, as `system/node_1/…`; not
+            without `system_metrics`.
         checkpoints: checkpoint files stored as artifacts: `all`, as they appear; `best` or `last`, when the run ends;
             None: none.
         pictures: whether pictures are stored as artifacts.
@@ -50,6 +59,7 @@ class MLflowLoggerHook(TrackerHook):
     kind = "mlflow"
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
+    rank_zero_only = False
 
     def __init__(
         self,
@@ -57,9 +67,10 @@ class MLflowLoggerHook(TrackerHook):
         tracking_uri: str | None = None,
         experiment: str | None = None,
         run_name: str | None = None,
-        tags: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] = MappingProxyType({}),
         system_metrics: bool = True,
         system_metrics_interval: float = 10.0,
+        system_metrics_nodes: bool = False,
         checkpoints: str | None = None,
         pictures: bool = True,
         flush_timeout: float = 10.0,
@@ -80,11 +91,39 @@ class MLflowLoggerHook(TrackerHook):
                 "tracking_uri": tracking_uri,
                 "experiment": experiment,
                 "run_name": run_name,
-                "tags": {str(name): str(value) for name, value in (tags or {}).items()},
+                "tags": {str(name): str(value) for name, value in tags.items()},
                 "system_metrics": system_metrics,
                 "system_metrics_interval": system_metrics_interval,
                 "checkpoints": checkpoints,
                 "pictures": pictures,
+                # What the address depends on besides: `sync.py` may be typed elsewhere, and later.
                 "folder": str(Path.cwd()),
+                "environment": os.environ.get("MLFLOW_TRACKING_URI"),
             },
         )
+        self._all_nodes = system_metrics and system_metrics_nodes
+        self._node: NodeProcess | None = None
+
+    def before_run(self, engine: Engine) -> None:
+        """Start the follower; on a machine without rank 0, what logs its load, if that is asked for."""
+        ranks = engine.distributed
+        if ranks.is_main:
+            super().before_run(engine)
+            if self._all_nodes:
+                warn_of_file(self.name, self._options, ranks)
+        elif self._all_nodes and ranks.local_rank == 0 and ranks.node_rank > 0:
+            experiment = self._options["experiment"] or experiment_name(engine)
+            self._node = NodeProcess(self.name, engine.run_dir, experiment, self._options, ranks.node_rank)
+            self._node.start()
+
+    def before_train(self, engine: Engine) -> None:
+        """On rank 0, let the follower begin."""
+        if engine.distributed.is_main:
+            super().before_train(engine)
+
+    def after_run(self, engine: Engine) -> None:
+        """Send the rest, or end what logs this machine's load; in bounded time."""
+        if engine.distributed.is_main:
+            super().after_run(engine)
+        elif self._node is not None:
+            self._node.stop()

@@ -1,6 +1,6 @@
 """Options of the hooks that hand a run's records to a tracking service: mlflow, tensorboard, wandb."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, List, Optional, Tuple, Union
 
 from hydra.core.config_store import ConfigStore
@@ -28,14 +28,18 @@ class MLflowLoggerHookConf:
     run_name: Optional[str] = None
     """Name of the run; null: the job's overrides in a sweep, else date and time of the run directory, by which it is
     found."""
-    tags: Optional[Dict[str, Any]] = None
-    """More tags of the run, by name. Null: none; git commit, command, host, world size and versions are there
-    anyway."""
+    tags: Dict[str, Any] = field(default_factory=dict)
+    """More tags of the run, by name (`+hooks.mlflow.tags.team=a`). None: git commit, command, host, world size and
+    versions are there anyway."""
     system_metrics: bool = True
-    """Whether CPU, memory, disk, network and GPUs of rank 0's machine are logged; true: another process reads them, and
-    they say why a run is slow. GPUs need the package nvidia-ml-py."""
+    """Whether CPU, memory, disk, network and NVIDIA GPUs of rank 0's machine are logged; true: another process reads
+    them, and they say why a run is slow."""
     system_metrics_interval: float = 10.0
     """Seconds between two points, above 0, each a mean; 10 is MLflow's own."""
+    system_metrics_nodes: bool = False
+    """Whether the same is logged of the machines that rank 0 is not on, as `system/node_1/…`, for jobs of several
+    nodes. False: it takes one more process on each, which must reach MLflow itself. That means a server: the default,
+    a database in a file, is there for other machines only in a folder that all share."""
     checkpoints: Optional[str] = None
     """Checkpoint files stored as artifacts: `best` or `last`, when the run ends, or `all`, as they appear. Null: none;
     they are large, and in the run directory anyway."""

@@ -31,12 +31,17 @@ def run_of(engine: Engine) -> Run:
     new = Run(
         run_dir=run_dir,
         uid=secrets.token_hex(8),
-        experiment=str(engine.settings.metadata.get("experiment_name", "hydraloop")),
+        experiment=experiment_name(engine),
         name=_job_name(run_dir, sweep.axes) if sweep is not None else _name(run_dir),
         attempts=(_attempt(engine, run_dir),),
         sweep=sweep,
     )
     return description.with_attempt(description.read(run_dir), new)
+
+
+def experiment_name(engine: Engine) -> str:
+    """Under which trackers sort a run that is told no other name; the same on all ranks."""
+    return str(engine.settings.metadata.get("experiment_name", "hydraloop"))
 
 
 def _attempt(engine: Engine, run_dir: Path) -> Attempt:

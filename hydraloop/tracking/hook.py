@@ -10,6 +10,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.result import describe
 from hydraloop.engine.summary import shown
 from hydraloop.errors import UserError
+from hydraloop.masking import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.describing import run_of
@@ -70,7 +71,7 @@ class TrackerHook(Hook):
         self._log, self._begun = path, False
         self._strict = engine.stages.on_error(self.name) != "warn"
         settings = Settings(self.kind, self._options, self._log.name, self._flush_timeout)
-        self._link = Link(engine.run_dir, self.name, settings)
+        self._link = Link(engine.run_dir, self.name, settings, goes_on=not engine.stages.may_only_raise(self.name))
         self._link.start()
 
     def before_train(self, engine: Engine) -> None:
@@ -110,8 +111,9 @@ class TrackerHook(Hook):
                 hook._finish(engine)
         if self._link is not None:
             self._link.wait()
+            summary = self._summary(engine.run_dir, self._link.trouble)
             self._link = None
-            told = {**(engine.messages.read("tracked") or {}), self.name: self._summary(engine.run_dir)}
+            told = {**(engine.messages.read("tracked") or {}), self.name: summary}
             engine.messages.provide("tracked", lambda: told)
 
     def _begin(self, engine: Engine) -> None:
@@ -131,16 +133,16 @@ class TrackerHook(Hook):
         error = None if engine.error is None else describe(engine.error)
         self._link.finish(description.finish_of(status, error))
 
-    def _summary(self, run_dir: Path) -> str:
+    def _summary(self, run_dir: Path, trouble: str | None) -> str:
         cursor, total = Cursor.load(run_dir, self.name), count(self._log)
-        if cursor is None:
-            return f"0 of {total} records sent; {_command(run_dir)} sends them"
-        text = f"{cursor.sent:,} of {total:,} records sent"
-        if cursor.refused:
+        sent = 0 if cursor is None else cursor.sent
+        text = f"{sent:,} of {total:,} records sent"
+        if cursor is not None and cursor.refused:
             text += f", {len(cursor.refused):,} refused"
-        if not cursor.finished or cursor.index < total:
-            return f"{text}; {_command(run_dir)} sends the rest"
-        return f"{text}, {cursor.where}" if cursor.where else text
+        if cursor is not None and cursor.finished and cursor.index == total:
+            return f"{text}, {cursor.where}" if cursor.where else text
+        why = "" if trouble is None else f" ({mask_text(trouble)})"
+        return f"{text}{why}; {_command(run_dir)} sends the rest"
 
 
 def _command(run_dir: Path) -> str:

@@ -48,10 +48,12 @@ class Link:
     Args:
         run_dir: of the run.
         name: of the tracker hook, for messages.
+        goes_on: whether training does, whatever is in the way of the follower.
     """
 
-    def __init__(self, run_dir: Path, name: str, settings: Settings) -> None:
+    def __init__(self, run_dir: Path, name: str, settings: Settings, *, goes_on: bool = True) -> None:
         self._run_dir, self._name, self._settings = run_dir, name, settings
+        self._goes_on = _GOES_ON if goes_on else ""
         self._errors = run_dir / FOLDER / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = self._warned = self._given_up = False
@@ -137,10 +139,10 @@ class Link:
                 if self._deadline is not None or self._given_up or not self._begun:
                     return
                 if starts > _STARTS:
-                    self._warn(f"its process has ended {starts} times", goes_on=_GOES_ON)
+                    self._warn(f"its process has ended {starts} times", goes_on=self._goes_on)
                     return
                 starts += 1
-                self._warn(f"its process ended ({_ended(code)}) and is started again", goes_on=_GOES_ON)
+                self._warn(f"its process ended ({_ended(code)}) and is started again", goes_on=self._goes_on)
                 self._process = self._spawn()
                 self._tell({"say": "begin"})
 
@@ -155,7 +157,7 @@ class Link:
                 self.trouble = None
             self._changed.notify_all()
         if kind == "trouble":
-            self._warn(message["text"], goes_on=_GOES_ON)
+            self._warn(message["text"], goes_on=self._goes_on)
         elif kind == "well":
             log.info("%s: goes on", self._name)
         elif kind == "remark":

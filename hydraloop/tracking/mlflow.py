@@ -74,6 +74,7 @@ class MLflowTracker(Tracker):
         """
         self._uri = address.address_of(self.options, self.memory)
         self._go_where_it_is()
+        self._warn_of_old_runs()
         try:
             with self._calls():
                 if self._client is None:
@@ -193,6 +194,15 @@ class MLflowTracker(Tracker):
             "no_files",
         ):
             self.memory.pop(name, None)
+
+    def _warn_of_old_runs(self) -> None:
+        """Once a run: a person who types `mlflow ui` would look for it in vain."""
+        command = address.command(self._uri, self._folder)
+        if address.is_default(self._uri, self._folder) and command != "mlflow ui" and not self.memory.get("warned"):
+            self.memory["warned"] = True
+            log.warning(
+                "./mlruns has runs of an older MLflow, which hide mlflow.db from a plain mlflow ui: type %s", command
+            )
 
     def _find_run(self, client: MlflowClient) -> None:
         if "run_id" in self.memory:

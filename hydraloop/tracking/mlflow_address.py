@@ -36,13 +36,16 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     """The tracking URI: the option, else where the run is already, else the environment's, else `mlflow.db`.
 
     Args:
-        options: `tracking_uri`, and `folder`: where the user typed the command, absolute.
+        options: `tracking_uri`; `folder`, where the user typed the command, absolute; `environment`, the address that
+            was in the environment there.
         memory: of the tracker, `tracking_uri` in it.
     """
-    chosen = options.get("tracking_uri")
-    if chosen is not None and MASK in chosen:  # its password is not written down: `sync.py` gets it from here
-        chosen = os.environ.get(_VARIABLE) or chosen
-    uri = chosen or memory.get("tracking_uri") or os.environ.get(_VARIABLE) or _SQLITE + DATABASE
+    now = os.environ.get(_VARIABLE)
+    chosen, then = (
+        now or given if given is not None and MASK in given else given  # a password is not written down
+        for given in (options.get("tracking_uri"), options.get("environment"))
+    )
+    uri = chosen or memory.get("tracking_uri") or then or now or _SQLITE + DATABASE
     path = sqlite_path(str(uri))
     if path is None:
         return str(uri)
@@ -74,10 +77,14 @@ def shown(uri: str) -> str:
     return uri.replace(f"//{user}{at}", "//", 1)
 
 
+def is_default(uri: str, folder: Path) -> bool:
+    """Whether it is the database that MLflow itself takes in `folder`."""
+    return uri == f"{_SQLITE}{folder / DATABASE}"
+
+
 def command(uri: str, folder: Path) -> str:
     """The command that shows what an SQLite database has, typed in `folder`."""
-    path = Path(uri.removeprefix(_SQLITE))
-    if path != folder / DATABASE:
+    if not is_default(uri, folder):
         return f"mlflow ui --backend-store-uri {uri}"
     return f"mlflow ui --backend-store-uri {_SQLITE}{DATABASE}" if has_old_runs(folder) else "mlflow ui"
 

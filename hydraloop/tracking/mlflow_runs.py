@@ -61,6 +61,25 @@ def find(client: MlflowClient, experiment_id: str, uid: str) -> str | None:
     return str(found[0].info.run_id) if found else None
 
 
+def find_running(client: MlflowClient, experiment: str, run_dir: str) -> str | None:
+    """The run in a directory, for whoever knows no more of it; None while it is not there.
+
+    The newest one that has not ended: the directory may have been deleted and used again.
+    """
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return None
+    value = tag_value(run_dir)
+    quote = '"' if "'" in value else "'"
+    ours = client.search_runs(
+        [found.experiment_id],
+        f"tags.`run_dir` = {quote}{value}{quote} AND attributes.status = 'RUNNING'",
+        max_results=1,
+        order_by=["attributes.start_time DESC"],
+    )
+    return str(ours[0].info.run_id) if ours else None
+
+
 def create(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str], began: float) -> str:
     """A new run. Returns its id."""
     run = client.create_run(experiment_id, start_time=round(began * 1000), tags=dict(tags), run_name=name)

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 _MOST = 1000
 """Numbers kept while they cannot be sent: the newest ones, an hour or so."""
 
+_FIRST = 1.0
+"""Seconds to the first point: a run shorter than the interval has one, too."""
+
 
 class SystemMetrics:
     """Samples once a call, and gives their means once an interval, as `system/cpu_utilization_percentage` and so on.
@@ -26,12 +29,15 @@ class SystemMetrics:
     Args:
         interval: seconds.
         memory: `system_step` in it counts the intervals, over all attempts.
+        prefix: of the names.
     """
 
-    def __init__(self, interval: float, memory: dict[str, Any]) -> None:
-        self._interval, self._memory = interval, memory
+    def __init__(self, interval: float, memory: dict[str, Any], *, prefix: str = "system") -> None:
+        self._interval, self._memory, self._prefix = interval, memory, prefix
+        # A number that a GPU does not have would be said at each sample; its others are there.
+        logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
         self._collectors = list(_collectors())
-        self._due = time.monotonic() + interval
+        self._due = time.monotonic() + min(interval, _FIRST)
         self._waiting: list[Metric] = []
         self._collect()
         for collector in self._collectors:
@@ -63,7 +69,7 @@ class SystemMetrics:
         step, now = self._memory.get("system_step", 0), round(time.time() * 1000)
         for collector in self._collectors:
             for name, value in collector.aggregate_metrics().items():
-                self._waiting.append(Metric(f"system/{name}", float(value), now, step))
+                self._waiting.append(Metric(f"{self._prefix}/{name}", float(value), now, step))
             collector.clear_metrics()
         self._memory["system_step"] = step + 1
         self._waiting = self._waiting[-_MOST:]

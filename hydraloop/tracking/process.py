@@ -38,7 +38,7 @@ def main(run_dir: Path, name: str) -> int:
     """Follow a run until it has ended. Returns the exit code: 0 where everything was sent, else `LEFT`."""
     tell = _Tell(_private_stdout())
     _log_to_stderr(tell)
-    inbox = _Inbox()
+    inbox = Inbox()
     given = inbox.settings()
     if given is None or not inbox.begins():
         return 0
@@ -56,7 +56,7 @@ def main(run_dir: Path, name: str) -> int:
     return 0 if state == "done" else LEFT
 
 
-def _follow(follower: Follower, inbox: _Inbox, run: Run, tell: _Tell, tracker: Tracker) -> str:
+def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tracker) -> str:
     finish: Finish | None = None
     opened = False
     while True:
@@ -74,7 +74,7 @@ def _follow(follower: Follower, inbox: _Inbox, run: Run, tell: _Tell, tracker: T
             finish = inbox.finish or description.ending(run.run_dir, run.attempt)
 
 
-class _Inbox:
+class Inbox:
     """What the training process says. Its end, or the end of that process, ends the run for us.
 
     From then on there are `flush_timeout` seconds left; a call that hangs longer ends with the process.

@@ -16,26 +16,23 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The records of a file, serialised, as far as they are whole: a process that was killed leaves a torn end."""
-    content = path.read_bytes()
-    position, parts = _HEAD, b""
-    while position + _CHUNK_HEAD.size <= len(content):
-        left = _BLOCK - position % _BLOCK
-        if left < _CHUNK_HEAD.size:
-            position += left
-            continue
-        _, length, kind = _CHUNK_HEAD.unpack_from(content, position)
-        position += _CHUNK_HEAD.size
-        if not _WHOLE <= kind <= _LAST or position + length > len(content):
-            return
-        parts = (
-            content[position : position + length]
-            if kind in (_WHOLE, _FIRST)
-            else parts + content[position : position + length]
-        )
-        position += length
-        if kind in (_WHOLE, _LAST):
-            yield parts
+    """The records of a file, serialised, as far as they are whole: a process that was killed leaves a torn end.
+
+    In memory is one block at a time: the file of a long run is large. No part of a record crosses a block's end; what
+    is left there for less than the head of one is filled up.
+    """
+    parts, position = b"", _HEAD
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            while position + _CHUNK_HEAD.size <= len(block):
+                _, length, kind = _CHUNK_HEAD.unpack_from(block, position)
+                begin, position = position + _CHUNK_HEAD.size, position + _CHUNK_HEAD.size + length
+                if not _WHOLE <= kind <= _LAST or position > len(block):
+                    return
+                parts = block[begin:position] if kind in (_WHOLE, _FIRST) else parts + block[begin:position]
+                if kind in (_WHOLE, _LAST):
+                    yield parts
+            position = 0
 
 
 def steps(path: Path) -> list[int]:

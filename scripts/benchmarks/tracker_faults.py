@@ -1,6 +1,6 @@
 """What happens to a run when its trackers break: faults made on purpose, and what the services have in the end.
 
-    python scripts/benchmarks/tracker_faults.py [--rounds 3] [--quick] [--only server_killed wandb_core_killed …]
+    python scripts/benchmarks/tracker_faults.py [--rounds 3] [--quick] [--sync-every-round] [--only server_killed …]
 
 Each fault has its own project folder and a training on digits, as one types it: 200 records, 1,000 iterations. What
 arrived is read back from the services: MLflow's metric history; W&B's files, in the end as `wandb sync` uploads them to
@@ -61,7 +61,7 @@ def nothing(place: Place) -> Story:
 
 
 def server_killed(place: Place) -> Story:
-    """MLflow server killed (`kill -9`) at record 50, started again at record 150"""
+    """MLflow server killed (`kill -9`) at record {at}, started again at record 150"""
     server = _server(place)
     server.start()
     place.overrides = [f"hooks.mlflow.tracking_uri={server.uri}"]
@@ -110,7 +110,7 @@ def server_slow(place: Place) -> Story:
 
 
 def wandb_core_killed(place: Place) -> Story:
-    """`wandb-core` killed (`kill -9`) at record 50"""
+    """`wandb-core` killed (`kill -9`) at record {at}"""
     place.hooks = ("wandb",)
     place.overrides = ["hooks.wandb.mode=offline"]
     training = yield
@@ -120,7 +120,7 @@ def wandb_core_killed(place: Place) -> Story:
 
 
 def followers_killed(place: Place) -> Story:
-    """all three trackers' own processes killed (`kill -9`) at record 50"""
+    """all three trackers' own processes killed (`kill -9`) at record {at}"""
     place.hooks = ALL
     place.overrides = ["hooks.wandb.mode=offline"]
     training = yield
@@ -140,7 +140,7 @@ def wandb_no_network(place: Place) -> Story:
 
 
 def disk_full(place: Place) -> Story:
-    """disk of `mlflow.db` full from record 50 on"""
+    """disk of `mlflow.db` full from record {at} on"""
     disk = _disk(place)
     place.overrides = [f"hooks.mlflow.tracking_uri=sqlite:///{place.database}"]
     training = yield
@@ -181,7 +181,7 @@ def experiment_deleted(place: Place) -> Story:
 
 
 def training_killed(place: Place) -> Story:
-    """training itself killed (`kill -9`) at record 100, all three trackers"""
+    """training itself killed (`kill -9`) at record {at}, all three trackers"""
     place.hooks = ALL
     place.overrides = ["hooks.wandb.mode=offline"]
     training = yield
@@ -253,13 +253,17 @@ class Rounds:
         self.outcomes: dict[str, list[Outcome]] = {}
         self.remarks: list[str] = []
 
-    def run(self, faults: Sequence[Fault]) -> None:
-        """One round."""
+    def run(self, faults: Sequence[Fault], *, synced: bool) -> None:
+        """One round.
+
+        Args:
+            synced: whether `sync.py` comes after each fault.
+        """
         around = [self._without()]
         waiting: list[Outcome] = []
         for number, fault in enumerate(faults, start=1):
             try:
-                outcome = self._with(fault)
+                outcome = self._with(fault, synced)
             except TooLateError as error:
                 self.remarks.append(f"{fault.__name__}: {error}")
             else:
@@ -280,7 +284,7 @@ class Rounds:
             code = training.wait()
             return Outcome(code, training.iteration_time, training.ending_time, {}, {})
 
-    def _with(self, fault: Fault) -> Outcome:
+    def _with(self, fault: Fault, synced: bool) -> Outcome:
         place = self._place()
         with place.cleanup:
             story = fault(place)
@@ -289,15 +293,17 @@ class Rounds:
             training = place.train(*USUAL, *timeouts)
             story.send(training)
             code = training.wait()
-            at_end = place.has()
-            next(story, None)
-            synced = place.sync()
             times = training.iteration_time, training.ending_time
-            outcome = Outcome(code, *times, at_end, place.has(uploaded=True), training.struck)
-        self._judge(fault.__name__, training, synced, outcome)
+            outcome = Outcome(code, *times, place.has(), {}, training.struck)
+            printed = training.printed.splitlines()[-15:]
+            if synced:
+                next(story, None)
+                printed += place.sync().splitlines()
+                outcome.after_sync = place.has(uploaded=True)
+        self._judge(fault.__name__, printed, outcome)
         return outcome
 
-    def _judge(self, name: str, training: Training, synced: str, outcome: Outcome) -> None:
+    def _judge(self, name: str, printed: Sequence[str], outcome: Outcome) -> None:
         """Keep what should not be, with what was printed."""
         wrong = []
         for when, found in (("at the end", outcome.at_end), ("after sync.py", outcome.after_sync)):
@@ -312,11 +318,7 @@ class Rounds:
             if had.there != had.made
         ]
         if wrong:
-            printed = training.printed.splitlines()[-15:]
-            self.remarks += [
-                f"{name}: {'; '.join(wrong)}",
-                *(f"    | {line}" for line in printed + synced.splitlines()),
-            ]
+            self.remarks += [f"{name}: {'; '.join(wrong)}", *(f"    | {line}" for line in printed)]
 
     def _place(self) -> Place:
         self._places += 1
@@ -341,7 +343,7 @@ FAULTS: dict[str, Fault] = {
         training_killed,
     )
 }
-"""By name, in the table's order; the docstring is what the table says."""
+"""By name, in the table's order; the docstring is what the table says, with the records at which it came."""
 
 
 def main() -> None:
@@ -351,6 +353,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), metavar="FAULT", help=", ".join(FAULTS))
     parser.add_argument("--flush-timeout", type=float, default=3.0, help="seconds, of each tracker")
+    parser.add_argument("--sync-every-round", action="store_true", help="and not only in the first")
     options = parser.parse_args()
     mounts = in_own_mounts()
     names = [name for name in FAULTS if name in (options.only or FAULTS) and (mounts or not name.startswith("disk"))]
@@ -360,7 +363,8 @@ def main() -> None:
         number = 1 if options.quick else options.rounds
         for turn in range(number):
             first = turn * len(names) // number
-            rounds.run([FAULTS[name] for name in names[first:] + names[:first]])
+            synced = turn == 0 or options.sync_every_round
+            rounds.run([FAULTS[name] for name in names[first:] + names[:first]], synced=synced)
             print(f"round {turn + 1} of {number}, {time.monotonic() - start:.0f} s", file=sys.stderr)
     report(rounds, number)
     if not mounts:
@@ -382,7 +386,7 @@ def report(rounds: Rounds, number: int) -> None:
             _described(name, [one.struck for one in outcomes if one.struck is not None]),
             "/".join(sorted({str(one.code) for one in outcomes})),
             _counts([one.at_end for one in outcomes]),
-            _counts([one.after_sync for one in outcomes]),
+            _counts([one.after_sync for one in outcomes if one.after_sync]),
             str(max(had.twice for one in outcomes for had in (*one.at_end.values(), *one.after_sync.values()))),
             _spread([one.slower for one in outcomes], "{:+.1f}"),
             _spread([one.ending_time for one in outcomes], "{:.1f}"),
@@ -391,14 +395,13 @@ def report(rounds: Rounds, number: int) -> None:
 
 
 def _described(name: str, struck: Sequence[int]) -> str:
-    text = FAULTS[name].__doc__ or ""
-    return f"{text} (in fact {_range(struck)})" if struck else text
+    return (FAULTS[name].__doc__ or "").format(at=_range(struck) if struck else "")
 
 
 def _counts(found: Sequence[dict[str, Had]]) -> str:
     """`200 of 200`; `120-150 of 200` where rounds differ; by tracker where these do."""
     texts = {}
-    for hook in found[0]:
+    for hook in found[0] if found else ():
         texts[hook] = f"{_range([had[hook].there for had in found])} of {_range([had[hook].made for had in found])}"
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))

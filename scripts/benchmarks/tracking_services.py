@@ -61,7 +61,7 @@ class MLflowServer:
             self._process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**os.environ, **quick},
+                env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | quick,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -275,12 +275,17 @@ def _steps(found: Points, key: str) -> list[int]:
 @pytest.mark.slow
 def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
     project.write("mlruns/0/meta.yaml", "name: Default\n")
-    done = project.train("hooks=[mlflow]", "engine.max_epochs=1", PATIENT[0])
+    done = project.train("hooks=[mlflow]", "engine.max_epochs=1", "+hooks.mlflow.tags.team=a", PATIENT[0])
     assert done.code == 0, done.text
     count = len(project.run.records)
+    assert mlflow_run(project.path).tags["team"] == "a"
     assert mlflow_run(project.path).points.items() >= points(project.run).items()
     command = "mlflow ui --backend-store-uri sqlite:///mlflow.db"
     assert summary(done, "mlflow") == f"{count} of {count} records sent, {command}"
+    assert (
+        f"./mlruns has runs of an older MLflow, which hide mlflow.db from a plain mlflow ui: type {command}"
+        in done.text
+    )
 
 
 @pytest.mark.slow  # a server

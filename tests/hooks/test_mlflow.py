@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import pytest
 
+from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, MLflowLoggerHook
 from hydraloop.tracking import sync
 from hydraloop.tracking.cursor import Cursor
-from tests.helpers import batches, make_engine
+from tests.helpers import at, batches, make_engine
 from tests.tracking.mlflow_runs import QUIET, client, empty_database, folder
 
 __all__ = ["empty_database", "folder"]
@@ -65,16 +68,18 @@ def test_the_run_is_there(folder: Path) -> None:
     assert "val/loss" in found.data.metrics
 
 
-def test_a_server_that_is_not_there(folder: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_not_there_is_asked_again_whatever_the_environment_says_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     cursor, summary = run(folder / "run", flush_timeout=0.0)
-    assert summary.startswith("0 of 4 records sent; python -m hydraloop.tracking.sync")
+    assert summary.startswith("0 of 4 records sent")
+    assert "; python -m hydraloop.tracking.sync" in summary
     assert not cursor.finished
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert sync.main([str(folder / "run")]) == 0
-    cursor = Cursor.load(folder / "run", "mlflow") or cursor
-    history = client().get_metric_history(cursor.memory["run_id"], "train/memory")
-    assert [metric.step for metric in history] == [1, 2, 3]
+    assert sync.main([str(folder / "run")]) == 1, "and not sent to a database of this folder's"
+    assert "0 of 4 records there; not all: " in (said := capsys.readouterr().out)
+    assert "127.0.0.1:9" in said
 
 
 def test_a_validation_on_its_own(folder: Path) -> None:
@@ -91,3 +96,54 @@ def test_an_address_that_is_none_ends_the_run_where_that_is_asked_for(folder: Pa
         engine.train()
     assert raised.value.key == "hooks.mlflow"
     assert engine.progress.iteration == 0
+
+
+# Other ranks. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "local_rank", "options", "number"),
+    [
+        (1, 0, {"system_metrics_nodes": True}, 1),
+        (1, 0, {}, 0),
+        (1, 0, {"system_metrics_nodes": True, "system_metrics": False}, 0),
+        (1, 1, {"system_metrics_nodes": True}, 0),
+        (0, 1, {"system_metrics_nodes": True}, 0),
+    ],
+)
+def test_the_first_rank_of_another_machine_logs_its_load_and_others_nothing(
+    folder: Path, node: int, local_rank: int, options: dict[str, Any], number: int
+) -> None:
+    ranks = Distributed()
+    ranks.rank, ranks.world_size, ranks.local_world_size = 2 * node + local_rank, 4, 2
+    ranks.local_rank, ranks.node_rank = local_rank, node
+    seen: list[list[str]] = []
+    look = at("after_train_iter", lambda engine: seen.append(_children()))
+    make_engine(
+        folder,
+        {"logger": LoggerHook(interval=1), "mlflow": MLflowLoggerHook(**options), "look": look},
+        engine=cast(type[Engine], partial(Engine, distributed=ranks)),
+    ).train()
+    ((*started,),) = seen
+    assert [line.split()[-1] for line in started] == ["hydraloop.tracking.mlflow_node"] * number
+    assert _children() == []
+    written = [path.name for path in (folder / "tracking").glob("*")]
+    assert written == ["mlflow.node_1.log"] * number, "rank 0 writes the rest"
+
+
+def _children() -> list[str]:
+    """Command lines of our children that are a follower or what logs a machine's load."""
+    lines = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    return [line for line in lines if "hydraloop.tracking" in line]
+
+
+def test_rank_0_says_that_a_file_is_not_on_other_machines(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = Distributed()
+    ranks.world_size = 2
+    make_engine(
+        folder,
+        {"logger": LoggerHook(), "mlflow": MLflowLoggerHook(system_metrics_nodes=True, flush_timeout=0.0)},
+        engine=cast(type[Engine], partial(Engine, distributed=ranks)),
+    ).train()
+    said = [message for message in caplog.messages if "only in a folder that all share" in message]
+    assert len(said) == 1

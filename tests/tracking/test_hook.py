@@ -172,7 +172,7 @@ def test_one_warning_where_it_does_not_work(tmp_path: Path, caplog: pytest.LogCa
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(f"{NAME}: ")
     assert warning.endswith("; training goes on, records wait in the run directory")
-    assert engine.messages.read("tracked")[NAME].startswith("0 of 13 records sent; python ")
+    assert engine.messages.read("tracked")[NAME].startswith("0 of 13 records sent (")
 
 
 def test_an_error_before_the_first_iteration_where_it_matters(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from hydraloop.tracking.cutting import cut_behind
 from hydraloop.tracking.record_log import FILENAME
+from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run
 from tests.tracking.test_wandb import KEY, drive, everything_below
-from tests.tracking.wandb_service import serving
+
+serving = load_script("benchmarks/wandb_service").serving
 
 UID = "0123456789abcdef"
 
