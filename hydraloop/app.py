@@ -153,6 +153,9 @@ class _App:
                 self.trackers.begin(directory)
         try:
             hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
+        except KeyboardInterrupt:
+            self.trackers.interrupted = True
+            raise
         finally:
             self.trackers.end()
             if self.jobs > 1 and self.reported:
@@ -296,6 +299,13 @@ def _checked(
         if starts:
             launch_checks.check(cfg)
         return lines, False, cfg
+    return lines, True, _checked_sweep(args, lines, composer, trackers, starts=starts)
+
+
+def _checked_sweep(
+    args: argparse.Namespace, lines: list[str], composer: composing.Composer, trackers: SweepTrackers, *, starts: bool
+) -> DictConfig:
+    """The config of a sweep's first job; those of all are checked."""
     if starts:
         launch_checks.check_single_run()
     parsed = arguments.parse(lines)
@@ -319,7 +329,7 @@ def _checked(
         trackers.see(cfg)
         first = first or cfg
     assert first is not None, "a product of axes with values has an element"
-    return lines, True, first
+    return first
 
 
 def _check_data(cfg: DictConfig) -> None:

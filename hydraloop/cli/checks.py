@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -170,6 +171,8 @@ def check_hooks(cfg: DictConfig, options: Callable[[str], list[str]]) -> None:
             if node is None:
                 continue
             key = f"{group}.{name}"
+            if Path(str(name)).name != str(name) or "\\" in str(name):
+                raise UserError("files are named after hooks", key=key, remedy="Use a name without slashes.")
             if not isinstance(node, DictConfig) or "_target_" not in node:
                 raise _half_hook(str(name), node, key, group, options)
             priority, on_error = node.get("priority"), node.get("on_error")

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -63,8 +64,13 @@ class Result:
         shown = replace(self, error=_masked(self.error), reason=_masked(self.reason))
         text = json.dumps(_finite(asdict(shown)), indent=2, allow_nan=False)
         unfinished = run_dir / f".{FILENAME}.{os.getpid()}.part"
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.replace(run_dir / FILENAME)
+        try:
+            unfinished.write_text(text + "\n", encoding="utf-8")
+            unfinished.replace(run_dir / FILENAME)
+        except OSError:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
 
 
 def describe(error: BaseException) -> str:

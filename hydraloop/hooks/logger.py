@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 _HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
 """In the record, not repeated in the terminal's line."""
 _TAKEN = re.compile(
-    rf"\.+|\.hydra|checkpoints|tracking|{re.escape(RESULT_FILE)}|train\.log|rank\d+\.log", re.IGNORECASE
+    rf"\.+|\.hydra|checkpoints|tracking|tensorboard|wandb|histograms|{re.escape(RESULT_FILE)}|train\.log|rank\d+\.log"
+    r"|.*\.cut(s|_\d+)(\..*)?",
+    re.IGNORECASE,
 )
 """Names in the run directory that are somebody else's."""
 
@@ -54,8 +56,9 @@ class LoggerHook(Hook):
     {"loss": "nan"}` (or "inf", "-inf") says what it was. A resumed run first takes out the records behind its
     checkpoint, which it will make again; they are kept in `metrics.cut_<n>.jsonl`.
 
-    A record is flat: numbers, strings and None. One that is made before this hook's before_run or behind its after_run
-    is written, too. No scalar and no metric may be called `mode`, `epoch`, `iteration` or `timestamp`.
+    A record is flat: numbers, strings and None; one that does not say where in the run it belongs gets the present
+    place. One that is made before this hook's before_run or behind its after_run is written, too. No scalar and no
+    metric may be called `mode`, `epoch`, `iteration`, `nonfinite` or `timestamp`.
 
     Mount points: before_run, before_train, after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run.
     Priority BELOW_NORMAL, MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and
@@ -138,6 +141,8 @@ class LoggerHook(Hook):
         Raises:
             TypeError: there is something in it that is no plain number or string.
         """
+        if "iteration" not in record:  # whoever reads the file later cannot know
+            record = {**position(engine, "train"), **record}
         if self._file is None:
             self._file = RecordLog(engine.run_dir / self._filename)
         self._file.append(record)

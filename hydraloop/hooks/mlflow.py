@@ -9,15 +9,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError
+from hydraloop.masking import mask_text
+from hydraloop.tracking.choices import check_checkpoints
 from hydraloop.tracking.describing import experiment_name
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.mlflow_nodes import NodeProcess, warn_of_file
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-_CHECKPOINTS = ("best", "last", "all")
 
 
 class MLflowLoggerHook(TrackerHook):
@@ -28,7 +28,7 @@ class MLflowLoggerHook(TrackerHook):
     size as tags; the machine's CPU, memory, disk, network and GPUs as system metrics; the pictures of `visualization`;
     `result.json`, and the run's status. Jobs of a sweep are the children of one run. A run that is resumed goes on as
     the same run at MLflow: parameters that changed are `resume_1/…`, and of what it does again the latest values are
-    the resumed run's.
+    the resumed run's, even where it ends earlier. Secrets in tags and names are masked.
 
     Runs are kept in `mlflow.db` (SQLite) in the working directory, files in `mlruns` beside it, or at a server:
     `MLFLOW_TRACKING_URI` or `tracking_uri`.
@@ -40,7 +40,7 @@ class MLflowLoggerHook(TrackerHook):
     Args:
         tracking_uri: `sqlite:///…`, `http://…` or another address that MLflow knows; None: `MLFLOW_TRACKING_URI`, else
             `sqlite:///mlflow.db`.
-        experiment: its name; None: `experiment_name`.
+        experiment: its name; None: `MLFLOW_EXPERIMENT_NAME`, else `experiment_name`.
         run_name: None: the job's overrides in a sweep, else the run directory's date and time.
         tags: more tags of the run, by name.
         system_metrics: whether the machine's load is logged.
@@ -50,10 +50,10 @@ class MLflowLoggerHook(TrackerHook):
         checkpoints: checkpoint files stored as artifacts: `all`, as they appear; `best` or `last`, when the run ends;
             None: none.
         pictures: whether pictures are stored as artifacts.
-        flush_timeout: seconds that sending the rest may take after the run's end, at least 0.
+        flush_timeout: seconds that sending the rest may take after the run's end, from 0 to 86,400.
 
     Raises:
-        UserError: an interval of 0 or below; a choice of checkpoints that is none; a negative `flush_timeout`.
+        UserError: an interval of 0 or below; a choice of checkpoints that is none; a `flush_timeout` out of its range.
     """
 
     kind = "mlflow"
@@ -81,15 +81,12 @@ class MLflowLoggerHook(TrackerHook):
                 key="system_metrics_interval",
                 remedy="Use seconds, or system_metrics=false.",
             )
-        if checkpoints is not None and checkpoints not in _CHECKPOINTS:
-            raise UserError(
-                f"there is no choice {checkpoints!r}", key="checkpoints", remedy=suggestion(checkpoints, _CHECKPOINTS)
-            )
+        check_checkpoints(checkpoints)
         super().__init__(
             flush_timeout=flush_timeout,
             options={
                 "tracking_uri": tracking_uri,
-                "experiment": experiment,
+                "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),
                 "run_name": run_name,
                 "tags": {str(name): str(value) for name, value in tags.items()},
                 "system_metrics": system_metrics,
@@ -112,7 +109,7 @@ class MLflowLoggerHook(TrackerHook):
             if self._all_nodes:
                 warn_of_file(self.name, self._options, ranks)
         elif self._all_nodes and ranks.local_rank == 0 and ranks.node_rank > 0:
-            experiment = self._options["experiment"] or experiment_name(engine)
+            experiment = mask_text(self._options["experiment"] or experiment_name(engine))
             self._node = NodeProcess(self.name, engine.run_dir, experiment, self._options, ranks.node_rank)
             self._node.start()
 

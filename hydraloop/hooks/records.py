@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.record_log import STAMP
+from hydraloop.tracking.record_log import NONFINITE, STAMP
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 POSITION = ("mode", "epoch", "iteration")
 """The entries in front."""
-RESERVED = (*POSITION, STAMP)
-"""With the one at the end of the line."""
+RESERVED = (*POSITION, NONFINITE, STAMP)
+"""With those at the end of the line: the time, and what is not finite."""
 
 
 def position(engine: Engine, mode: Mode) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def check_names(names: Iterable[str], *, key: str | None = None, remedy: str) ->
         key: where the name is given, up to the name itself; None where no key applies.
 
     Raises:
-        UserError: a name is one of `position`'s, or the time's.
+        UserError: a name is one of `position`'s, the time's, or `nonfinite`.
     """
     for name in names:
         if name in RESERVED:

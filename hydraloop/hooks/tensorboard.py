@@ -13,6 +13,7 @@ from hydraloop.engine.shards import local
 from hydraloop.errors import UserError
 from hydraloop.hooks.histograms import histograms as counted
 from hydraloop.hooks.records import position
+from hydraloop.tracking.choices import check_only_one
 from hydraloop.tracking.hook import TrackerHook
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class TensorBoardLoggerHook(TrackerHook):
         hparams: keys of the config, or beginnings of keys up to a dot (`optimizer`), that are columns of the HPARAMS
             table; None: those given on the command line, and a few well-known ones.
         pictures: whether pictures are put into the event files too.
-        flush_timeout: seconds that writing the rest may take after the run's end, at least 0.
+        flush_timeout: seconds that writing the rest may take after the run's end, from 0 to 86,400.
 
     Raises:
-        UserError: an interval below 1; a negative `flush_timeout`; a second hook of this class in a run.
+        UserError: an interval below 1; a `flush_timeout` out of its range; a second hook of this class in a run.
     """
 
     kind = "tensorboard"
@@ -80,11 +81,7 @@ class TensorBoardLoggerHook(TrackerHook):
         Raises:
             UserError: there is another hook of this class, which would write to the same files.
         """
-        others = [name for name, hook in engine.hooks.items() if isinstance(hook, TensorBoardLoggerHook)]
-        if len(others) > 1:
-            raise UserError(
-                f"{' and '.join(others)} would write the same files", key=self.key, remedy="Leave one of them out."
-            )
+        check_only_one(engine, self, "write the same files")
         super().before_run(engine)
 
     def before_train(self, engine: Engine) -> None:

@@ -24,7 +24,8 @@ class MLflowLoggerHookConf:
     """`http://…`, `sqlite:///…`, or another address that MLflow knows. Null: that of `MLFLOW_TRACKING_URI`, else
     `sqlite:///mlflow.db` in the working directory, MLflow's own default, which `mlflow ui` shows there."""
     experiment: Optional[str] = None
-    """Name of the experiment; null: `experiment_name`, so that all trackers sort runs alike."""
+    """Name of the experiment; null: that of `MLFLOW_EXPERIMENT_NAME`, else `experiment_name`, so that all trackers sort
+    runs alike."""
     run_name: Optional[str] = None
     """Name of the run; null: the job's overrides in a sweep, else date and time of the run directory, by which it is
     found."""
@@ -46,8 +47,8 @@ class MLflowLoggerHookConf:
     pictures: bool = True
     """Whether pictures, of `visualization`, are stored too; true: they are small, and seen over the iterations."""
     flush_timeout: float = 10.0
-    """Seconds that sending the rest may take after the run's end, at least 0; 10: a server that works takes less, and
-    nobody waits long for one that does not. `sync.py` sends what is left."""
+    """Seconds that sending the rest may take after the run's end, from 0 to 86,400; 10: a server that works takes less,
+    and nobody waits long for one that does not. `sync.py` sends what is left."""
 
 
 @dataclass
@@ -82,8 +83,8 @@ class TensorBoardLoggerHookConf:
     """Whether pictures are copied into the event files; true: they are seen beside the charts. False where they are
     many and the disk is small."""
     flush_timeout: float = 10.0
-    """Seconds that writing the rest may take after the run's end, at least 0; 10 as for the other trackers, far more
-    than a file needs."""
+    """Seconds that writing the rest may take after the run's end, from 0 to 86,400; 10 as for the other trackers, far
+    more than a file needs."""
 
 
 @dataclass
@@ -101,22 +102,26 @@ class WandbLoggerHookConf:
     """`raise`, `warn` or `disable`; no training should end for its charts, and `metrics.jsonl` has their numbers."""
     mode: str = "auto"
     """`online`, `offline` (files in `<run_dir>/wandb/`, for `wandb sync`), `disabled` (nothing), or `auto`:
-    `WANDB_MODE`, else online where an API key is configured, else offline. That never asks, and never fails."""
+    `WANDB_MODE`, else online where an API key is configured, else offline. It never asks: online without a key, by
+    this option or by `WANDB_MODE`, nothing is sent, and a warning says what to do."""
     project: Optional[str] = None
-    """At W&B, at most 128 characters; null: `experiment_name`, so that runs to be compared are together."""
+    """At W&B, at most 128 characters; null: `WANDB_PROJECT`, else `experiment_name`, so that runs to be compared are
+    together."""
     entity: Optional[str] = None
     """A user or team; null: W&B's own default, `WANDB_ENTITY` or the key's owner."""
     group: Optional[str] = None
-    """Of runs; null: the sweep's name, outside a sweep the run's, so that parts of one run are together."""
+    """Of runs; null: `WANDB_RUN_GROUP`, else the sweep's name (without a date in it, a part of its random id is added),
+    outside a sweep the run's, so that parts of one run are together."""
     job_type: Optional[str] = None
-    """A label such as `train`; null: none."""
+    """A label such as `train`; null: `WANDB_JOB_TYPE`, else none."""
     tags: Optional[List[str]] = None
-    """Labels, of 1 to 64 characters each; null: none, what tells runs apart is in their config."""
+    """Labels, of 1 to 64 characters each; null: `WANDB_TAGS`, parted by commas, else none: what tells runs apart is in
+    their config."""
     notes: Optional[str] = None
-    """A description; null: none."""
+    """A description; null: `WANDB_NOTES`, else none. Secrets in it are masked, as in all names."""
     name: Optional[str] = None
-    """Of the run; null: its job's overrides in a sweep, else date, time and id of its directory. A name that is given
-    is the same for all jobs of a sweep."""
+    """Of the run; null: `WANDB_NAME`, else its job's overrides in a sweep, else date, time and id of its directory. A
+    name that is given is the same for all jobs of a sweep."""
     pictures: bool = True
     """Whether pictures are sent too; true: they are seen beside the charts. False where they are many."""
     checkpoints: Optional[str] = None
@@ -126,8 +131,8 @@ class WandbLoggerHookConf:
     """Whether W&B measures the training process and its machine (CPU, memory, GPU); true: it costs training nothing,
     since it is done in another process."""
     flush_timeout: float = 10.0
-    """Seconds that sending the rest may take after the run's end, at least 0; 10 is what one waits for gladly, and
-    `sync.py` sends what was left."""
+    """Seconds that sending the rest may take after the run's end, from 0 to 86,400; 10 is what one waits for gladly,
+    and `sync.py` sends what was left."""
 
 
 def register(store: ConfigStore) -> None:

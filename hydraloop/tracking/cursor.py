@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydraloop.tracking.locks import FOLDER
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,17 +50,24 @@ class Cursor:
         """Write it, atomically."""
         path = path_of(run_dir, name)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        try:
+            unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, run_dir: Path, name: str) -> Cursor | None:
-        """That of a tracker hook; None where it has none yet."""
+        """That of a tracker hook; None where it has none yet, or one that a broken disk has left unreadable."""
+        path = path_of(run_dir, name)
         try:
-            text = path_of(run_dir, name).read_text(encoding="utf-8")
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            log.warning("%s cannot be read (%s): it is as if nothing had been sent", path, error)
+            return None
 
 
 def path_of(run_dir: Path, name: str) -> Path:

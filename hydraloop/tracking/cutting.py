@@ -14,6 +14,9 @@ from hydraloop.tracking.tracker import Record
 
 log = logging.getLogger(__name__)
 
+_BATCH = 1000
+"""Records read at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -37,8 +40,7 @@ def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | Non
     """Take out what a run that goes on at a checkpoint will do again: the log is then as it was at the checkpoint.
 
     Those are records of later iterations; and at the checkpoint's own those of the test, which comes again, and of the
-    validation where it came after the checkpoint. Followers that an earlier process has left are waited for; they end
-    by themselves.
+    validation where it came after the checkpoint. Followers that an earlier process has left are waited for.
 
     Args:
         path: of the log.
@@ -52,14 +54,15 @@ def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | Non
         return None
     ended(path.parent)
     cut_torn_line(path)
-    kept = Position()
     reader = Reader(path, Position())
     while True:
-        records, after = reader.read(1)
-        if not records or _is_behind(records[0], iteration, last_validation):
+        records, kept = reader.read(_BATCH)
+        left = next((n for n, one in enumerate(records) if _is_behind(one, iteration, last_validation)), None)
+        if left is not None:
+            kept = reader.read(left)[1]
+        if left is not None or not records:
             break
-        reader.move(after)
-        kept = after
+        reader.move(kept)
     content = path.read_bytes()[kept.offset :]
     if not content:
         return None

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hydraloop.engine.result import command, git_commit, versions
-from hydraloop.masking import mask_command, mask_overrides, masked
+from hydraloop.masking import mask_command, mask_overrides, mask_text, masked
 from hydraloop.tracking import description
+from hydraloop.tracking.processes import started
 from hydraloop.tracking.tracker import Attempt, Run
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def run_of(engine: Engine) -> Run:
         run_dir=run_dir,
         uid=secrets.token_hex(8),
         experiment=experiment_name(engine),
-        name=_job_name(run_dir, sweep.axes) if sweep is not None else _name(run_dir),
+        name=mask_text(_job_name(run_dir, sweep.axes) if sweep is not None else _name(run_dir)),
         attempts=(_attempt(engine, run_dir),),
         sweep=sweep,
     )
@@ -41,7 +42,7 @@ def run_of(engine: Engine) -> Run:
 
 def experiment_name(engine: Engine) -> str:
     """Under which trackers sort a run that is told no other name; the same on all ranks."""
-    return str(engine.settings.metadata.get("experiment_name", "hydraloop"))
+    return mask_text(str(engine.settings.metadata.get("experiment_name", "hydraloop")))
 
 
 def _attempt(engine: Engine, run_dir: Path) -> Attempt:
@@ -54,6 +55,8 @@ def _attempt(engine: Engine, run_dir: Path) -> Attempt:
         tags=_tags(engine, run_dir),
         began=time.time(),
         pid=getpid(),
+        started=started(getpid()),
+        earlier_result=description.result_digest(run_dir),
     )
 
 

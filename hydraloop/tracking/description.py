@@ -5,11 +5,13 @@ Written by the training process, read by followers and by `sync.py`. Secrets are
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,12 @@ EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "kil
 
 
 def write(run: Run) -> None:
-    """Write a run with its attempts."""
+    """Write a run with its attempts; the run last: whoever finds it finds them."""
     folder = run.run_dir / FOLDER
     folder.mkdir(exist_ok=True)
-    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name})
     for attempt in run.attempts:
         _put(folder / _ATTEMPT.format(attempt.number), asdict(attempt))
+    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name})
 
 
 def read(run_dir: Path) -> Run | None:
@@ -42,6 +44,8 @@ def read(run_dir: Path) -> Run | None:
     except FileNotFoundError:
         return None
     attempts = tuple(_attempts(folder))
+    if not attempts:
+        return None
     return Run(run_dir=run_dir, attempts=attempts, sweep=sweep_of(run_dir), **found)
 
 
@@ -53,11 +57,18 @@ def with_attempt(run: Run | None, new: Run) -> Run:
 
 
 def sweep_of(run_dir: Path) -> Sweep | None:
-    """The sweep that a run directory is a job's of; None where it is none's."""
-    for folder in list(run_dir.absolute().parents)[:_UP]:
-        found = read_sweep(folder)
+    """The sweep that a run directory is a job's of; None where it is none's.
+
+    Where Hydra has recorded what the directory is, that counts: a run of its own may lie in a sweep's directory.
+    """
+    run_dir = run_dir.absolute()
+    recorded = _recorded(run_dir)
+    if recorded is not None and recorded.depth == 0:
+        return None
+    for depth, folder in enumerate(list(run_dir.parents)[:_UP], start=1):
+        found = read_sweep(folder) if recorded is None or recorded.depth == depth else None
         if found is not None:
-            return replace(found, job=_job_number(run_dir))
+            return replace(found, job=_named(run_dir) if recorded is None else recorded.job)
     return None
 
 
@@ -78,15 +89,30 @@ def read_sweep(folder: Path) -> Sweep | None:
 
 
 def ending(run_dir: Path, attempt: Attempt) -> Finish:
-    """How an attempt whose process is gone has ended: as `result.json` says, if it is this attempt's; else killed."""
-    path = run_dir / RESULT_FILE
+    """How an attempt whose process is gone has ended: as `result.json` says, if it is this attempt's; else killed.
+
+    It is this attempt's where it is not the one that was there when it began: true in a copy, and for any clock.
+    """
     try:
-        if path.stat().st_mtime >= attempt.began:
-            result = json.loads(path.read_text(encoding="utf-8"))
+        content = (run_dir / RESULT_FILE).read_bytes()
+        if _digest(content) != attempt.earlier_result:
+            result = json.loads(content)
             return finish_of(result["status"], result.get("error"))
-    except (FileNotFoundError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     return finish_of("killed", None)
+
+
+def result_digest(run_dir: Path) -> str | None:
+    """What tells one `result.json` from another; None where there is none."""
+    try:
+        return _digest((run_dir / RESULT_FILE).read_bytes())
+    except OSError:
+        return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def finish_of(status: Any, error: str | None) -> Finish:
@@ -125,17 +151,44 @@ def _attempts(folder: Path) -> Iterator[Attempt]:
         number += 1
 
 
-def _job_number(run_dir: Path) -> int:
-    """A job's number in its sweep: as Hydra has recorded it, else by its directory's name."""
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What Hydra has recorded of a run directory."""
+
+    depth: int
+    """How far below its sweep's directory it is; 0 for a run of its own."""
+    job: int
+    """Its number in the sweep."""
+
+
+def _recorded(run_dir: Path) -> _Recorded | None:
+    """None where nothing is recorded (a run started from Python) that can be understood."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
-        return int(OmegaConf.load(run_dir / ".hydra" / "hydra.yaml").hydra.job.num)
-    except (OSError, AttributeError, TypeError, ValueError):
-        return int(run_dir.name) if run_dir.name.isdigit() else 0
+        hydra = OmegaConf.load(run_dir / ".hydra" / "hydra.yaml").hydra
+        if "MULTIRUN" not in str(hydra.mode):
+            return _Recorded(0, 0)
+        sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
+        inside = Path(hydra.runtime.output_dir).relative_to(sweep)  # the same wherever the sweep has been moved to
+        return _Recorded(len(inside.parts), int(hydra.job.num))
+    except (OSError, AttributeError, TypeError, ValueError, OmegaConfBaseException, YAMLError):
+        return None
+
+
+def _named(run_dir: Path) -> int:
+    """A job's number by its directory's name."""
+    return int(run_dir.name) if run_dir.name.isdigit() else 0
 
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -20,6 +21,8 @@ BATCH = 200
 """Most records sent at once: some 0.1 s of work for the slowest service, and few enough to see it go on."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 """Seconds between two tries, doubling; a server that is started again is found within half a minute."""
+_IDLE = 1.0
+"""Seconds between two looks after files and the machine's load while there are records to send."""
 _LAST_PAUSE = 1.0
 """The longest one once the run has ended and little time is left."""
 
@@ -52,10 +55,11 @@ class Follower:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
         self._reader = Reader(run_dir / cursor.log, Position(cursor.offset, cursor.index))
-        self._opened = self._rewound = False
+        self._opened = self._rewound = self._refused = False
         self._trouble: Trouble | None = None
         self._pause = _FIRST_PAUSE
-        self._next_try = 0.0
+        self._next_try = self._idle_due = 0.0
+        self._saved = repr(cursor.memory)
 
     def wait(self, *, ending: bool) -> float:
         """Seconds until there may be something to do, if no more is to be sent at once."""
@@ -100,23 +104,31 @@ class Follower:
     def _next(self, finish: Finish | None) -> State:
         if not self._opened:
             self._open()
+        self._check_log()
         records, after = self._reader.read(BATCH)
         if records:
+            self._cursor.finished = False
             refused = self._send(records)
             self._cursor.refused += refused
             self._reader.move(after)
             self._cursor.offset, self._cursor.index = after.offset, after.index
             self._save()
+            if finish is None and monotonic() >= self._idle_due:  # records may come faster than they are sent
+                self._idle()
             return "following"
         if finish is None:
-            self._tracker.idle()
-            self._save_changed()
+            self._idle()
             return "caught up"
         if not self._cursor.finished:
             self._tracker.finish(finish)
             self._cursor.finished = True
             self._save()
         return "done"
+
+    def _idle(self) -> None:
+        self._tracker.idle()
+        self._save_changed()
+        self._idle_due = monotonic() + _IDLE
 
     def _open(self) -> None:
         """Make the run at the service, or go on with it, from the place that a resumed run's log has now."""
@@ -135,6 +147,19 @@ class Follower:
         self._save()
         self._opened = True
 
+    def _check_log(self) -> None:
+        """Whether it is still the log that was opened: what is read from another one's middle would be nonsense.
+
+        Raises:
+            UnusableError: another process has cut it, or put something else in its place.
+        """
+        path = self._run_dir / self._cursor.log
+        with suppress(FileNotFoundError):  # a run without records yet, or one that was moved away
+            if len(cutting.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
+                raise UnusableError(
+                    f"{path.name} is not the file any more whose records were sent: it was cut or replaced"
+                )
+
     def _go_back(self, index: int) -> None:
         """Send the lines from `index` on, again."""
         place = self._reader.find(index)
@@ -150,7 +175,9 @@ class Follower:
             if len(records) > 1:
                 half = len(records) // 2
                 return [*self._send(records[:half]), *self._send(records[half:])]
-            log.warning("line %d of %s is left out: %s", records[0].index + 1, self._cursor.log, error)
+            level = logging.INFO if self._cursor.refused or self._refused else logging.WARNING  # the rest are counted
+            self._refused = True
+            log.log(level, "line %d of %s is left out: %s", records[0].index + 1, self._cursor.log, error)
             return [records[0].index]
         return []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,15 +12,22 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.result import describe
 from hydraloop.engine.summary import shown
 from hydraloop.errors import UserError
-from hydraloop.masking import mask_text
+from hydraloop.masking import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.describing import run_of
 from hydraloop.tracking.link import Link, Settings
 from hydraloop.tracking.record_log import count
+from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_DAY = 86_400
+_OPENING = 30.0
+"""Seconds to wait for a service that has to be there, at least: importing its library alone may take ten."""
 
 
 class TrackerError(Exception):
@@ -33,11 +42,11 @@ class TrackerHook(Hook):
     there costs training nothing; what was not sent when the run ends is sent by `sync.py`.
 
     Args:
-        flush_timeout: seconds that the rest may take after the run's end, at least 0.
+        flush_timeout: seconds that the rest may take after the run's end, from 0 to a day's.
         options: of the subclass, as plain JSON.
 
     Raises:
-        UserError: a negative `flush_timeout`.
+        UserError: a `flush_timeout` that is negative or longer than a day.
     """
 
     kind: ClassVar[str]
@@ -48,12 +57,13 @@ class TrackerHook(Hook):
     rank_zero_only = True
 
     def __init__(self, *, flush_timeout: float, options: Mapping[str, Any]) -> None:
-        if not flush_timeout >= 0:
-            raise UserError(f"{flush_timeout} is negative", key="flush_timeout", remedy="Use seconds, 0 or more.")
+        if not 0 <= flush_timeout <= _DAY:
+            problem = f"{flush_timeout} is negative" if flush_timeout < 0 else f"{flush_timeout} is longer than a day"
+            raise UserError(problem, key="flush_timeout", remedy=f"Use seconds, 0 or more, up to {_DAY}.")
         self._flush_timeout, self._options = flush_timeout, {**options, "flush_timeout": flush_timeout}
         self._link: Link | None = None
         self._log = Path()
-        self._begun = self._strict = False
+        self._begun = self._logged = self._strict = False
 
     def before_run(self, engine: Engine) -> None:
         """Start the follower, which imports its library while the run is made ready.
@@ -68,7 +78,7 @@ class TrackerHook(Hook):
                 key=self.key,
                 remedy="Keep the logger, or leave this hook out.",
             )
-        self._log, self._begun = path, False
+        self._log, self._begun, self._logged = path, False, False
         self._strict = engine.stages.on_error(self.name) != "warn"
         settings = Settings(self.kind, self._options, self._log.name, self._flush_timeout)
         self._link = Link(engine.run_dir, self.name, settings, goes_on=not engine.stages.may_only_raise(self.name))
@@ -78,13 +88,13 @@ class TrackerHook(Hook):
         """Let the follower begin: where the run goes on is known, and the log has been cut there.
 
         Raises:
-            UserError: `on_error=raise`, and the service does not open the run within `flush_timeout`.
+            UserError: `on_error=raise`, and the service does not open the run within 30 s, or `flush_timeout`.
         """
-        self._begin(engine)
-        link = self._link
-        if engine.stages.may_only_raise(self.name) and link is not None and not link.until_opened(self._flush_timeout):
+        self._begin(engine, trains=True)
+        link, patience = self._link, max(self._flush_timeout, _OPENING)
+        if engine.stages.may_only_raise(self.name) and link is not None and not link.until_opened(patience):
             raise UserError(
-                link.trouble or f"no answer within {self._flush_timeout:g} s",
+                link.trouble or f"no answer within {patience:g} s",
                 key=self.key,
                 remedy=f"See to it, or train without waiting for it: {self.key}.on_error=warn",
             )
@@ -95,8 +105,7 @@ class TrackerHook(Hook):
         Raises:
             TrackerError: it does not work, and `on_error` is not `warn`.
         """
-        if not self._begun:  # a validation or test on its own
-            self._begin(engine)
+        self._logged = True
         if self._strict and self._link is not None and self._link.trouble is not None:
             raise TrackerError(self._link.trouble)
 
@@ -104,34 +113,48 @@ class TrackerHook(Hook):
         """Send the rest, in bounded time, and say in the summary how many records arrived.
 
         All trackers of the run are told to finish before the first is waited for: together they take no longer than
-        the slowest.
+        the slowest. Ctrl-C ends the waiting, and changes nothing about how the run ended.
         """
-        for hook in engine.hooks.values():
-            if isinstance(hook, TrackerHook):
+        trackers = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook)]
+        try:
+            for hook in trackers:
                 hook._finish(engine)
+            if self._link is not None:
+                self._link.wait()
+        except KeyboardInterrupt:  # the run has its result already
+            log.warning("interrupted: what trackers do not have yet is not waited for")
+            for link in (hook._link for hook in trackers):
+                if link is not None:
+                    link.stop()
         if self._link is not None:
-            self._link.wait()
             summary = self._summary(engine.run_dir, self._link.trouble)
             self._link = None
             told = {**(engine.messages.read("tracked") or {}), self.name: summary}
             engine.messages.provide("tracked", lambda: told)
 
-    def _begin(self, engine: Engine) -> None:
-        """Let the follower open the run, which is described once an engine, for all its trackers."""
+    def _begin(self, engine: Engine, *, trains: bool) -> None:
+        """Let the follower open the run, which is described once an engine, for all its trackers.
+
+        A validation or test on its own is no attempt of its own: what has been described is as it was.
+        """
+        if self._link is None:
+            return
         self._begun = True
-        if engine.messages.read("described") is None:
+        described = engine.messages.read("described") is not None
+        if not described and (trains or description.read(engine.run_dir) is None):
             description.write(run_of(engine))
             engine.messages.provide("described", lambda: True)
-        if self._link is not None:
-            self._link.begin()
+        if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, should the follower never come to it
+            with suppress(OSError):  # a full disk, which the follower complains of
+                Cursor(self.kind, masked(self._options), self._log.name).save(engine.run_dir, self.name)
+        self._link.begin()
 
     def _finish(self, engine: Engine) -> None:
         if self._link is None:
             return
-        result = engine.result
-        status = ("finished" if engine.error is None else "failed") if result is None else result.status
-        error = None if engine.error is None else describe(engine.error)
-        self._link.finish(description.finish_of(status, error))
+        if self._logged and not self._begun:  # a validation or test on its own
+            self._begin(engine, trains=False)
+        self._link.finish(_ending(engine))
 
     def _summary(self, run_dir: Path, trouble: str | None) -> str:
         cursor, total = Cursor.load(run_dir, self.name), count(self._log)
@@ -149,3 +172,15 @@ def _command(run_dir: Path) -> str:
     """The command that sends what is left: the project's own script where it has one."""
     script = Path("scripts", "sync.py")
     return f"python {script if script.exists() else '-m hydraloop.tracking.sync'} {shown(run_dir)}"
+
+
+def _ending(engine: Engine) -> Finish:
+    """How the run has ended; a validation or test on its own leaves that as it was."""
+    if engine.result is not None:
+        return description.finish_of(engine.result.status, engine.result.error)
+    run = description.read(engine.run_dir)
+    before = None if run is None else description.ending(engine.run_dir, run.attempt)
+    if before is not None and (before.status != "killed" or engine.messages.read("described") is None):
+        return before
+    error = engine.error
+    return description.finish_of("finished" if error is None else "failed", None if error is None else describe(error))

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from hydraloop.masking import mask_overrides
+from hydraloop.tracking.texts import in_unicode
 from hydraloop.tracking.tracker import Finish, Run
 
 Value = str | int | float | bool | None
@@ -43,7 +44,8 @@ def chosen(run: Run, wanted: Sequence[str] | None) -> dict[str, Value]:
         known = dict.fromkeys([*params, *typed])
         keys = {key: None for key in known if any(f"{key}.".startswith(f"{start}.") for start in wanted)}
     # A group's choice (`model=gpt`, `hooks=[ema]`) is no entry of the config: of it there is what was typed.
-    return {key: params[key] if key in params else typed[key] for key in keys if key in params or key in typed}
+    found = {key: params[key] if key in params else typed[key] for key in keys if key in params or key in typed}
+    return {in_unicode(key): in_unicode(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def _typed(run_dir: Path) -> dict[str, str]:
@@ -90,7 +92,7 @@ def experiment(run: Run, params: Mapping[str, Value], metrics: Iterable[str]) ->
         hparam_infos=[
             api_pb2.HParamInfo(name=name, type=_type(value), differs=name in axes) for name, value in params.items()
         ],
-        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=in_unicode(tag))) for tag in metrics],
     )
     return _value(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=found))
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from importlib import import_module
+
 from hydraloop.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
+
+_LIBRARIES = {"mlflow": "mlflow", "wandb": "wandb", "tensorboard": "tensorboard.plugins.hparams.api_pb2"}
+"""The module of each that takes its time."""
 
 
 def tracker_of(kind: str) -> type[Tracker]:
@@ -24,3 +32,16 @@ def tracker_of(kind: str) -> type[Tracker]:
 
         return TensorBoardTracker
     raise ValueError(f"there is no tracker {kind!r}")
+
+
+def preload(kind: str) -> None:
+    """Import a kind's class and its library, which takes seconds. One that is missing is missed when it opens."""
+    tracker_of(kind)
+    try:
+        if kind == "wandb":
+            from hydraloop.tracking.wandb_setup import prepare
+
+            prepare()  # it reads the environment when it is imported
+        import_module(_LIBRARIES[kind])
+    except Exception as error:
+        log.debug("%s cannot be imported", kind, exc_info=error)

@@ -1,29 +1,29 @@
-"""Link: the training side of a follower. One process and one thread that waits for its messages; nothing else."""
+"""Link: the training side of a follower. It starts the process, listens in a thread, and ends it in time."""
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from hydraloop.engine.summary import shown
 from hydraloop.masking import mask_text, masked
+from hydraloop.tracking.child import Child
+from hydraloop.tracking.inbox import LEFT, MARGIN
 from hydraloop.tracking.locks import FOLDER
-from hydraloop.tracking.process import LEFT, MARGIN
 from hydraloop.tracking.spawning import spawn
 from hydraloop.tracking.tracker import Finish
 
 log = logging.getLogger(__name__)
 
-_STARTS = 5
-"""How often a follower is started again in one run: one that always dies would only take time from training."""
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before a follower that has died is started again, each time; then it is given up: it would only take time."""
+_LONGEST = 4000
+"""Characters of the run's error that a follower is told."""
 _GOES_ON = "; training goes on, records wait in the run directory"
 
 
@@ -43,11 +43,13 @@ class Settings:
 class Link:
     """Starts a follower, keeps it alive, passes on what it says, and ends it in time.
 
-    Nothing here waits for the service: lines to the follower are short and go into a pipe's buffer.
+    Only `until_opened` and `wait` wait, in bounded time. A process that dies before it is told to begin is started
+    again when it is.
 
     Args:
         run_dir: of the run.
         name: of the tracker hook, for messages.
+        settings: what the follower is told first.
         goes_on: whether training does, whatever is in the way of the follower.
     """
 
@@ -55,27 +57,30 @@ class Link:
         self._run_dir, self._name, self._settings = run_dir, name, settings
         self._goes_on = _GOES_ON if goes_on else ""
         self._errors = run_dir / FOLDER / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._begun = self._warned = self._given_up = False
-        self._deadline: float | None = None
+        self._child: Child | None = None
+        self._begun = self._warned = self._given_up = self._over = False
+        self._told: dict[str, Any] | None = None
+        """How the run ended."""
+        self._deadline = 0.0
         self._changed = threading.Condition()
-        self._starting = threading.Lock()
-        """Held while the process is another one: nothing is told to one that has gone."""
+        """Held where the process is another one, or is told something: nothing is told to one that has gone."""
         self.trouble: str | None = None
         """What does not work now; None where all is well."""
         self.opened = False
         """Whether the service has the run."""
-        self._thread = threading.Thread(target=self._listen, name=f"follower of {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"follower of {name}", daemon=True)
 
     def start(self) -> None:
         """Start the process; it imports its library while the run is being made ready."""
-        self._process = self._spawn()
         self._thread.start()
 
     def begin(self) -> None:
         """The run is described, its log is cut: the follower may open it."""
-        self._begun = True
-        self._tell({"say": "begin"})
+        with self._changed:
+            self._begun = True
+            if self._child is not None:
+                self._child.tell({"say": "begin"})
+            self._changed.notify_all()
 
     def until_opened(self, seconds: float) -> bool:
         """Wait until the service has the run, or has refused it, but no longer. Returns whether it has."""
@@ -84,30 +89,74 @@ class Link:
         return self.opened
 
     def finish(self, finish: Finish) -> None:
-        """The run has ended; the follower has `flush_timeout` seconds from now."""
-        with self._starting:
-            if self._deadline is None:
-                self._deadline = monotonic() + self._settings.flush_timeout
-                self._tell({"finish": asdict(finish)})
+        """The run has ended; the follower has `flush_timeout` seconds from now. Told once."""
+        with self._changed:
+            if self._told is not None:
+                return
+            error = finish.error
+            if error is not None and len(error) > _LONGEST:
+                finish = replace(finish, error=error[:_LONGEST] + "…")
+            self._told, self._deadline = {"finish": asdict(finish)}, monotonic() + self._settings.flush_timeout
+            if self._child is not None:
+                self._child.tell(self._told)
+            self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait for the follower's end until its time is over, then end it."""
-        process = self._process
-        if process is None:
-            return
-        left = (self._deadline or monotonic()) + MARGIN + 0.5 - monotonic()
-        try:
-            process.wait(timeout=max(left, 0.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        else:
-            if process.returncode not in (0, LEFT):
-                self._warn(f"its process ended ({_ended(process.returncode)}), see {shown(self._errors)}", goes_on="")
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=max(0.0, self._deadline + MARGIN + 0.5 - monotonic()))
+        self.stop()
+        self._thread.join(timeout=1.0)  # a process that reads from a dead disk cannot even be killed
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        process = spawn("hydraloop.tracking", str(self._run_dir.absolute()), self._name, errors=self._errors)
+    def stop(self) -> None:
+        """End the follower now, whatever it is doing."""
+        with self._changed:
+            self._over = True
+            if self._child is not None:
+                self._child.kill()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        """The thread: start the follower, and again where it died before its time."""
+        problem = self._follow()
+        for pause in _PAUSES:
+            if problem is None:
+                return
+            self._warn(f"{problem} and is started again", goes_on=self._goes_on)
+            with self._changed:
+                self._changed.wait_for(lambda: self._begun or self._ends)
+                self._changed.wait_for(lambda: self._ends, timeout=pause)
+                if self._over or not self._begun:
+                    return
+            problem = self._follow()
+        if problem is not None:
+            self._give_up(f"{problem} again and is given up, see {shown(self._errors)}")
+
+    @property
+    def _ends(self) -> bool:
+        return self._over or self._told is not None
+
+    def _follow(self) -> str | None:
+        """One process, from its start to its end. Returns what happened where it ended before its time."""
+        try:
+            child = self._start()
+        except OSError as error:
+            return f"its process was not to be had ({error})"
+        for message in child.heard():
+            self._hear(message)
+        code = child.ended()
+        problem = f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+        with self._changed:
+            self._child = None
+            if self._over or self._given_up:
+                return None
+            if self._told is None:
+                return problem
+        if code not in (0, LEFT):
+            self._warn(f"{problem}, see {shown(self._errors)}", goes_on="")
+        return None
+
+    def _start(self) -> Child:
+        """A process that is told all there is to know by now."""
         settings = self._settings
         first = {
             "kind": settings.kind,
@@ -116,72 +165,44 @@ class Link:
             "log": settings.log,
             "flush_timeout": settings.flush_timeout,
         }
-        _write(process, first)
-        return process
-
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        if self._process is not None:
-            _write(self._process, message)
-
-    def _listen(self) -> None:
-        """The thread: pass on what the follower says; start it again where it died before its time."""
-        starts = 1
-        while True:
-            process = self._process
-            assert process is not None, "it was started before the thread"
-            assert process.stdout is not None, "it is a pipe"
-            with process.stdout:
-                for line in process.stdout:
-                    self._hear(json.loads(line))
-            code = process.wait()
-            with self._starting:
-                _close(process)
-                if self._deadline is not None or self._given_up or not self._begun:
-                    return
-                if starts > _STARTS:
-                    self._warn(f"its process has ended {starts} times", goes_on=self._goes_on)
-                    return
-                starts += 1
-                self._warn(f"its process ended ({_ended(code)}) and is started again", goes_on=self._goes_on)
-                self._process = self._spawn()
-                self._tell({"say": "begin"})
+        if not self._run_dir.is_dir():  # which would be made again, with nothing in it
+            raise FileNotFoundError(f"{self._run_dir} is gone")
+        process = spawn("hydraloop.tracking", str(self._run_dir.absolute()), self._name, errors=self._errors)
+        child = Child(process, self._name)
+        with self._changed:
+            for message in (first, {"say": "begin"} if self._begun else None, self._told):
+                if message is not None:
+                    child.tell(message)
+            if self._over:
+                child.kill()
+            self._child = child
+        return child
 
     def _hear(self, message: Mapping[str, Any]) -> None:
+        kind, text = message.get("kind"), mask_text(str(message.get("text", "")))
         with self._changed:
-            kind = message["kind"]
             if kind == "opened":
                 self.opened = True
             elif kind == "trouble":
-                self.trouble, self._given_up = message["text"], message["final"]
+                self.trouble, self._given_up = text, bool(message.get("final"))
             elif kind == "well":
                 self.trouble = None
             self._changed.notify_all()
         if kind == "trouble":
-            self._warn(message["text"], goes_on=self._goes_on)
+            self._warn(text, goes_on=self._goes_on)
         elif kind == "well":
             log.info("%s: goes on", self._name)
         elif kind == "remark":
-            log.warning("%s: %s", self._name, message["text"])
+            log.warning("%s: %s", self._name, text)
+
+    def _give_up(self, problem: str) -> None:
+        with self._changed:
+            self.trouble = problem
+            self._changed.notify_all()
+        log.warning("%s: %s%s", self._name, mask_text(problem), self._goes_on)
 
     def _warn(self, text: str, *, goes_on: str) -> None:
         """Once a run; later troubles are told more quietly."""
         level = logging.INFO if self._warned else logging.WARNING
         self._warned = True
         log.log(level, "%s: %s%s", self._name, mask_text(text), goes_on)
-
-
-def _write(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
-    assert process.stdin is not None, "it is a pipe"
-    with suppress(OSError, ValueError):  # it has ended: the thread sees to that
-        process.stdin.write(json.dumps(message).encode() + b"\n")
-        process.stdin.flush()
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None, "it is a pipe"
-    with suppress(OSError):
-        process.stdin.close()
-
-
-def _ended(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

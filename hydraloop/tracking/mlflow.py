@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.tracking import mlflow_address as address
 from hydraloop.tracking import mlflow_runs as runs
+from hydraloop.tracking.checkpoints import checkpoints
 from hydraloop.tracking.mlflow_calls import Calls
-from hydraloop.tracking.mlflow_files import Files, checkpoints
+from hydraloop.tracking.mlflow_files import Files, best_of, result_of
 from hydraloop.tracking.mlflow_names import Names, clean
+from hydraloop.tracking.mlflow_points import Points, milliseconds
 from hydraloop.tracking.mlflow_sweep import ensure_parent
 from hydraloop.tracking.mlflow_system import SystemMetrics
 from hydraloop.tracking.tracker import Attempt, Finish, Record, RefusedError, Run, Tracker, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
 
 log = logging.getLogger(__name__)
 
 _THRESHOLDS = gc.get_threshold()
+_OF_AN_ADDRESS = (
+    "tracking_uri",
+    "at",
+    "experiment_id",
+    "run_id",
+    "described",
+    "closed",
+    "again_from",
+    "stored",
+    "no_files",
+)
+"""In the memory."""
 _STATUS = {
     "finished": "FINISHED",
     "stopped": "FINISHED",
@@ -43,9 +54,12 @@ class MLflowTracker(Tracker):
     Each metric is there once: MLflow's database drops a point that is equal in name, value, time and step to one it
     has, and a repetition has the same time. Nothing can be deleted there; where a resumed run does iterations again,
     points that are equal but for the time are not sent, so that a bit-exact run has one point a step, and others are
-    sent with their own, later time: those are the latest values then.
+    sent with their own, later time: those are the latest values then. What MLflow shows as a metric's value is the
+    latest at the highest step: where an earlier attempt was further, the run's last value is sent once more, at that
+    step, when the run ends.
 
-    `memory`: `tracking_uri`, `experiment_id`, `run_id`; `described`: the last attempt that is; `closed`: the last one
+    `memory`: `tracking_uri` without which nobody finds the run, and `at`, the same without a password; `experiment_id`,
+    `run_id`; `described`: the last attempt that is; `closed`: the last one
     whose end is known there; `again_from`: the iteration from which points may be there already; `last`: milliseconds
     of the last record; `names`: metrics sent under another name; and what `Files` and `SystemMetrics` keep.
     """
@@ -53,16 +67,15 @@ class MLflowTracker(Tracker):
     kind = "mlflow"
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
-        super().__init__(options, run, memory)
+        super().__init__(runs.without_secrets(options), run, memory)
         self._folder = Path(options.get("folder") or Path.cwd())
         self._calls = Calls(self._is_gone)
         self._names = Names(memory.setdefault("names", {}))
         self._uri = ""
         self._client: MlflowClient | None = None
+        self._points: Points | None = None
         self._files: Files | None = None
         self._system: SystemMetrics | None = None
-        self._there: dict[str, dict[int, set[float | str]]] = {}
-        """Values by metric and step that may come again."""
 
     # What a follower calls. ----------------------------------------------------------------------------------------
 
@@ -86,6 +99,7 @@ class MLflowTracker(Tracker):
                     self._describe(self._client, attempt)
         except RefusedError as error:
             raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
+        self._points = Points(self._client, self._run_id, self._names, self.memory)
         self._files = Files(self._client, self._run_id, self.run, self._calls, self.memory)
         for attempt in new:
             self._files.add_config(attempt.number)
@@ -99,48 +113,41 @@ class MLflowTracker(Tracker):
         if renamed:
             pairs = ", ".join(f"{name!r} as {self._names.of(name)!r}" for name in renamed)
             log.warning("MLflow does not take these names, so they are sent as others: %s", pairs)
-        client, files = self._opened
+        _, points, files = self._opened
         with self._calls():
-            metrics = list(self._metrics(client, records))
-            runs.log_points(client, self._run_id, metrics)
+            points.send(records)
         if self.options.get("pictures", True):
             files.add_pictures(records)
         if records:
-            self.memory["last"] = _milliseconds(records[-1])
+            self.memory["last"] = milliseconds(records[-1])
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
         """Remember from where points may be there already; pictures that were to be stored are no more."""
         self.memory["again_from"] = min(iteration, self.memory.get("again_from", iteration))
-        times = {_milliseconds(record) for record in cut}
+        times = {milliseconds(record) for record in cut}
         self.memory["due"] = [one for one in self.memory.get("due", []) if one.get("timestamp") not in times]
         self.memory["last_picture"] = min(index - 1, self.memory.get("last_picture", -1))
         return index
 
     def idle(self) -> None:
         """Send the machine's numbers where they are due, and files that wait."""
-        client, files = self._opened
-        if self._system is not None and (metrics := self._system.read()):
-            with self._calls():
-                client.log_batch(self._run_id, metrics=metrics)
-            self._system.sent()
+        client, _, files = self._opened
+        self._send_load(client)
         files.store()
         files.store_checkpoints(checkpoints(self.run, self.options.get("checkpoints"), None, ended=False))
 
     def finish(self, finish: Finish) -> None:
         """Store the files that are left, and close the run."""
-        client, files = self._opened
-        result = _result(self.run.run_dir)
-        best: dict[str, Any] = (result or {}).get("best") or {}
+        client, points, files = self._opened
+        best = best_of(self.run)
         files.store_all()
         files.store_result()
+        self._send_load(client, ended=True)
         with self._calls():
-            self._log_best(client, best)
+            points.settle(self.run, self._log_best(client, best))
             client.set_tag(self._run_id, "status", finish.status)
             if finish.error is not None:
                 client.set_tag(self._run_id, "error", runs.tag_value(finish.error))
-            elif self.run.attempt.number > 0:
-                with suppress(Exception):  # there is none: no attempt has failed
-                    client.delete_tag(self._run_id, "error")
             client.set_terminated(self._run_id, _STATUS[finish.status], self._ended())
         chosen = checkpoints(self.run, self.options.get("checkpoints"), best.get("checkpoint"), ended=True)
         files.store_checkpoints(chosen)
@@ -149,7 +156,7 @@ class MLflowTracker(Tracker):
 
     def close(self) -> None:
         """Let go of the client."""
-        self._client = self._files = self._system = None
+        self._client = self._points = self._files = self._system = None
         gc.unfreeze()
         gc.set_threshold(*_THRESHOLDS)
 
@@ -172,27 +179,19 @@ class MLflowTracker(Tracker):
         return str(self.memory["run_id"])
 
     @property
-    def _opened(self) -> tuple[MlflowClient, Files]:
+    def _opened(self) -> tuple[MlflowClient, Points, Files]:
         assert self._client is not None, "open comes first"
+        assert self._points is not None, "open comes first"
         assert self._files is not None, "open comes first"
-        return self._client, self._files
+        return self._client, self._points, self._files
 
     def _go_where_it_is(self) -> None:
         """Begin anew at another address than before; what is at the old one stays there."""
-        old = self.memory.get("tracking_uri")
-        if old is None or old == self._uri or address.has_password(self._uri):
+        old = self.memory.get("at", self.memory.get("tracking_uri"))
+        if old is None or old == address.shown(self._uri):
             return
         log.warning("the run goes on at %s; what was sent before is at %s", address.shown(self._uri), old)
-        for name in (
-            "tracking_uri",
-            "experiment_id",
-            "run_id",
-            "described",
-            "closed",
-            "again_from",
-            "stored",
-            "no_files",
-        ):
+        for name in _OF_AN_ADDRESS:
             self.memory.pop(name, None)
 
     def _warn_of_old_runs(self) -> None:
@@ -207,9 +206,8 @@ class MLflowTracker(Tracker):
     def _find_run(self, client: MlflowClient) -> None:
         if "run_id" in self.memory:
             if self._is_gone():
-                raise UnusableError(
-                    f"run {self._run_id} was deleted there; mlflow runs restore --run-id {self._run_id} brings it back"
-                )
+                command = address.restoring(self._uri, f"runs restore --run-id {self._run_id}")
+                raise UnusableError(f"run {self._run_id} was deleted there; {command} brings it back")
             return
         experiment = self.options.get("experiment") or self.run.experiment
         experiment_id = runs.experiment_of(client, experiment, self._uri)
@@ -217,11 +215,12 @@ class MLflowTracker(Tracker):
         if run_id is None:
             tags = runs.tags_of(self.run, self.options.get("tags") or {})
             if self.run.sweep is not None:
-                parent = ensure_parent(self.options, self.run.sweep, experiment, client=client, uri=self._uri)
+                options = {**self.options, "experiment": experiment}
+                parent = ensure_parent(options, self.run.sweep, experiment, client=client, uri=self._uri)
                 tags["mlflow.parentRunId"] = parent
             name = self.options.get("run_name") or self.run.name
             run_id = runs.create(client, experiment_id, name, tags, self.run.attempts[0].began)
-        self.memory.update(experiment_id=experiment_id, run_id=run_id)
+        self.memory.update(experiment_id=experiment_id, run_id=run_id, at=address.shown(self._uri))
         if not address.has_password(self._uri):
             self.memory["tracking_uri"] = self._uri
 
@@ -236,6 +235,7 @@ class MLflowTracker(Tracker):
         for key, value in attempt.tags.items():
             if value != self.run.attempts[number - 1].tags.get(key):
                 client.set_tag(self._run_id, clean(f"resume_{number}/{key}"), runs.tag_value(value))
+        runs.drop_tags(client, self._run_id, ("status", "error"))  # of the earlier end
         client.update_run(self._run_id, status="RUNNING")
         if self.memory.get("closed", -1) < number - 1:  # what its process sent last is not known here
             self.memory["again_from"] = min(attempt.iteration, self.memory.get("again_from", attempt.iteration))
@@ -255,41 +255,28 @@ class MLflowTracker(Tracker):
 
     # Sending. ------------------------------------------------------------------------------------------------------
 
-    def _metrics(self, client: MlflowClient, records: Sequence[Record]) -> Iterator[Metric]:
-        from mlflow.entities import Metric
+    def _send_load(self, client: MlflowClient, *, ended: bool = False) -> None:
+        if self._system is not None and (metrics := self._system.read(ended=ended)):
+            with self._calls():
+                client.log_batch(self._run_id, metrics=metrics)
+            self._system.sent()
 
-        again = self.memory.get("again_from")
-        for record in records:
-            time_ms, step = _milliseconds(record), record.iteration
-            for name, value in record.metrics.items():
-                key = self._names.of(name)
-                if again is None or step < again or runs.as_kept(value) not in self._before(client, key).get(step, ()):
-                    yield Metric(key, value, time_ms, step)
-
-    def _before(self, client: MlflowClient, key: str) -> dict[int, set[float | str]]:
-        """What is there of a metric, from the iteration on at which the run was resumed."""
-        if key not in self._there:
-            found: dict[int, set[float | str]] = {}
-            for metric in client.get_metric_history(self._run_id, key):
-                if metric.step >= self.memory["again_from"]:
-                    found.setdefault(metric.step, set()).add(runs.as_kept(metric.value))
-            self._there[key] = found
-        return self._there[key]
-
-    def _log_best(self, client: MlflowClient, best: dict[str, Any]) -> None:
-        """As a metric, `best/accuracy` at its iteration: a column that runs are sorted by."""
+    def _log_best(self, client: MlflowClient, best: dict[str, Any]) -> dict[str, float]:
+        """As a metric, `best/accuracy` at its iteration: a column that runs are sorted by. Returns it."""
         value = best.get("value")
-        if isinstance(value, int | float):
-            key = clean(f"best/{best['metric']}")
-            client.log_metric(self._run_id, key, float(value), timestamp=self._ended(), step=best["iteration"])
+        if not isinstance(value, int | float):
+            return {}
+        key = clean(f"best/{best['metric']}")
+        client.log_metric(self._run_id, key, float(value), timestamp=self._ended(), step=best["iteration"])
+        return {key: float(value)}
 
     def _ended(self) -> int:
         """When the attempt ended, in milliseconds: the same at each repetition, where that is known."""
-        path, began = self.run.run_dir / RESULT_FILE, self.run.attempt.began
+        path = result_of(self.run)
         with suppress(OSError):
-            if path.stat().st_mtime >= began:
+            if path is not None:
                 return round(path.stat().st_mtime * 1000)
-        return max(int(self.memory.get("last", time.time() * 1000)), round(began * 1000))
+        return max(int(self.memory.get("last", time.time() * 1000)), round(self.run.attempt.began * 1000))
 
 
 def _collect_less() -> None:
@@ -299,15 +286,3 @@ def _collect_less() -> None:
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-def _milliseconds(record: Record) -> int:
-    return max(0, round(record.timestamp * 1000))
-
-
-def _result(run_dir: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -39,6 +40,9 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
         options: `tracking_uri`; `folder`, where the user typed the command, absolute; `environment`, the address that
             was in the environment there.
         memory: of the tracker, `tracking_uri` in it.
+
+    Raises:
+        UnusableError: it names no file that a database can be in.
     """
     now = os.environ.get(_VARIABLE)
     chosen, then = (
@@ -49,7 +53,10 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     path = sqlite_path(str(uri))
     if path is None:
         return str(uri)
-    return _SQLITE + str(Path(options.get("folder") or Path.cwd()) / path)
+    path = Path(options.get("folder") or Path.cwd()) / path
+    if "?" in str(path):
+        raise UnusableError(f"{path} has a ? in it, at which the address of a database ends; {_ELSEWHERE}")
+    return _SQLITE + str(path)
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -85,8 +92,13 @@ def is_default(uri: str, folder: Path) -> bool:
 def command(uri: str, folder: Path) -> str:
     """The command that shows what an SQLite database has, typed in `folder`."""
     if not is_default(uri, folder):
-        return f"mlflow ui --backend-store-uri {uri}"
+        return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
     return f"mlflow ui --backend-store-uri {_SQLITE}{DATABASE}" if has_old_runs(folder) else "mlflow ui"
+
+
+def restoring(uri: str, arguments: str) -> str:
+    """A command of MLflow's that asks for what was deleted at an address."""
+    return f"{_VARIABLE}={shlex.quote(shown(uri))} mlflow {arguments}"
 
 
 def has_old_runs(folder: Path) -> bool:
@@ -152,7 +164,9 @@ def _locked(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _PASSING:
             raise
-        raise UnusableError(f"{path.parent} cannot be written to: {error.strerror or error}; {_ELSEWHERE}") from error
+        raise UnusableError(
+            f"no database can be made in {path.parent} ({error.strerror or error}); {_ELSEWHERE}"
+        ) from error
     try:
         yield
     finally:

@@ -8,8 +8,12 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from hydraloop.tracking.tracker import RefusedError, UnusableError
+
+if TYPE_CHECKING:
+    from mlflow.exceptions import MlflowException
 
 _SHORTEST, _LONGEST = 5, 60
 """Seconds that a server has for an answer: the first is enough for one that works, and a follower that tries every few
@@ -25,7 +29,13 @@ _DEFAULTS = {
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 _NOT_ALLOWED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}
 _STATUS = re.compile(r"failed with error code (\d{3})")
-_TOO_LARGE = "413"
+_TOO_LARGE, _NOT_FOUND = "413", "404"
+_NO_JSON = "not in a valid JSON format"
+_UNSUPPORTED = re.compile(r"unsupported URI ('[^']*')")
+_TAG = re.compile(r"<[^<>]*>")
+_HIDDEN = re.compile(r"<(style|script)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+_READ, _LONGEST_TEXT = 4000, 200
+"""Characters of an error that are looked at, and those of a message."""
 
 
 class Calls:
@@ -77,16 +87,22 @@ def settings(timeout: int) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+class NoServerError(Exception):
+    """What answers is no MLflow server, at least not now: a proxy's page, another program."""
+
+
 def meaning(error: Exception) -> Exception:
-    """What an error of MLflow's is to a follower: `RefusedError`, `UnusableError`, or itself (not now)."""
+    """What an error of MLflow's is to a follower: `RefusedError`, `UnusableError`, or not final."""
     from mlflow.exceptions import InvalidUrlException, MlflowException
 
-    text = " ".join(str(error).split())
+    text = _brief(str(error))
     if isinstance(error, RefusedError | UnusableError):
         return error
     if type(error) is ValueError:
         return _refused(text, error)
-    if isinstance(error, InvalidUrlException | ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError):
+        return _unusable(f"{text}: install it, or use another hooks.mlflow.tracking_uri", error)
+    if isinstance(error, InvalidUrlException):
         return _unusable(f"{text}; see hooks.mlflow.tracking_uri", error)
     if not isinstance(error, MlflowException):
         return error
@@ -95,17 +111,39 @@ def meaning(error: Exception) -> Exception:
     if "Could not find a registered artifact repository" in text:
         return _unusable(text.partition(". ")[0], error)
     if "URI" in type(error).__name__:
-        return _unusable(f"{text.partition('.')[0]}; see hooks.mlflow.tracking_uri", error)
+        uri = _UNSUPPORTED.search(str(error))
+        what = text if uri is None else f"{uri[1]} is no address that MLflow knows"
+        return _unusable(f"{what}; see hooks.mlflow.tracking_uri", error)
+    return _answer(text, error)
+
+
+def _answer(text: str, error: MlflowException) -> Exception:
+    """What a server's answer means."""
+    status = _STATUS.search(text)
     if error.error_code in _NOT_ALLOWED:
         return _unusable(
-            f"{text}; see MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN", error
+            "the server does not let you: see MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, "
+            f"MLFLOW_TRACKING_TOKEN; {text}",
+            error,
         )
     if error.error_code == "RESOURCE_DOES_NOT_EXIST":
         return _unusable(f"the run is not there any more: {text}", error)
-    status = _STATUS.search(text)
     if error.error_code == "INVALID_PARAMETER_VALUE" or (status is not None and status[1] == _TOO_LARGE):
         return _refused(text, error)
+    if _NO_JSON in text or (status is not None and status[1] == _NOT_FOUND):
+        found = NoServerError(f"what answers is no MLflow server; see hooks.mlflow.tracking_uri ({text})")
+        found.__cause__ = error
+        return found
     return error
+
+
+def _brief(text: str) -> str:
+    """A message in one line of bounded length, without the markup of a page that a proxy answers with."""
+    text = _HIDDEN.sub(" ", text[:_READ])
+    if "<html" in text.lower():
+        text = _TAG.sub(" ", text)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
 def _refused(text: str, error: Exception) -> RefusedError:

@@ -5,14 +5,16 @@ Files wait behind metrics: they are listed in the tracker's memory, and stored w
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.checkpoint_files import SUFFIX, is_complete, newest_complete
+from hydraloop.engine.checkpoint_files import is_complete
 from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.masking import mask_text
+from hydraloop.tracking import description
 from hydraloop.tracking.mlflow_calls import Calls
 from hydraloop.tracking.mlflow_names import in_file_name
 from hydraloop.tracking.tracker import Record, RefusedError, Run, UnusableError
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-"""Of the artifacts, and by default in the run directory."""
+"""Of the artifacts."""
 _AT_ONCE = 20
 """Files stored before it is looked for records again."""
 
@@ -40,6 +42,8 @@ class Files:
         self._client, self._run_id, self._run, self._calls, self._memory = client, run_id, run, calls, memory
         self._due: list[dict[str, Any]] = memory.setdefault("due", [])
         self._stored: dict[str, list[int]] = memory.setdefault("stored", {})
+        self._told = False
+        """Whether it was said that a file is left out."""
         self._sure = False
         """Whether the first one due cannot have been stored already."""
 
@@ -73,9 +77,9 @@ class Files:
         self.store(len(self._due))
 
     def store_result(self) -> None:
-        """Store `result.json`, where there is one."""
-        path = self._run.run_dir / RESULT_FILE
-        if path.is_file():
+        """Store `result.json`, where there is one of this attempt's."""
+        path = result_of(self._run)
+        if path is not None:
             self._guarded(self._text, mask_text(path.read_text(encoding="utf-8")), RESULT_FILE)
 
     def store_checkpoints(self, paths: list[Path]) -> None:
@@ -98,10 +102,15 @@ class Files:
         try:
             store(*arguments)
         except RefusedError as error:
-            log.warning("a file is left out: %s", error)
+            self._left_out(f"a file is left out: {error}")
         except (UnusableError, ImportError, PermissionError, NotADirectoryError) as error:
             self._memory["no_files"] = True
             log.warning("files (config, pictures, result, checkpoints) cannot be stored, all else is sent: %s", error)
+
+    def _left_out(self, text: str) -> None:
+        """Say it of the first file; of the others only in the tracker's own log."""
+        log.log(logging.INFO if self._told else logging.WARNING, "%s", text)
+        self._told = True
 
     def _store(self, one: dict[str, Any]) -> None:
         if "config" in one:
@@ -122,8 +131,8 @@ class Files:
             with Image.open(path) as opened:
                 opened.load()
                 picture = opened.convert("RGB") if opened.mode not in ("RGB", "RGBA", "L") else opened.copy()
-        except OSError as error:
-            log.warning("a picture is left out: %s: %s", path, error.strerror or error)
+        except Exception as error:  # whatever a decoder says of a file that is broken: it may be any error
+            self._left_out(f"a picture is left out: {path}: {getattr(error, 'strerror', None) or error}")
             return
         with self._calls():
             if self._sure or not self._has_picture(f"{key}+step+{step}+timestamp+{timestamp}+"):
@@ -147,40 +156,17 @@ class Files:
             log.info("%s was deleted before it was stored", path)
 
 
-def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
-    """The checkpoint files to be stored now.
-
-    Args:
-        which: the option: None, `best`, `last` or `all`.
-        best: the best one, as `result.json` names it.
-        ended: whether the run has; before it only those of `all` are.
-    """
-    folder = _folder(run)
-    if which == "all":
-        return sorted(folder.glob(f"*{SUFFIX}"))
-    if not ended or which is None:
-        return []
-    if which == "last":
-        newest = _last(folder)
-        return [] if newest is None else [newest]
-    return list(_best(folder, best))
+def result_of(run: Run) -> Path | None:
+    """The `result.json` of the current attempt; None while there is none but an earlier one's."""
+    digest = description.result_digest(run.run_dir)
+    return None if digest in (None, run.attempt.earlier_result) else run.run_dir / RESULT_FILE
 
 
-def _best(folder: Path, named: str | None) -> Iterator[Path]:
-    """As it is named; beside the others, where the run was moved since."""
-    if named is not None:
-        path = Path(named)
-        yield path if path.is_file() else folder / path.name
-
-
-def _last(folder: Path) -> Path | None:
+def best_of(run: Run) -> dict[str, Any]:
+    """The best checkpoint, as the attempt's `result.json` has it; empty where it has none."""
+    path = result_of(run)
     try:
-        named = folder / (folder / "last_checkpoint").read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return newest_complete(folder)
-    return named if is_complete(named) else newest_complete(folder)
-
-
-def _folder(run: Run) -> Path:
-    chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
-    return run.run_dir / CHECKPOINTS if chosen is None else Path(str(chosen)).expanduser()
+        found = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return (found.get("best") if isinstance(found, dict) else None) or {}

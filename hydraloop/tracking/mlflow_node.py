@@ -13,13 +13,14 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.masking import mask_text
+from hydraloop.masking import mask_text, remember
 from hydraloop.tracking import mlflow_address as address
 from hydraloop.tracking.follower import described
+from hydraloop.tracking.inbox import LEFT, MARGIN, Inbox
+from hydraloop.tracking.masked_logging import log_to_stderr
 from hydraloop.tracking.mlflow_calls import Calls
 from hydraloop.tracking.mlflow_runs import find_running, log_points
 from hydraloop.tracking.mlflow_system import SystemMetrics
-from hydraloop.tracking.process import LEFT, MARGIN, Inbox
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -109,12 +110,13 @@ class Node:
 
 def main() -> int:
     """Log this machine's load until the training process ends. Returns the exit code: `LEFT` where it did not work."""
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s")
+    log_to_stderr()
     os.dup2(2, 1)  # nobody reads what libraries print
     inbox = Inbox()
     given = inbox.settings()
     if given is None:
         return 0
+    remember(given["options"])
     node = Node(given["options"], given["experiment"], given["run_dir"], given["node"])
     ended = threading.Event()
     thread = threading.Thread(target=node.follow, args=[ended], daemon=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.summary import shown
+from hydraloop.tracking.inbox import MARGIN
 from hydraloop.tracking.locks import FOLDER
-from hydraloop.tracking.process import MARGIN
 from hydraloop.tracking.spawning import spawn
 from hydraloop.tracking.tracker import UnusableError
 

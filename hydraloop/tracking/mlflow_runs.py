@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.tracking.mlflow_address import sqlite_path
+from hydraloop.masking import mask_text, masked
+from hydraloop.tracking.mlflow_address import restoring, sqlite_path
 from hydraloop.tracking.mlflow_names import Names, clean
-from hydraloop.tracking.tracker import Run, UnusableError
+from hydraloop.tracking.tracker import Run, Sweep, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -21,6 +23,9 @@ log = logging.getLogger(__name__)
 
 UID = "hydraloop.run"
 """The tag by which a run is found again."""
+EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+"""The variable of MLflow's own."""
+_ADDRESS = ("tracking_uri", "environment", "folder")
 _PARAMS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
 """What a server takes in one call."""
 _LONGEST_TAG = 5000
@@ -49,8 +54,9 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
     assert found is not None, "it exists already"
     if found.lifecycle_stage == "deleted":
         raise UnusableError(
-            f"experiment {name!r} was deleted there; mlflow experiments restore -x {found.experiment_id} brings it "
-            "back, or use another: hooks.mlflow.experiment=…"
+            f"experiment {name!r} was deleted there; "
+            f"{restoring(uri, f'experiments restore -x {found.experiment_id}')} brings it back, "
+            "or use another: hooks.mlflow.experiment=…"
         )
     return str(found.experiment_id)
 
@@ -95,9 +101,38 @@ def tags_of(run: Run, chosen: Mapping[str, Any]) -> dict[str, str]:
         ours |= {"mlflow.source.name": script[0], "mlflow.source.type": "LOCAL"}
     if run.sweep is not None:
         given |= {"sweep": run.sweep.name, "job": str(run.sweep.job)}
-    tags = {**given, **{name: value for name, value in ours.items() if value is not None}, UID: run.uid}
-    tags |= {str(name): str(value) for name, value in chosen.items()}
-    return {clean(name): tag_value(value) for name, value in tags.items()}
+    given |= {name: value for name, value in ours.items() if value is not None}
+    return {**_as_tags(given), **_as_tags(chosen), UID: run.uid}  # that one is nobody's to choose
+
+
+def parent_tags(sweep: Sweep, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """The same of a sweep's parent run."""
+    given = {"sweep": sweep.name, "sweep_dir": str(sweep.folder)}
+    return {**_as_tags(given), **_as_tags(chosen), UID: sweep.uid}
+
+
+def _as_tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {clean(str(name)): tag_value(str(value)) for name, value in tags.items()}
+
+
+def drop_tags(client: MlflowClient, run_id: str, names: Sequence[str]) -> None:
+    """Delete those of a run's tags that are there."""
+    there = client.get_run(run_id).data.tags
+    for name in names:
+        if name in there:
+            client.delete_tag(run_id, name)
+
+
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A hook's options as they may be sent: all are masked but the address, by which a server is asked."""
+    texts = {name: mask_text(value) if isinstance(value, str) else value for name, value in options.items()}
+    tags = {mask_text(str(name)): value for name, value in (masked(options.get("tags")) or {}).items()}
+    return {**texts, "tags": tags, **{name: options[name] for name in _ADDRESS if name in options}}
+
+
+def experiment_name(options: Mapping[str, Any], default: str) -> str:
+    """The experiment's: of the options, else of the environment, as MLflow itself takes it, else `default`."""
+    return mask_text(options.get("experiment") or os.environ.get(EXPERIMENT) or default)
 
 
 def tag_value(text: str) -> str:

@@ -55,7 +55,8 @@ def ensure_parent(
     Raises:
         UnusableError: there can be none with these options.
     """
-    name = options.get("experiment") or experiment
+    options = runs.without_secrets(options)
+    name = runs.experiment_name(options, experiment)
     uri = address.address_of(options, {}) if uri is None else uri
     path = sweep.folder / FOLDER / FILENAME
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,11 +70,8 @@ def ensure_parent(
             experiment_id = runs.experiment_of(client, name, uri)
             run_id = runs.find(client, experiment_id, sweep.uid)
             if run_id is None:
-                tags = {runs.UID: sweep.uid, "sweep": sweep.name, "sweep_dir": str(sweep.folder)}
-                tags |= {
-                    clean(str(key)): runs.tag_value(str(value)) for key, value in (options.get("tags") or {}).items()
-                }
-                run_id = runs.create(client, experiment_id, sweep.name, tags, time())
+                tags = runs.parent_tags(sweep, options["tags"])
+                run_id = runs.create(client, experiment_id, _name(sweep), tags, time())
         parents.append({"tracking_uri": address.shown(uri), "experiment": name, "run_id": run_id})
         unfinished = path.with_name(f".{path.name}.part")
         unfinished.write_text(json.dumps(parents, indent=1) + "\n", encoding="utf-8")
@@ -81,7 +79,12 @@ def ensure_parent(
     return run_id
 
 
-def finish_parent(options: Mapping[str, Any], folder: Path) -> None:
+def _name(sweep: Sweep) -> str:
+    """Of the parent run: a directory without a date may be that of several sweeps."""
+    return sweep.name if sweep.name[:4].isdigit() else f"{sweep.name}-{sweep.uid[:6]}"
+
+
+def finish_parent(options: Mapping[str, Any], folder: Path, *, jobs: int = 0, interrupted: bool = False) -> None:
     """Tell the parent runs of the sweep in a directory how its jobs ended. May be repeated.
 
     Each job's final value, what the sweep optimises, is a metric of the parent at the job's number as step; the best
@@ -90,8 +93,12 @@ def finish_parent(options: Mapping[str, Any], folder: Path) -> None:
     Args:
         options: of the hook.
         folder: of the sweep.
+        jobs: that it has with this tracker; with less than these it has not finished.
+        interrupted: whether it was.
     """
     folder = folder.absolute()
+    begun = len(_cursors(folder))
+    cut_short = "KILLED" if interrupted else "FAILED" if begun < jobs else None
     children = sorted(_children(folder), key=lambda child: child.job)
     for parent in _read(folder / FOLDER / FILENAME):
         uri = address.address_of(options, {})
@@ -100,10 +107,11 @@ def finish_parent(options: Mapping[str, Any], folder: Path) -> None:
                 continue
             uri = parent["tracking_uri"]
         with Calls(lambda: False)():
-            _finish(address.connected(uri), parent["run_id"], [c for c in children if c.parent_of(parent)])
+            among = [child for child in children if child.parent_of(parent)]
+            _finish(address.connected(uri), parent["run_id"], among, cut_short)
 
 
-def _finish(client: MlflowClient, parent: str, children: list[_Child]) -> None:
+def _finish(client: MlflowClient, parent: str, children: list[_Child], cut_short: str | None) -> None:
     from mlflow.entities import Metric
 
     scored = [child for child in children if child.metric]
@@ -114,7 +122,7 @@ def _finish(client: MlflowClient, parent: str, children: list[_Child]) -> None:
     for name, value in tags.items():
         client.set_tag(parent, name, runs.tag_value(value))
     ended = max((child.ended for child in children), default=round(time() * 1000))
-    client.set_terminated(parent, "FAILED" if failed else "FINISHED", ended)
+    client.set_terminated(parent, cut_short or ("FAILED" if failed else "FINISHED"), ended)
 
 
 def _best_tags(scored: list[_Child]) -> dict[str, str]:
@@ -159,14 +167,23 @@ class _Child:
 
 
 def _children(folder: Path) -> Iterator[_Child]:
+    for run, job, cursor in _cursors(folder):
+        if "run_id" in cursor.memory:
+            yield _child(run, job, cursor)
+
+
+def _cursors(folder: Path) -> list[tuple[Run, int, cursors.Cursor]]:
+    """Of the jobs that have begun: the run, its number, and how far this tracker has come with it."""
+    begun = []
     for run_dir in sorted({path.parent.parent for path in folder.rglob(f"{FOLDER}/*.cursor.json")}):
         run = description.read(run_dir)
         if run is None or run.sweep is None or run.sweep.folder != folder:
             continue
         for name in cursors.names(run_dir):
             found = cursors.Cursor.load(run_dir, name)
-            if found is not None and found.kind == "mlflow" and "run_id" in found.memory:
-                yield _child(run, run.sweep.job, found)
+            if found is not None and found.kind == "mlflow":
+                begun.append((run, run.sweep.job, found))
+    return begun
 
 
 def _child(run: Run, job: int, cursor: cursors.Cursor) -> _Child:

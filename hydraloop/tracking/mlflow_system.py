@@ -43,10 +43,14 @@ class SystemMetrics:
         for collector in self._collectors:
             collector.clear_metrics()  # the first reading of the CPU is 0: it is a mean since the one before
 
-    def read(self) -> list[Metric]:
-        """Sample; what is to be sent now, until `sent` says that it was."""
+    def read(self, *, ended: bool = False) -> list[Metric]:
+        """Sample; what is to be sent now, until `sent` says that it was.
+
+        Args:
+            ended: whether the run has: there is no more to wait for.
+        """
         self._collect()
-        if time.monotonic() >= self._due:
+        if ended or time.monotonic() >= self._due:
             self._due = time.monotonic() + self._interval
             self._aggregate()
         return self._waiting

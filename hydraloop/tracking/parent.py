@@ -13,52 +13,66 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydraloop.masking import mask_text, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower import described
 from hydraloop.tracking.locks import FOLDER
+from hydraloop.tracking.masked_logging import log_to_stderr
 
 _OPTIONS = "{}.parent.json"
 
 
 def main(what: str, folder: Path, hook: str) -> int:
     """Make the parent run, or tell it how the jobs ended. Returns the exit code."""
-    logging.basicConfig(level=logging.INFO)
+    log_to_stderr()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print
     given = json.load(sys.stdin)
+    remember(given["options"])
     try:
+        kept = {**given, "options": given["masked"]}
+        del kept["masked"]
+        (folder / FOLDER / _OPTIONS.format(hook)).write_text(json.dumps(kept) + "\n", encoding="utf-8")
         if what == "begin":
-            _begin(folder, hook, given)
+            _begin(folder, given)
         else:
-            finish(folder, given["options"])
+            finish(folder, given)
     except Exception as error:
         logging.exception("the parent run")
-        print(described(error), file=out, flush=True)
+        print(mask_text(described(error)), file=out, flush=True)
         return 1
     return 0
 
 
-def _begin(folder: Path, hook: str, given: dict[str, Any]) -> None:
+def _begin(folder: Path, given: dict[str, Any]) -> None:
     from hydraloop.tracking.mlflow_sweep import ensure_parent
 
-    kept = {"kind": given["kind"], "options": given["masked"], "experiment": given["experiment"]}
-    (folder / FOLDER / _OPTIONS.format(hook)).write_text(json.dumps(kept) + "\n", encoding="utf-8")
     sweep = description.read_sweep(folder)
     assert sweep is not None, "the controller describes the sweep first"
     ensure_parent(given["options"], sweep, given["experiment"])
 
 
-def finish(folder: Path, options: dict[str, Any]) -> None:
-    """Tell the parent run how the jobs ended; may be repeated."""
+def finish(folder: Path, given: dict[str, Any]) -> None:
+    """Tell the parent run how the jobs ended; may be repeated.
+
+    Args:
+        folder: of the sweep.
+        given: `options`; `jobs` that it has; whether it was `interrupted`.
+    """
     from hydraloop.tracking.mlflow_sweep import finish_parent
 
-    finish_parent(options, folder)
+    finish_parent(given["options"], folder, jobs=given.get("jobs", 0), interrupted=given.get("interrupted", False))
 
 
-def parents(folder: Path) -> list[dict[str, Any]]:
-    """The options, secrets masked, of the trackers with a parent run for the sweep in a directory."""
-    found = sorted((folder / FOLDER).glob(_OPTIONS.format("*")))
-    return [json.loads(path.read_text(encoding="utf-8"))["options"] for path in found]
+def parents(folder: Path) -> list[Path]:
+    """The files, for `read`, of the trackers with a parent run for the sweep in a directory."""
+    return sorted((folder / FOLDER).glob(_OPTIONS.format("*")))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `finish` is given, secrets masked."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 if __name__ == "__main__":

@@ -10,50 +10,98 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
-import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+from filelock import Timeout
+
+from hydraloop.masking import remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.follower import Follower, Trouble
-from hydraloop.tracking.kinds import tracker_of
-from hydraloop.tracking.locks import lock_of
+from hydraloop.tracking.follower import Follower, Trouble, described
+from hydraloop.tracking.inbox import LEFT, Inbox
+from hydraloop.tracking.kinds import preload, tracker_of
+from hydraloop.tracking.locks import BUSY, PATIENCE, end_orphans, lock_of
+from hydraloop.tracking.masked_logging import log_to_stderr
 from hydraloop.tracking.tracker import Finish, Run, Tracker
 
 log = logging.getLogger(__name__)
 
-LEFT = 3
-"""Exit code where something was not sent in time."""
-MARGIN = 1.0
-"""Seconds after `flush_timeout` at which the process is ended from outside, whatever hangs."""
-_UNTIL_FREE = 30.0
-"""Seconds to wait for the follower of an earlier process, which ends by itself."""
+_NICE = 10
+"""Training goes first where there are no more cores than it can use: libraries take seconds of one to start."""
+_LOOK = 1.0
+"""Seconds between two looks whether another process still sends this run's records."""
 
 
 def main(run_dir: Path, name: str) -> int:
     """Follow a run until it has ended. Returns the exit code: 0 where everything was sent, else `LEFT`."""
+    os.nice(_NICE)
     tell = _Tell(_private_stdout())
-    _log_to_stderr(tell)
+    log_to_stderr()
+    logging.getLogger("hydraloop").addHandler(_Remarks(tell))
     inbox = Inbox()
     given = inbox.settings()
-    if given is None or not inbox.begins():
+    if given is None:
         return 0
-    with lock_of(run_dir, name).acquire(timeout=_UNTIL_FREE):
+    remember(given["options"])
+    preload(given["kind"])
+    if not inbox.begins():
+        return 0
+    lock = _locked(run_dir, name, inbox, tell)
+    if lock is None:
+        return LEFT
+    with lock:
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
-        cursor = Cursor.load(run_dir, name) or Cursor(given["kind"], given["masked"], given["log"])
-        cursor.kind, cursor.options, cursor.log = given["kind"], given["masked"], given["log"]
-        cursor.save(run_dir, name)  # for `sync.py`, whatever happens now
+        cursor = _cursor(run_dir, name, given)
         tracker = tracker_of(cursor.kind)(given["options"], run, cursor.memory)
         try:
             state = _follow(Follower(tracker, cursor, run_dir, name, tell.trouble), inbox, run, tell, tracker)
         finally:
             tracker.close()
     return 0 if state == "done" else LEFT
+
+
+def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
+    """The lock, as soon as it is free: a `sync.py` may be at work. None where the run ends before that."""
+    lock, told, patient = lock_of(run_dir, name), False, monotonic() + PATIENCE
+    while True:
+        try:
+            free = lock.acquire(timeout=0)
+        except (Timeout, OSError) as error:
+            if monotonic() >= patient and not told:
+                why = f"{BUSY}; this one waits for it" if isinstance(error, Timeout) else described(error)
+                tell.trouble(Trouble(why, final=False))
+                told = True
+        else:
+            if told:
+                tell.trouble(None)
+            return free
+        if inbox.late:
+            return None
+        inbox.wait(_LOOK)
+        if told and not inbox.ended:
+            end_orphans(run_dir, name, os.getppid())
+
+
+def _cursor(run_dir: Path, name: str, given: Mapping[str, Any]) -> Cursor:
+    """That of an earlier process, if it is one of the same tracker and of the same log: else all is sent anew."""
+    cursor = Cursor.load(run_dir, name)
+    if cursor is not None and (cursor.kind, cursor.log) != (given["kind"], given["log"]):
+        log.warning(
+            "it was %s with the records of %s before; those of %s are all sent now",
+            *(cursor.kind, cursor.log, given["log"]),
+        )
+        cursor = None
+    cursor = cursor or Cursor(given["kind"], given["masked"], given["log"])
+    cursor.options = given["masked"]
+    with suppress(OSError):  # a full disk: the follower's own saves say so
+        cursor.save(run_dir, name)  # for `sync.py`, whatever happens now
+    return cursor
 
 
 def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tracker) -> str:
@@ -68,82 +116,8 @@ def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tr
             return state
         if state != "following":
             inbox.wait(follower.wait(ending=finish is not None))
-        elif finish is None:
-            inbox.wait(0)
         if finish is None and inbox.ended:
             finish = inbox.finish or description.ending(run.run_dir, run.attempt)
-
-
-class Inbox:
-    """What the training process says. Its end, or the end of that process, ends the run for us.
-
-    From then on there are `flush_timeout` seconds left; a call that hangs longer ends with the process.
-    """
-
-    def __init__(self) -> None:
-        self._flush_timeout, self._parent = 0.0, os.getppid()
-        self._buffer = b""  # not sys.stdin, whose own buffer `select` does not see
-        self._deadline: float | None = None
-        self.finish: Finish | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has."""
-        return self._deadline is not None
-
-    @property
-    def late(self) -> bool:
-        """Whether the time for the rest is over."""
-        return self._deadline is not None and monotonic() >= self._deadline
-
-    def settings(self) -> dict[str, Any] | None:
-        """Wait for the first line; None where the run ends before it."""
-        message = self._until_said()
-        if message is not None:
-            self._flush_timeout = message["flush_timeout"]
-        return message
-
-    def begins(self) -> bool:
-        """Wait for `begin`; False where the run ends before it."""
-        return self._until_said() is not None
-
-    def _until_said(self) -> dict[str, Any] | None:
-        while not self.ended:
-            message = self.wait(3600.0)
-            if message is not None:
-                return message
-        return None
-
-    def wait(self, seconds: float) -> dict[str, Any] | None:
-        """Wait for a line, `seconds` at most. Returns it, unless it is the run's end or there was none."""
-        if self.ended:
-            if seconds > 0:
-                threading.Event().wait(min(seconds, max(0.0, (self._deadline or 0.0) - monotonic())))
-            return None
-        while b"\n" not in self._buffer:
-            readable, _, _ = select.select([0], [], [], min(seconds, 1.0))
-            read = os.read(0, 1 << 16) if readable else b""
-            # A worker of a loader, forked, may hold the pipe open for a while longer than the training process lives.
-            if not read and (readable or os.getppid() != self._parent):
-                self._ends(None)
-                return None
-            self._buffer += read
-            seconds -= 1.0
-            if not readable and seconds <= 0:
-                return None
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        if "finish" in message:
-            self._ends(Finish(**message["finish"]))
-            return None
-        return message
-
-    def _ends(self, finish: Finish | None) -> None:
-        self.finish = finish
-        self._deadline = monotonic() + self._flush_timeout
-        watch = threading.Timer(self._flush_timeout + MARGIN, os._exit, [LEFT])
-        watch.daemon = True
-        watch.start()
 
 
 @dataclass
@@ -175,13 +149,9 @@ def _private_stdout() -> IO[str]:
     return pipe
 
 
-def _log_to_stderr(tell: _Tell) -> None:
-    """Everything goes to the follower's own file; what our own modules warn of is said in the run's log too."""
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s")
-    logging.getLogger("hydraloop").addHandler(_Remarks(tell))
-
-
 class _Remarks(logging.Handler):
+    """What our own modules warn of is said in the run's log, too."""
+
     def __init__(self, tell: _Tell) -> None:
         super().__init__(logging.WARNING)
         self._tell = tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -13,6 +14,8 @@ from typing import IO, Any
 
 from hydraloop.tracking.tracker import Record
 
+log = logging.getLogger(__name__)
+
 FILENAME = "metrics.jsonl"
 """The default; the logger hook's option `filename` may say otherwise."""
 STAMP = "timestamp"
@@ -20,6 +23,8 @@ STAMP = "timestamp"
 NONFINITE = "nonfinite"
 """The entry that says what a null was: JSON has no NaN and no infinity."""
 _CHUNK = 1 << 16
+_MOST = 1 << 63
+"""Above what services take as an iteration or an epoch."""
 
 
 class RecordLog:
@@ -100,6 +105,8 @@ class Position:
 class Reader:
     """Reads a log that somebody else appends to.
 
+    Anybody may have written or edited a line: what is no entry of a record's is left out, with one warning.
+
     Args:
         path: of the log, which need not exist yet.
         position: where to begin; moved on by `read`.
@@ -109,6 +116,7 @@ class Reader:
         self._path, self.position = path, position
         self._iteration = 0
         """Of the last record: that of one that does not say."""
+        self._warned = False
 
     def read(self, most: int) -> tuple[list[Record], Position]:
         """The next complete lines, `most` at most, and the position behind them. The reader itself does not move."""
@@ -124,10 +132,19 @@ class Reader:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     break
-                records.append(_parse(line, index, self._iteration))
-                self._iteration = records[-1].iteration
+                record, odd = _parse(line, index, self._iteration)
+                records.append(record)
+                if odd:
+                    self._warn(index, odd)
+                self._iteration = record.iteration
                 offset, index = offset + len(line), index + 1
         return records, Position(offset, index)
+
+    def _warn(self, index: int, odd: list[str]) -> None:
+        if not self._warned:
+            what = ", ".join(map(repr, odd))
+            log.warning("%s, line %d: left out, as others like it will be: %s", self._path.name, index + 1, what)
+        self._warned = True
 
     def move(self, position: Position) -> None:
         """Go on from there."""
@@ -156,24 +173,61 @@ def read_all(path: Path) -> list[Record]:
     return Reader(path, Position()).read(1 << 62)[0]
 
 
-def _parse(line: bytes, index: int, iteration: int) -> Record:
-    """A record of any hook's: one that does not say where in the run it belongs belongs to the record before it."""
-    try:
-        found = json.loads(line)
-    except ValueError:  # edited by hand
-        found = {}
-    entries: dict[str, Any] = found if isinstance(found, dict) else {}
-    nonfinite = entries.pop(NONFINITE, None) or {}
-    mode, epoch, stamp = entries.pop("mode", "train"), entries.pop("epoch", 0), entries.pop(STAMP, 0.0)
-    at = entries.pop("iteration", iteration)
-    values = {name: float(value) for name, value in entries.items() if isinstance(value, int | float)}
-    values.update((name, float(value)) for name, value in nonfinite.items())
-    return Record(
+def _parse(line: bytes, index: int, iteration: int) -> tuple[Record, list[str]]:
+    """A record of any hook's, whatever the line is, and the names of what was left out of it.
+
+    One that does not say where in the run it belongs belongs to the record before it.
+    """
+    entries = _entries(line)
+    if entries is None:
+        entries, odd = {}, ["all of it"]
+    else:
+        odd = []
+    named = entries.pop(NONFINITE) if isinstance(entries.get(NONFINITE), dict) else {}
+    mode, epoch, at = entries.pop("mode", "train"), entries.pop("epoch", 0), entries.pop("iteration", iteration)
+    stamp = _number(entries.pop(STAMP, 0.0))
+    values: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for name, value in (*entries.items(), *named.items()):
+        number = _number(value, named=name in named)
+        if number is not None:
+            values[name] = number
+        elif isinstance(value, str) and name not in named:
+            texts[name] = value
+        elif value is not None:
+            odd.append(name)
+    record = Record(
         index=index,
         mode=str(mode),
-        epoch=epoch if isinstance(epoch, int) else 0,
-        iteration=at if isinstance(at, int) else iteration,
-        timestamp=float(stamp),
+        epoch=epoch if _is_count(epoch) else 0,
+        iteration=at if _is_count(at) else iteration,
+        timestamp=stamp if stamp is not None and math.isfinite(stamp) else 0.0,
         values=values,
-        texts={name: value for name, value in entries.items() if isinstance(value, str)},
+        texts=texts,
     )
+    return record, odd
+
+
+def _entries(line: bytes) -> dict[str, Any] | None:
+    """What a line has; None where it is no object of JSON."""
+    try:
+        found = json.loads(line)
+        if b"\\ud" in line:  # half a character, which no service can take
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _number(value: Any, *, named: bool = False) -> float | None:
+    """A number; also one that is named, `"inf"`; None for what is none, or too large for one."""
+    if not isinstance(value, int | float) and not (named and isinstance(value, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < _MOST

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hydraloop.tracking.texts import in_unicode
 from hydraloop.tracking.tracker import Record
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Summaries:
 
         summary = summary_pb2.Summary()
         for tag, value in record.metrics.items():
-            summary.value.add(tag=tag, simple_value=value)
+            summary.value.add(tag=in_unicode(tag), simple_value=value)
         picture, histograms = record.texts.get(PICTURE), record.texts.get(HISTOGRAMS)
         if picture is not None and self._pictures:
             summary.value.extend(self._read(picture, record, _picture))
@@ -49,9 +50,9 @@ class Summaries:
     def _read(self, name: str, record: Record, made: Any) -> list[Any]:
         try:
             return list(made((self._run_dir / name).read_bytes(), record))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if not self._warned:
-                log.warning("%s is left out, as others like it will be: %s", name, error)
+        except Exception as error:  # whatever a broken file makes of its reader
+            level = logging.INFO if self._warned else logging.WARNING
+            log.log(level, "%s is left out, as others like it will be: %s", name, error)
             self._warned = True
             return []
 
@@ -63,14 +64,14 @@ def _picture(content: bytes, record: Record) -> Iterator[Any]:
         raise ValueError("it is no PNG file")
     width, height = _SIZE.unpack_from(content, 16)
     image = summary_pb2.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
-    yield summary_pb2.Summary.Value(tag=f"{record.mode}/predictions", image=image)
+    yield summary_pb2.Summary.Value(tag=in_unicode(f"{record.mode}/predictions"), image=image)
 
 
 def _histograms(content: bytes, record: Record) -> Iterator[Any]:
     from tensorboard.compat.proto import histogram_pb2, summary_pb2
 
     found: Mapping[str, Mapping[str, Any]] = json.loads(content)
-    for name, counted in found.items():
+    for name, counted in ((in_unicode(name), counted) for name, counted in found.items()):
         if counted["bucket"]:
             fields = {field: counted[field] for field in ("min", "max", "num", "sum", "sum_squares")}
             buckets = {field: counted[field] for field in ("bucket_limit", "bucket")}

@@ -16,16 +16,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from filelock import Timeout
 
+from hydraloop.masking import mask_text
 from hydraloop.tracking import description, parent
 from hydraloop.tracking.cursor import Cursor, names
 from hydraloop.tracking.follower import Follower, Trouble, described
 from hydraloop.tracking.kinds import tracker_of
 from hydraloop.tracking.locks import FOLDER, lock_of
+from hydraloop.tracking.masked_logging import log_to_stderr
+from hydraloop.tracking.processes import is_alive
 from hydraloop.tracking.record_log import count
 from hydraloop.tracking.tracker import Attempt, Finish
+
+log = logging.getLogger(__name__)
 
 SYNC = "_sync"
 """Set in a tracker's options by this script: it may take its time, and finish what an earlier process could not."""
@@ -54,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, nargs="+", help="of a run, of a sweep, or one above them (outputs/)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run and tracker; default 600")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    if argv is None:  # typed: the process is ours alone
+        log_to_stderr(logging.WARNING, "%(message)s")
     outcomes: list[Outcome] = []
     problems: list[str] = []
     for directory in args.directory:
@@ -65,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for run_dir in found:
             for name in names(run_dir):
                 outcomes.append(synced(run_dir, name, timeout=args.timeout))
-                print(_line(outcomes[-1]), flush=True)
+                print(mask_text(_line(outcomes[-1])), flush=True)
         problems += _finish_sweeps(found)
     for problem in problems:
-        print(problem)
+        print(mask_text(problem))
     return 0 if not problems and all(outcome.problem is None for outcome in outcomes) else 1
 
 
@@ -79,14 +84,20 @@ def run_dirs(directory: Path) -> Iterator[Path]:
 
 
 def synced(run_dir: Path, name: str, *, timeout: float) -> Outcome:
-    """Send one tracker the rest of one run, and how it ended."""
+    """Send one tracker the rest of one run, and how it ended. Whatever is wrong here, others have their turn."""
     try:
         with lock_of(run_dir, name).acquire(timeout=0):
             return _synced(run_dir, name, timeout)
     except Timeout:
-        cursor = Cursor.load(run_dir, name)
         problem = "it is being followed by the run itself"
-        return _outcome(run_dir, name, cursor, 0, problem)
+    except Exception as error:
+        log.debug("not this one", exc_info=error)
+        problem = described(error)
+    try:
+        cursor = Cursor.load(run_dir, name)
+    except Exception:
+        cursor = None
+    return _outcome(run_dir, name, cursor, 0, problem)
 
 
 def _synced(run_dir: Path, name: str, timeout: float) -> Outcome:
@@ -129,12 +140,7 @@ _TRIES = 3
 
 def _trains(attempt: Attempt) -> bool:
     """Whether the process of the attempt is still there, on this machine."""
-    if attempt.tags.get("host") != socket.gethostname() or not psutil.pid_exists(attempt.pid):
-        return False
-    try:
-        return bool(psutil.Process(attempt.pid).create_time() <= attempt.began)
-    except psutil.Error:
-        return False
+    return attempt.tags.get("host") == socket.gethostname() and is_alive(attempt.pid, attempt.started)
 
 
 def _outcome(run_dir: Path, name: str, cursor: Cursor | None, sent: int, problem: str | None) -> Outcome:
@@ -154,11 +160,19 @@ def _line(outcome: Outcome) -> str:
 def _finish_sweeps(found: Sequence[Path]) -> list[str]:
     """Tell the parent runs of the sweeps that these are jobs of how they ended. Returns what went wrong."""
     problems = []
-    sweeps = {sweep.folder for run_dir in found if (sweep := description.sweep_of(run_dir)) is not None}
-    for folder in sorted(sweeps):
-        for options in parent.parents(folder):
+    folders: set[Path] = set()
+    for run_dir in found:
+        try:
+            sweep = description.sweep_of(run_dir)
+        except Exception as error:
+            problems.append(f"{os.path.relpath(run_dir)}: its sweep: {described(error)}")
+        else:
+            folders |= set() if sweep is None else {sweep.folder}
+    for folder in sorted(folders):
+        for path in parent.parents(folder):
             try:
-                parent.finish(folder, {**options, SYNC: True})
+                given = parent.read(path)
+                parent.finish(folder, {**given, "options": {**given["options"], SYNC: True}})
             except Exception as error:
                 problems.append(f"{os.path.relpath(folder)}: the sweep's parent run: {described(error)}")
     return problems

@@ -56,6 +56,10 @@ class Attempt:
     """Seconds since 1970."""
     pid: int
     """Of the training process."""
+    started: float | None = None
+    """Seconds from the machine's start to that process's: with `pid`, what tells it from all others there."""
+    earlier_result: str | None = None
+    """Digest of the `result.json` that an earlier attempt had left."""
 
 
 @dataclass(frozen=True, slots=True)

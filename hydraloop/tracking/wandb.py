@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from hydraloop.masking import mask_text
 from hydraloop.tracking import wandb_segments as segments
-from hydraloop.tracking.tracker import Finish, LostError, Record, RefusedError, Run, Tracker
+from hydraloop.tracking.tracker import Finish, LostError, Record, Run, Tracker
 from hydraloop.tracking.wandb_file import steps
 from hydraloop.tracking.wandb_run import LiveRun, kill_core
 from hydraloop.tracking.wandb_segments import Segment
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 
 _UPLOAD_TIMEOUT = 3600.0
 """Seconds for `wandb sync`: whoever waits for it can end it."""
+_PATIENCE = 300.0
+"""Seconds until `wandb-core` counts as hanging, where no end of the run waits for it."""
+_TIME_TO_END = 0.9
+"""Part of `flush_timeout` after which it does at the run's end: the reason is said while there is time."""
 _RETRIES = "2"
 """Of `wandb sync` where the service does not answer; its own default goes on for days."""
 
@@ -44,7 +49,7 @@ class WandbTracker(Tracker):
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(options, run, memory)
-        self._mode: Mode = "disabled"
+        self._mode: Mode = "offline"
         self._segment: Segment | None = None
         self._live: LiveRun | None = None
 
@@ -52,13 +57,11 @@ class WandbTracker(Tracker):
         """Make the W&B run, or go on with it.
 
         Raises:
-            UnusableError: `mode=online` without a key.
+            UnusableError: it is disabled; `mode=online` without a key.
             LostError: W&B has less than was handed to it.
         """
         prepare()
         self._mode = mode_of(self.options["mode"])
-        if self._mode == "disabled":
-            return
         if self._segment is None:
             self._segment = segments.last(self.memory)
         if self._segment is not None and self._segment.closed == self.run.attempt.number:
@@ -70,11 +73,9 @@ class WandbTracker(Tracker):
         """Log each record that W&B does not have yet as a row.
 
         Raises:
-            RefusedError: a name that is no text.
             LostError: W&B has less than was handed to it.
+            TimeoutError: `wandb-core` hangs.
         """
-        if self._mode == "disabled":
-            return
         live, segment = self._running()
         with self._or_let_go():
             for record in records:
@@ -103,12 +104,11 @@ class WandbTracker(Tracker):
 
         Raises:
             OSError: not every row is in the file.
-            TimeoutError: not everything is uploaded.
+            TimeoutError: not everything is uploaded; `wandb-core` hangs.
         """
-        if self._mode == "disabled":
-            return
         live, segment = self._running()
-        with self._or_let_go():
+        in_sync = bool(self.options.get("_sync"))
+        with self._or_let_go(_UPLOAD_TIMEOUT if in_sync else _TIME_TO_END * max(1.0, self.options["flush_timeout"])):
             live.finish(finish)
         self._live = None
         self.close()
@@ -155,7 +155,6 @@ class WandbTracker(Tracker):
 
     def _start(self, before: Segment | None) -> tuple[LiveRun, Segment]:
         run_dir, number = self.run.run_dir, self.run.attempt.number
-        assert self._mode != "disabled"
         segment = segments.after(before, self.run.uid, self._mode, run_dir)
         segment = replace(segment, attempt=number)
         if before is None or segment.id != before.id or before.mode != "online":
@@ -200,16 +199,33 @@ class WandbTracker(Tracker):
             raise OSError(f"`wandb sync` has not uploaded {file.parent}: {said}")
 
     @contextmanager
-    def _or_let_go(self) -> Iterator[None]:
-        """After any error of W&B's the run is started again: nothing tells what of it still works."""
+    def _or_let_go(self, seconds: float = _PATIENCE) -> Iterator[None]:
+        """After any error of W&B's the run is started again: nothing tells what of it still works.
+
+        A `wandb-core` that hangs is ended, which ends the waiting for it.
+
+        Raises:
+            TimeoutError: it had not done its part after `seconds`.
+        """
+        hangs = threading.Event()
+
+        def end() -> None:
+            hangs.set()
+            kill_core()
+
+        watch = threading.Timer(seconds, end)
+        watch.daemon = True
+        watch.start()
         try:
             yield
-        except RefusedError:
-            raise
-        except BaseException:
+        except BaseException as error:
             kill_core()
             self.close()
+            if hangs.is_set():
+                raise TimeoutError("wandb-core, W&B's own process, does not answer") from error
             raise
+        finally:
+            watch.cancel()
 
     def _remember(self) -> None:
         if self._segment is not None:

@@ -13,9 +13,11 @@ import psutil
 
 from hydraloop.engine.checkpoint_files import is_complete
 from hydraloop.engine.result import FILENAME as RESULT_FILE
-from hydraloop.masking import mask_text
-from hydraloop.tracking.mlflow_files import checkpoints
-from hydraloop.tracking.tracker import Finish, Record, RefusedError, Run
+from hydraloop.masking import mask_text, masked
+from hydraloop.tracking import description
+from hydraloop.tracking.checkpoints import checkpoints
+from hydraloop.tracking.texts import in_unicode
+from hydraloop.tracking.tracker import Finish, Record, Run
 from hydraloop.tracking.wandb_segments import FOLDER, Segment
 from hydraloop.tracking.wandb_setup import identity, settings_of
 
@@ -72,24 +74,20 @@ class LiveRun:
         return int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
 
     def log(self, record: Record) -> None:
-        """Log a record as a row.
-
-        Raises:
-            RefusedError: a name in it is no text.
-        """
-        if record.mode not in self._axes:
-            self._wandb.define_metric(f"{record.mode}/*", step_metric="iteration")
-            self._axes.add(record.mode)
-        row: dict[str, Any] = {**record.metrics, "iteration": record.iteration, "epoch": record.epoch}
-        row.update((f"{record.mode}/{name}", text) for name, text in record.texts.items() if name not in _FILES)
+        """Log a record as a row, secrets in its texts masked."""
+        mode = in_unicode(record.mode)
+        if mode not in self._axes:
+            self._wandb.define_metric(f"{mode}/*", step_metric="iteration")
+            self._axes.add(mode)
+        texts = masked({name: text for name, text in record.texts.items() if name not in _FILES})
+        row: dict[str, Any] = {in_unicode(name): value for name, value in record.metrics.items()}
+        row.update((in_unicode(f"{mode}/{name}"), in_unicode(text)) for name, text in texts.items())
+        row.update(iteration=record.iteration, epoch=record.epoch)
         if record.timestamp:
             row["_timestamp"] = record.timestamp
         if self._options["pictures"] and "picture" in record.texts:
-            row.update(self._picture(f"{record.mode}/picture", record.texts["picture"]))
-        try:
-            self._wandb.log(row, step=record.index, commit=True)
-        except UnicodeError as error:
-            raise RefusedError(f"a name or text that is no Unicode: {error}") from error
+            row.update(self._picture(f"{mode}/picture", record.texts["picture"]))
+        self._wandb.log(row, step=record.index, commit=True)
         self.rows += 1
 
     def log_checkpoints(self, best: str | None = None, *, ended: bool) -> None:
@@ -113,29 +111,36 @@ class LiveRun:
         """Write the summary, `result.json` and the checkpoints, and close it."""
         summary: dict[str, Any] = {"status": finish.status}
         if finish.error is not None:
-            summary["error"] = finish.error
-        best: dict[str, Any] | None = None
-        with suppress(OSError, ValueError):
-            text = (self._run.run_dir / RESULT_FILE).read_text(encoding="utf-8")
-            best = json.loads(text).get("best")
-            copy = Path(self._wandb.dir) / RESULT_FILE
-            copy.write_text(mask_text(text), encoding="utf-8")
-            self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
+            summary["error"] = in_unicode(finish.error)
+        best = self._result()
         if best is not None:
             summary["best"] = {name: best[name] for name in ("metric", "value", "iteration")}
         self._wandb.summary.update(summary)
         self.log_checkpoints(None if best is None else best["checkpoint"], ended=True)
         self._wandb.finish(exit_code=finish.exit_code)
 
+    def _result(self) -> dict[str, Any] | None:
+        """Save `result.json`, where it is this attempt's. Returns the best validation it names."""
+        run_dir = self._run.run_dir
+        best: dict[str, Any] | None = None
+        if description.result_digest(run_dir) != self._run.attempt.earlier_result:
+            with suppress(OSError, ValueError):
+                text = (run_dir / RESULT_FILE).read_text(encoding="utf-8")
+                best = json.loads(text).get("best")
+                copy = Path(self._wandb.dir) / RESULT_FILE
+                copy.write_text(mask_text(text), encoding="utf-8")
+                self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
+        return best
+
     def _picture(self, name: str, path: str) -> dict[str, Any]:
         import wandb
 
         try:
             return {name: wandb.Image(str(self._run.run_dir / path))}
-        except (OSError, ValueError) as error:
-            if not self._picture_told:
-                self._picture_told = True
-                log.warning("the picture %s cannot be read, its record goes to W&B without it: %s", path, error)
+        except Exception as error:  # whatever a broken file makes of its reader
+            level = logging.INFO if self._picture_told else logging.WARNING
+            log.log(level, "the picture %s cannot be read, its record goes to W&B without it: %s", path, error)
+            self._picture_told = True
             return {}
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import netrc
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from hydraloop.tracking.tracker import Run, UnusableError
+from hydraloop.masking import masked
+from hydraloop.tracking.texts import in_unicode
+from hydraloop.tracking.tracker import Run, Sweep, UnusableError
+from hydraloop.tracking.wandb_names import LONGEST, NOT_IN_PROJECTS, VARIABLES
 
 if TYPE_CHECKING:
     from wandb import Settings
 
-Mode = Literal["online", "offline", "disabled"]
+Mode = Literal["online", "offline"]
 
-_NAMES: dict[str, Mode] = {
+_NAMES: dict[str, Mode | Literal["disabled"]] = {
     "online": "online",
     "run": "online",
     "offline": "offline",
@@ -36,11 +40,12 @@ _OF_ONE_RUN = (
     "DIR",
 )
 """Variables, behind `WANDB_`, that would make one run of several jobs, or put its files elsewhere."""
-_LONGEST = 128
-"""Characters of a project's, group's or run's name at W&B."""
-_NOT_IN_PROJECTS = str.maketrans(dict.fromkeys("/\\#?%:", "-"))
+_IN_PROJECTS = str.maketrans(dict.fromkeys(NOT_IN_PROJECTS, "-"))
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SYNC_TIMEOUT = 60.0
 """Seconds to wait for the service to open a run, where nothing else waits."""
+_TIME_TO_UPLOAD = 0.8
+"""Part of `flush_timeout`: what is then not at the service is said while there is time."""
 _FLUSH_INTERVAL = 2.0
 """Seconds after which W&B writes what it has to its file; its own default is 15."""
 
@@ -48,21 +53,33 @@ _FLUSH_INTERVAL = 2.0
 def prepare() -> None:
     """Take out of this process's environment what belongs to one run alone, and W&B's reports of its own errors.
 
-    Before wandb is imported for the first time: it reads the environment once.
+    Before wandb is imported for the first time: it reads the environment once. Names are options by now.
     """
-    for name in _OF_ONE_RUN:
-        os.environ.pop(f"WANDB_{name}", None)
+    for name in (*(f"WANDB_{name}" for name in _OF_ONE_RUN), *VARIABLES.values()):
+        if name != VARIABLES["entity"]:  # like a key, it may be that of whoever calls `sync.py`
+            os.environ.pop(name, None)
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
+
+def is_disabled(option: str) -> bool:
+    """Whether nothing is to be done, by the option or by `WANDB_MODE`."""
+    return _named(option) == "disabled"
+
+
+def _named(option: str) -> Mode | Literal["disabled"] | None:
+    return _NAMES.get(os.environ.get("WANDB_MODE", "") if option == "auto" else option)
 
 
 def mode_of(option: str) -> Mode:
     """The mode to use now: `auto` is `WANDB_MODE`, else online where a key is configured. Never asks for one.
 
     Raises:
-        UnusableError: online, and there is no key.
+        UnusableError: online, and there is no key; it is disabled.
     """
-    name = _NAMES.get(os.environ.get("WANDB_MODE", "") if option == "auto" else option)
-    if name == "disabled" or name == "offline":
+    name = _named(option)
+    if name == "disabled":
+        raise UnusableError("W&B is disabled, by hooks.wandb.mode or WANDB_MODE")
+    if name == "offline":
         return name
     if has_key():
         return "online"
@@ -108,7 +125,7 @@ def settings_of(options: Mapping[str, Any], run: Run) -> Settings:
         "save_code": False,
         "sagemaker_disable": True,
         "init_timeout": seconds,
-        "finish_timeout": 0.0 if sync else seconds,
+        "finish_timeout": 0.0 if sync else _TIME_TO_UPLOAD * seconds,
         "finish_timeout_raises": True,
         "x_transaction_log_flush_interval": _FLUSH_INTERVAL,
         "x_disable_stats": sync or not options["system_metrics"],
@@ -123,22 +140,34 @@ def _go_on() -> None:
 
 
 def identity(options: Mapping[str, Any], run: Run, part: int) -> dict[str, Any]:
-    """Names, group, tags and config, as `wandb.init` takes them."""
-    name = options["name"] or run.name
+    """Names, group, tags and config, as `wandb.init` takes them; secrets masked."""
+    given = masked({key: _in_unicode(options[key]) for key in VARIABLES})
     return {
-        "project": options["project"] or run.experiment.translate(_NOT_IN_PROJECTS)[:_LONGEST],
-        "entity": options["entity"],
-        "group": (options["group"] or (run.name if run.sweep is None else run.sweep.name))[:_LONGEST],
-        "job_type": options["job_type"],
-        "tags": options["tags"],
-        "notes": options["notes"],
-        "name": _short(name, "" if part == 1 else f" (part {part})"),
+        "project": given["project"] or in_unicode(run.experiment).translate(_IN_PROJECTS)[:LONGEST],
+        "entity": given["entity"],
+        "group": given["group"] or (_short(run.name, "") if run.sweep is None else group_of(run.sweep)),
+        "job_type": given["job_type"],
+        "tags": given["tags"],
+        "notes": given["notes"],
+        "name": _short(given["name"] or run.name, "" if part == 1 else f" (part {part})"),
         "config": config_of(run),
     }
 
 
+def group_of(sweep: Sweep) -> str:
+    """The sweep's name; with a part of its random identity where no date in it tells it from others."""
+    return _short(sweep.name, "" if _DATE.search(sweep.name) else f" ({sweep.uid[:4]})")
+
+
 def _short(name: str, end: str) -> str:
-    return f"{name if len(name) + len(end) <= _LONGEST else name[: _LONGEST - len(end) - 1] + '…'}{end}"
+    shortened = name if len(name) + len(end) <= LONGEST else name[: LONGEST - len(end) - 1] + "…"
+    return in_unicode(shortened) + end
+
+
+def _in_unicode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_in_unicode(item) for item in value]
+    return in_unicode(value) if isinstance(value, str) else value
 
 
 def config_of(run: Run) -> dict[str, Any]:
@@ -154,7 +183,9 @@ def config_of(run: Run) -> dict[str, Any]:
             if name not in current or current[name] != value:
                 flat[f"resume_{attempt.number}/{name}"] = value
         current = dict(attempt.params)
-    return {**nested(flat), "hydraloop": {"uid": run.uid, **first.tags}}
+    told = {in_unicode(name): _in_unicode(value) for name, value in flat.items()}
+    tags = {name: in_unicode(value) for name, value in first.tags.items()}
+    return {**nested(told), "hydraloop": {"uid": run.uid, **tags}}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -315,7 +315,7 @@ def test_a_record_that_is_not_flat_is_refused_by_name(value: Any, tmp_path: Path
     assert {"mode": "weights", "none": None, "flag": True, "text": "a", "iteration": 7, "norm": 2.5} in _lines(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mode", "epoch", "iteration"])
+@pytest.mark.parametrize("name", ["mode", "epoch", "iteration", "nonfinite"])
 @pytest.mark.parametrize("kind", ["scalar", "metric"])
 def test_nothing_takes_the_place_of_where_a_record_belongs(kind: str, name: str, tmp_path: Path) -> None:
     metrics = {name: MeanAbsoluteError()} if kind == "metric" else {}
@@ -338,7 +338,9 @@ def test_a_record_before_or_after_everything_leaves_no_file_open(point: str, tmp
     assert logger._file is None
     records = _lines(tmp_path)
     assert len(records) == 6
-    assert records[0 if point == "before_run" else -1] == {"mode": point, "x": 1}
+    # It does not say where in the run it belongs: the place it was made at stands in front.
+    epoch, iteration, index = (0, 0, 0) if point == "before_run" else (2, 14, -1)
+    assert records[index] == {"mode": point, "epoch": epoch, "iteration": iteration, "x": 1}
 
 
 def test_the_file_stays_open_from_one_record_to_the_next(tmp_path: Path) -> None:
@@ -359,14 +361,19 @@ def test_a_folder_in_the_place_of_the_file_is_refused_before_training(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "filename", ["..", ".", "", "result.json", "Result.JSON", "train.log", "rank12.log", "checkpoints", ".hydra", "a/b"]
+    "filename",
+    [
+        *("..", ".", "", "result.json", "Result.JSON", "train.log", "rank12.log", "checkpoints", ".hydra", "a/b"),
+        *("tensorboard", "wandb", "histograms", "tracking", "metrics.cuts.jsonl", "metrics.cut_1.jsonl", "a.cut_12"),
+    ],
 )
 def test_names_that_are_the_runs_own_are_refused(filename: str) -> None:
     with pytest.raises(UserError) as raised:
         LoggerHook(filename=filename)
     assert raised.value.key == "filename"
     assert "metrics.jsonl" in str(raised.value.remedy)
-    LoggerHook(filename="my_result.json")
+    for free in ("my_result.json", "my.cut.jsonl", "cuts.jsonl", "tensorboard.jsonl"):
+        LoggerHook(filename=free)
 
 
 def test_without_a_logger_records_still_reach_the_others(tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ def test_mistakes(options: dict[str, Any], key: str, remedy: str) -> None:
     assert remedy in str(raised.value)
 
 
+def test_the_experiment_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    assert MLflowLoggerHook()._options["experiment"] == "theirs"
+    assert MLflowLoggerHook(experiment="mine")._options["experiment"] == "mine"
+
+
 def made(run_dir: Path, **options: Any) -> Engine:
     """An engine with the hook."""
     run_dir.mkdir()

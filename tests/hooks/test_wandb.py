@@ -63,6 +63,57 @@ def test_a_second_one_is_refused(tmp_path: Path) -> None:
         engine.hooks["wandb"].before_run(engine)
 
 
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_variables_of_wandb_count_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option stands above its variable; one that is empty is none."""
+    for name in ("PROJECT", "ENTITY", "RUN_GROUP", "JOB_TYPE", "NOTES", "NAME"):
+        monkeypatch.setenv(f"WANDB_{name}", f"of {name}")
+    monkeypatch.setenv("WANDB_TAGS", "a, b,")
+    monkeypatch.setenv("WANDB_NOTES", "")
+    options = WandbLoggerHook(name="mine")._options
+    assert {key: options[key] for key in ("project", "entity", "group", "job_type", "tags", "notes", "name")} == {
+        "project": "of PROJECT", "entity": "of ENTITY", "group": "of RUN_GROUP", "job_type": "of JOB_TYPE",
+        "tags": ["a", "b"], "notes": None, "name": "mine",
+    }  # fmt: skip
+    assert WandbLoggerHook(tags=[])._options["tags"] == []
+    monkeypatch.setenv("WANDB_PROJECT", "a/b")
+    with pytest.raises(UserError, match="WANDB_PROJECT: "):
+        WandbLoggerHook()
+    assert WandbLoggerHook(project="p")._options["project"] == "p"
+
+
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_secrets_in_names_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they go anywhere."""
+    monkeypatch.setenv("WANDB_TAGS", f"ok,hf_{'Ab3' * 12}")
+    options = WandbLoggerHook(notes="with password=hunter2hunter2", group="token=zzzzzzzzzz")._options
+    assert (options["notes"], options["group"]) == ("with password=***", "token=***")
+    assert options["tags"] == ["ok", "***"]
+    assert WandbLoggerHook(tags=["token=zzzzzzzzzz"])._options["tags"] == ["token=***"]
+
+
+@pytest.mark.usefixtures("_nobodys_settings")
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_disabled_is_said_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """No process, no cursor: a later `sync.py` knows nothing of W&B."""
+    if how == "variable":
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    engine = _engine(tmp_path, WandbLoggerHook(mode="disabled" if how == "option" else "auto"))
+    engine.train()
+    assert engine.messages.read("tracked") == {"wandb": "disabled, nothing was sent"}
+    assert Cursor.load(tmp_path, "wandb") is None
+    assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_a_mode_that_is_given_is_above_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's WANDB_MODE=disabled does not turn off what is asked for."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    engine = _engine(tmp_path, WandbLoggerHook(mode="offline", flush_timeout=60.0))
+    engine.train()
+    assert engine.messages.read("tracked")["wandb"].startswith("10 of 10 records sent, wandb sync ")
+
+
 @pytest.fixture
 def _nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No key, no mode, whatever the machine has."""

@@ -80,3 +80,21 @@ def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) ->
     assert [(record.mode, record.iteration) for record in gone] == [*_RUN[4:6], _RUN[3]]
     assert sent_and_cut(path, 5, 1)[0] == 3
     assert sent_and_cut(path, 3, 2) == (3, 0, [])
+
+
+@pytest.mark.parametrize("at", [999, 1000, 1001, 2500])
+def test_a_long_log_is_cut_at_the_right_line(tmp_path: Path, at: int) -> None:
+    path = _write(tmp_path, [("train", n) for n in range(1, 2501)])
+    cut = cut_behind(path, iteration=at, last_validation=0)
+    assert [iteration for _, iteration in _left(path)] == list(range(1, at + 1))
+    assert (None if cut is None else cut.records) == (2500 - at or None)
+
+
+def test_a_line_that_is_no_record_is_in_no_cuts_way(tmp_path: Path) -> None:
+    path = _write(tmp_path, _RUN[:2])
+    with path.open("a") as file:
+        file.write('{"nonfinite": 3}\n')
+    _write(tmp_path, [("train", 30)])
+    cut = cut_behind(path, iteration=20, last_validation=0)
+    assert cut is not None
+    assert (cut.index, cut.records) == (3, 1)

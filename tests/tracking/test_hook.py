@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.result import Result
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, TensorBoardLoggerHook
-from hydraloop.tracking import description, sync
+from hydraloop.tracking import description, link, sync
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.hook import TrackerError
+from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.locks import lock_of
 from hydraloop.tracking.record_log import FILENAME, count
+from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, batches, make_engine
 
 NAME = "tracker"
@@ -82,10 +85,14 @@ def test_without_records_there_is_nothing_to_send(tmp_path: Path) -> None:
     assert raised.value.key == f"hooks.{NAME}"
 
 
-def test_a_negative_time_is_refused() -> None:
-    with pytest.raises(UserError, match="negative") as raised:
-        TensorBoardLoggerHook(flush_timeout=-1)
+@pytest.mark.parametrize(
+    ("seconds", "why"), [(-1, "negative"), (float("inf"), "longer than a day"), (86_401, "longer than a day")]
+)
+def test_a_time_that_is_none_is_refused(seconds: float, why: str) -> None:
+    with pytest.raises(UserError, match=why) as raised:
+        TensorBoardLoggerHook(flush_timeout=seconds)
     assert raised.value.key == "flush_timeout"
+    TensorBoardLoggerHook(flush_timeout=86_400)
 
 
 def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +144,8 @@ def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytes
     told = engine.messages.read("tracked")[NAME]
     before = _cursor(run_dir).sent
     if before < 13 or not _cursor(run_dir).finished:
-        assert f"{before} of 13 records sent; python " in told
+        assert told.startswith(f"{before} of 13 records sent")
+        assert "; python " in told
         assert str(run_dir) in told
     assert sync.main([str(tmp_path)]) == 0
     assert f"{NAME}: {13 - before} sent, 13 of 13 records there" in capsys.readouterr().out
@@ -151,7 +159,7 @@ def test_sync_of_nothing_and_of_a_run_that_is_followed(tmp_path: Path, capsys: p
     assert "has no run that a tracker has followed" in capsys.readouterr().err
 
     def look(engine: Engine) -> None:
-        _until(lambda: (tmp_path / "tracking" / f"{NAME}.cursor.json").exists())
+        _until(lambda: _cursor(tmp_path).attempt == 0)
         assert sync.main([str(tmp_path)]) == 1
 
     _engine(tmp_path, more={"look": at("after_train_iter", look)}).train()
@@ -213,3 +221,130 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
     run = description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 1
+
+
+def _killed(run_dir: Path) -> None:
+    """Kill the follower as soon as there is one."""
+    _until(lambda: _followers(run_dir) != [])
+    for follower in _followers(run_dir):
+        follower.kill()
+        _until(lambda: follower not in _followers(run_dir))  # noqa: B023 - called at once
+
+
+def test_a_follower_that_dies_before_it_is_needed_is_started_when_it_is(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, more={"kill": at("before_train", lambda engine: _killed(tmp_path))})
+    engine.train()
+    assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
+
+
+def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link, "_PAUSES", (0.0, 0.1))
+
+    def kill(engine: Engine) -> None:
+        while _link(engine).trouble is None:
+            for follower in _followers(tmp_path):
+                follower.kill()
+            time.sleep(0.01)
+
+    engine = _engine(tmp_path, on_error="raise", more={"kill": at("after_train_iter", kill, nth=2)})
+    with caplog.at_level(logging.WARNING, "hydraloop"), pytest.raises(TrackerError, match="given up"):
+        engine.train()
+    assert engine.progress.iteration == 2
+    assert any("given up" in record.getMessage() for record in caplog.records)
+
+
+def _link(engine: Engine) -> link.Link:
+    found = engine.hooks[NAME]._link  # type: ignore[attr-defined]
+    assert isinstance(found, link.Link)
+    return found
+
+
+def _stopped(run_dir: Path) -> None:
+    _until(lambda: _cursor(run_dir).attempt == 0)
+    (follower,) = _followers(run_dir)
+    follower.suspend()
+
+
+def test_a_follower_that_is_stopped_holds_up_no_end(tmp_path: Path) -> None:
+    def fail(engine: Engine) -> None:
+        _stopped(tmp_path)
+        raise RuntimeError("x" * 1_000_000)
+
+    engine = _engine(tmp_path, flush_timeout=0.1, more={"fail": at("after_train_iter", fail, nth=3)})
+    with pytest.raises(RuntimeError, match="xxx"):
+        engine.train()
+    assert _followers(tmp_path) == []
+
+
+def test_many_options_hold_up_no_start(tmp_path: Path) -> None:
+    many = [f"optimizer.{'x' * 100}.{n}" for n in range(2000)]
+    engine = _engine(tmp_path, hparams=many)
+    engine.train()
+    assert _cursor(tmp_path).finished
+
+
+def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def interrupt(engine: Engine) -> None:
+        _until(lambda: _link(engine)._told is not None)
+        signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
+
+    def stop(engine: Engine) -> None:
+        _stopped(tmp_path)
+        threading.Thread(target=interrupt, args=[engine], daemon=True).start()
+
+    engine = _engine(tmp_path, flush_timeout=600.0, more={"stop": at("after_train_iter", stop, nth=3)})
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        assert engine.train().status == "finished"
+    assert engine.error is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "interrupted: what trackers do not have yet is not waited for"
+    ]
+    assert "sends the rest" in engine.messages.read("tracked")[NAME]
+    assert _followers(tmp_path) == []
+
+
+def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Finish] = []
+    finish = link.Link.finish
+    monkeypatch.setattr(link.Link, "finish", lambda link, how: (told.append(how), finish(link, how)))
+
+    def fail(engine: Engine) -> None:
+        raise RuntimeError("it broke")
+
+    with pytest.raises(RuntimeError, match="it broke"):
+        _engine(tmp_path, more={"fail": at("after_train_iter", fail, nth=3)}).train()
+    again = _engine(tmp_path)
+    again.validate()
+    failed = Finish("failed", "RuntimeError: it broke", 1)
+    assert told == [failed, failed]
+    run = description.read(tmp_path)
+    assert run is not None
+    assert len(run.attempts) == 1
+    assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
+    again.train()
+    run = description.read(tmp_path)
+    assert run is not None
+    assert len(run.attempts) == 2, "training is one"
+
+
+def test_the_end_is_the_results(tmp_path: Path) -> None:
+    """Where another rank failed first, `result.json` says so, and not what this one raised because of it."""
+    engine = _engine(tmp_path)
+    engine.error = ConnectionError("the others are gone")
+    engine.result = Result("failed", error="rank 1: out of memory")
+    assert _ending(engine) == Finish("failed", "rank 1: out of memory", 1)
+
+
+def test_a_record_before_training_describes_nothing(tmp_path: Path) -> None:
+    def early(engine: Engine) -> None:
+        engine.log_record({"mode": "train", "epoch": 0, "iteration": 0, "early": 1.0})
+        assert description.read(tmp_path) is None
+
+    engine = _engine(tmp_path, more={"early": at("before_run", early)})
+    early(engine)
+    engine.train()
+    assert _cursor(tmp_path).sent == 15

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from hydraloop.tracking.mlflow import MLflowTracker
+from hydraloop.tracking.record_log import RecordLog
 from hydraloop.tracking.tracker import Finish, Record, RefusedError, UnusableError
 from tests.tracking.mlflow_runs import (
     BEGAN,
@@ -169,6 +171,73 @@ def test_points_of_iterations_done_twice(folder: Path) -> None:
     assert "again_from" not in third.memory
 
 
+def logged(run_dir: Path, records: list[Record]) -> None:
+    """The log of a run, as a resumed one has left it."""
+    log = RecordLog(run_dir / "metrics.jsonl")
+    for one in records:
+        log.append({"mode": one.mode, "epoch": one.epoch, "iteration": one.iteration, **one.values})
+    log.close()
+
+
+def test_a_resumed_run_that_ends_earlier_has_its_own_last_values(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    sent = training(0, 10)
+    best = {"metric": "accuracy", "value": 0.9, "iteration": 90}
+    result = first.run.run_dir / "result.json"
+    result.write_text(json.dumps({"best": best}))
+    first.send(sent)
+    first.finish(Finish("finished"))
+    second = resumed(first, 50)
+    second.rewound(6, 50, sent[6:])
+    second.open()
+    again = training(6, 8, index=6, later=60.0, loss=7.0, lr=0.1)
+    second.send(again)
+    result.write_text(json.dumps({"best": {**best, "value": 0.5, "iteration": 60}}))
+    logged(second.run.run_dir, [*sent[:6], *again])
+    for _ in range(2):
+        second.finish(Finish("finished"))
+    assert found(second).data.metrics == {"train/loss": 7.0, "train/lr": 0.1, "best/accuracy": 0.5}
+    assert points(second, "train/loss")[-2:] == [(90, 0.1), (90, 7.0)]
+    assert len(points(second, "train/lr")) == 10
+
+
+def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    sent = training(0, 3, loss=1.0)
+    tracker.send(sent)
+    for number, value in enumerate([2.0, 1.0, 1.0], start=1):
+        tracker.finish(Finish("interrupted"))
+        tracker = resumed(tracker, 10)
+        tracker.rewound(2, 10, sent[2:])
+        tracker.open()
+        for _ in range(2):
+            tracker.send(training(2, 3, index=2, later=60.0 * number, loss=value))
+        assert found(tracker).data.metrics["train/loss"] == value
+    assert points(tracker, "train/loss") == [(0, 1.0), (10, 1.0), (20, 1.0), (20, 1.0), (20, 2.0)]
+
+
+def test_no_secret_of_the_options_is_sent(folder: Path) -> None:
+    tags = {"api_key": "abcdefgh12345678", "note": "my token=zzzzzzzzzz12345", "n": 1, "hydraloop.run": "mine"}
+    options = {"tags": tags, "run_name": "password=hunter2hunter2"}
+    tracker = opened(run_in(folder / "run"), **options)
+    run = found(tracker)
+    assert {name: run.data.tags[name] for name in tags} == {
+        "api_key": "***",
+        "note": "my token=***",
+        "n": "1",
+        "hydraloop.run": "uid0",
+    }
+    assert "hunter2" not in str(run.info.run_name)
+
+
+def test_a_run_that_goes_on_does_not_say_how_it_ended(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    first.finish(Finish("failed", "ValueError: no"))
+    second = resumed(first, 0)
+    second.open()
+    assert not {"status", "error"} & found(second).data.tags.keys()
+
+
 def test_points_that_a_killed_process_had_sent_and_not_noted(folder: Path) -> None:
     first = opened(run_in(folder / "run"))
     noted = json.loads(json.dumps(first.memory))
@@ -204,9 +273,11 @@ def test_a_deleted_experiment(folder: Path) -> None:
     client().delete_experiment(tracker.memory["experiment_id"])
     with pytest.raises(UnusableError, match="the run was deleted"):
         tracker.send(training(0, 1))
-    with pytest.raises(UnusableError, match="mlflow runs restore --run-id"):
+    with pytest.raises(UnusableError, match=r"MLFLOW_TRACKING_URI=sqlite:////\S+ mlflow runs restore --run-id"):
         opened(tracker.run, tracker.memory)
-    with pytest.raises(UnusableError, match=r"experiment 'digits' was deleted.*hooks\.mlflow\.experiment"):
+    with pytest.raises(
+        UnusableError, match=r"experiment 'digits' was deleted.*MLFLOW_TRACKING_URI=sqlite.*hooks\.mlflow\.experiment"
+    ):
         opened(run_in(folder / "other", uid="other"))
     assert opened(run_in(folder / "other", uid="other"), experiment="new").memory["run_id"]
 
@@ -234,6 +305,26 @@ def test_another_address_than_before(folder: Path, caplog: pytest.LogCaptureFixt
     assert moved.where == f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db"
     stays = opened(tracker.run, json.loads(json.dumps(moved.memory)))
     assert stays.where == moved.where
+
+
+def test_an_address_with_a_password_is_told_from_another_without_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = opened(run_in(folder / "run"))
+    for uri in ("http://me:hunter2hunter2@127.0.0.1:9", "http://me:other2hunter2@127.0.0.1:9"):
+        moved = MLflowTracker({"tracking_uri": uri}, tracker.run, tracker.memory)
+        with pytest.raises(MlflowException, match="127"):
+            moved.open()
+        assert "run_id" not in tracker.memory
+        tracker.memory["at"] = "http://127.0.0.1:9"
+    assert caplog.text.count("goes on at http://127.0.0.1:9; what") == 1
+    assert "hunter2" not in caplog.text
+
+
+def test_a_short_run_has_the_machine_s_load(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"), system_metrics=True, system_metrics_interval=60.0)
+    tracker.finish(Finish("finished"))
+    assert [step for step, _ in points(tracker, "system/cpu_utilization_percentage")] == [0]
 
 
 def test_system_metrics_go_on_after_a_restart(folder: Path) -> None:

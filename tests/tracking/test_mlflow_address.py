@@ -48,11 +48,25 @@ def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
     default = f"sqlite:///{tmp_path}/mlflow.db"
     assert address.command(default, tmp_path) == "mlflow ui"
     assert address.command("sqlite:////a/b.db", tmp_path) == "mlflow ui --backend-store-uri sqlite:////a/b.db"
+    assert address.command("sqlite:////a b/x.db", tmp_path) == "mlflow ui --backend-store-uri 'sqlite:////a b/x.db'"
     (tmp_path / "mlruns" / "digits" / "a").mkdir(parents=True)
     assert address.command(default, tmp_path) == "mlflow ui"
     (tmp_path / "mlruns" / "0").mkdir()
     (tmp_path / "mlruns" / "0" / "meta.yaml").touch()
     assert address.command(default, tmp_path) == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
+
+
+def test_a_folder_with_a_question_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UnusableError, match=r"a \? in it.*hooks\.mlflow\.tracking_uri"):
+        address.address_of({"folder": str(tmp_path / "what?")}, {})
+    given = {"folder": str(tmp_path), "tracking_uri": "sqlite:///a.db?timeout=5"}
+    assert address.address_of(given, {}) == f"sqlite:///{tmp_path}/a.db"
+
+
+def test_a_scheme_that_is_none_is_what_is_said(folder: Path) -> None:
+    with pytest.raises(UnusableError, match=r"^'htp://x' is no address that MLflow knows; see hooks"):
+        opened(run_in(folder / "run"), tracking_uri="htp://x")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +97,8 @@ def test_a_place_where_no_database_can_be(folder: Path) -> None:
     for name in ("file/mlflow.db", "text.db", "folder.db", "/proc/mlflow.db"):
         with pytest.raises(UnusableError, match=r"hooks\.mlflow\.tracking_uri"):
             opened(run_in(folder / "run"), tracking_uri=f"sqlite:///{name}")
+    with pytest.raises(UnusableError, match=r"^no database can be made in /proc \("):
+        opened(run_in(folder / "run"), tracking_uri="sqlite:////proc/mlflow.db")
 
 
 def test_a_database_that_is_locked_is_tried_again(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import requests
 from mlflow.exceptions import MlflowException, RestException
 
-from hydraloop.tracking.mlflow_calls import Calls, meaning, settings
+from hydraloop.tracking.mlflow_calls import Calls, NoServerError, meaning, settings
 from hydraloop.tracking.tracker import RefusedError, UnusableError
 from tests.tracking.mlflow_runs import QUIET
 
@@ -19,6 +19,17 @@ pytestmark = QUIET
 
 def of(code: str) -> RestException:
     return RestException({"error_code": code, "message": "what happened"})
+
+
+PAGE = "<html><style>x</style><body>" + "<b>no</b> entry " * 200 + "</body></html>"
+
+
+def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
+    """A proxy's, as MLflow's client raises it."""
+    text = f"API request to endpoint /x failed with error code {status} != 200. Response body: '{PAGE}'"
+    error = MlflowException(text)
+    error.error_code = code
+    return error
 
 
 @pytest.mark.parametrize(
@@ -34,6 +45,7 @@ def of(code: str) -> RestException:
         (lambda: of("INTERNAL_ERROR"), RestException),
         (lambda: of("TEMPORARILY_UNAVAILABLE"), RestException),
         (lambda: of("ENDPOINT_NOT_FOUND"), RestException),
+        (lambda: answer(404, "ENDPOINT_NOT_FOUND"), NoServerError),
         (lambda: MlflowException("API request failed with error code 502 != 200"), MlflowException),
         (lambda: requests.ConnectionError("refused"), requests.ConnectionError),
     ],
@@ -43,6 +55,27 @@ def test_meaning(make: Callable[[], Exception], kind: type[Exception]) -> None:
     found = meaning(error)
     assert type(found) is kind
     assert found is error or found.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (answer(403, "PERMISSION_DENIED"), "the server does not let you: see MLFLOW_TRACKING_USERNAME"),
+        (answer(401, "UNAUTHENTICATED"), "the server does not let you: see MLFLOW_TRACKING_USERNAME"),
+        (answer(413), "API request to endpoint /x failed with error code 413"),
+        (answer(404, "ENDPOINT_NOT_FOUND"), "what answers is no MLflow server; see hooks.mlflow.tracking_uri"),
+        (
+            MlflowException(f"the response body was not in a valid JSON format. Response body: '{PAGE}'"),
+            "what answers is no MLflow server; see hooks.mlflow.tracking_uri",
+        ),
+        (ModuleNotFoundError("No module named 'psycopg'"), "No module named 'psycopg': install it, or"),
+    ],
+)
+def test_messages_are_short_and_say_what_to_do_first(error: Exception, expected: str) -> None:
+    text = str(meaning(error))
+    assert text.startswith(expected)
+    assert "<" not in text
+    assert len(text) < 360
 
 
 @pytest.mark.parametrize(("gone", "kind"), [(True, UnusableError), (False, RefusedError)])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -10,12 +13,14 @@ from zipfile import ZipFile
 import pytest
 from PIL import Image
 
+from hydraloop.tracking import description
 from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.tracker import Finish, Record
 from tests.tracking.mlflow_runs import (
     BEGAN,
     QUIET,
     artifacts,
+    attempt,
     client,
     empty_database,
     folder,
@@ -61,15 +66,35 @@ def test_a_picture_is_stored_once(folder: Path) -> None:
 
 
 def test_a_picture_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     run = run_in(folder / "run")
     tracker = opened(run)
-    gone, broken = picture(run.run_dir, 0), picture(run.run_dir, 1, "visualization/broken.png")
-    (run.run_dir / gone.texts["picture"]).unlink()
-    (run.run_dir / broken.texts["picture"]).write_bytes(b"no picture")
-    tracker.send([gone, broken])
+    names = ["val_iter_20.png", "text.png", "cut.png", "size.png"]
+    records = [picture(run.run_dir, index, f"visualization/{name}") for index, name in enumerate(names)]
+    gone, broken, cut, size = [run.run_dir / record.texts["picture"] for record in records]
+    gone.unlink()
+    broken.write_bytes(b"no picture")
+    cut.write_bytes(size.read_bytes()[:40])
+    content = bytearray(size.read_bytes())
+    content[16:24] = b"\x00\x01\x00\x00" * 2  # more pixels than anybody has memory for
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    size.write_bytes(content)
+    tracker.send(records)
     tracker.finish(Finish("finished"))
-    assert caplog.text.count("a picture is left out") == 2
+    said = [one.levelname for one in caplog.records if "a picture is left out" in one.getMessage()]
+    assert said == ["WARNING", "INFO", "INFO", "INFO"]
     assert images(tracker) == []
+    assert found(tracker).info.status == "FINISHED"
+
+
+def test_the_result_of_an_earlier_attempt_is_not_this_one_s(folder: Path) -> None:
+    run = run_in(folder / "run")
+    (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
+    later = replace(attempt(), earlier_result=description.result_digest(run.run_dir))
+    tracker = opened(replace(run, attempts=(later,)))
+    tracker.finish(Finish("killed"))
+    assert "best/accuracy" not in found(tracker).data.metrics
+    assert artifacts(tracker) == ["config.yaml"]
 
 
 def test_pictures_are_an_option(folder: Path) -> None:

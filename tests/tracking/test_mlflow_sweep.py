@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_one_parent_for_all_jobs(folder: Path) -> None:
     assert ensure_parent({}, sweep, "digits") == parent
 
 
+def test_the_parent_s_name_and_tags(folder: Path) -> None:
+    sweep = replace(sweep_in(folder), name="m")
+    tags = {"api_key": "abcdefgh12345678", "hydraloop.run": "mine", "note": "token=zzzzzzzzzz12345"}
+    run = client().get_run(ensure_parent({"tags": tags}, sweep, "digits"))
+    assert run.info.run_name == "m-sweep0"
+    found = {name: run.data.tags[name] for name in tags}
+    assert found == {"api_key": "***", "hydraloop.run": "sweep0", "note": "token=***"}
+
+
 def test_the_parent_knows_how_its_jobs_ended(folder: Path) -> None:
     sweep_in(folder)
     jobs = [job(folder, number, [value]) for number, value in enumerate([0.5, 0.9, 0.7, "nan"])]
@@ -101,6 +111,22 @@ def test_a_job_that_was_killed(folder: Path) -> None:
     finish_parent({}, folder / "multirun" / "a")
     run = parent_of(jobs[1])
     assert (run.info.status, run.data.tags["jobs_failed"], run.data.tags["best_child_job"]) == ("FAILED", "1", "0")
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({"jobs": 2}, "FINISHED"),
+        ({"jobs": 3}, "FAILED"),
+        ({"jobs": 3, "interrupted": True}, "KILLED"),
+        ({"jobs": 2, "interrupted": True}, "KILLED"),
+    ],
+)
+def test_a_sweep_that_was_cut_short(folder: Path, told: dict[str, Any], status: str) -> None:
+    sweep_in(folder)
+    jobs = [job(folder, number, [0.5]) for number in range(2)]
+    finish_parent({}, folder / "multirun" / "a", **told)
+    assert parent_of(jobs[0]).info.status == status
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from pathlib import Path
@@ -82,3 +83,44 @@ def test_a_log_of_one_torn_line_is_empty(tmp_path: Path) -> None:
 def test_a_record_that_does_not_say_where_it_belongs_follows_the_one_before(tmp_path: Path) -> None:
     path = _log(tmp_path / "m.jsonl", '{"mode": "val", "epoch": 2, "iteration": 7}\n', '{"x": 1}\n', "no json\n")
     assert [(record.iteration, record.values) for record in read_all(path)] == [(7, {}), (7, {"x": 1.0}), (7, {})]
+
+
+GOOD = '{"mode": "val", "epoch": 1, "iteration": 10, "loss": 0.5, "timestamp": 7.5}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "values", "texts"),
+    [
+        ('{"nonfinite": 3, "loss": 1}', {"nonfinite": 3.0, "loss": 1.0}, {}),
+        ('{"nonfinite": {"loss": "x", "other": [1], "top": "inf"}}', {"top": math.inf}, {}),
+        ('{"a": 1' + "0" * 400 + ', "b": 2}', {"b": 2.0}, {}),
+        ('{"timestamp": null, "a": 1}', {"a": 1.0}, {}),
+        ('{"timestamp": NaN, "a": 1}', {"a": 1.0}, {}),
+        ('{"timestamp": "noon", "a": 1}', {"a": 1.0}, {}),
+        ('{"a": [1], "b": {"c": 1}, "d": null, "e": 1}', {"e": 1.0}, {}),
+        ('{"epoch": 1e3, "iteration": ' + "9" * 30 + ', "a": 1}', {"a": 1.0}, {}),
+        ('{"note": "\\ud800", "a": 1}', {"a": 1.0}, {"note": "?"}),
+        ("[" * 100_000, {}, {}),
+        ('{"a": 1' + "0" * 5000 + "}", {}, {}),
+        ("no json", {}, {}),
+        ("[1]", {}, {}),
+        ("\udcff", {}, {}),
+    ],
+)
+def test_a_line_that_is_no_record_is_in_nobodys_way(
+    tmp_path: Path, line: str, values: dict[str, float], texts: dict[str, str]
+) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_bytes((GOOD + line + "\n" + GOOD).encode("utf-8", "surrogateescape"))
+    first, odd, last = read_all(path)
+    assert first.values == last.values == {"loss": 0.5}
+    assert (odd.index, odd.values, odd.texts) == (1, values, texts)
+    assert (odd.iteration, odd.timestamp) == (10, 0.0)
+    assert odd.epoch == 0
+
+
+def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = _log(tmp_path / "m.jsonl", GOOD, '{"a": [1], "b": null}\n', "no json\n")
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        read_all(path)
+    assert [one.getMessage() for one in caplog.records] == ["m.jsonl, line 2: left out, as others like it will be: 'a'"]

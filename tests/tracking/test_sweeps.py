@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,48 @@ def test_the_trackers_of_whatever_job(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         trackers.see(OmegaConf.create({"experiment_name": "digits", "default_hooks": {}, "hooks": hooks}))
     options = {"tracking_uri": "sqlite:///runs/digits.db", "folder": str(tmp_path)}
-    assert trackers.found == {"mlflow": {"kind": "mlflow", "options": options, "experiment": "digits"}}
+    assert trackers.found == {"mlflow": {"kind": "mlflow", "options": options, "experiment": "digits", "jobs": 2}}
+    assert not trackers.unknown
+
+
+def test_what_only_a_job_knows_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    number = "${hydra:job.num}"
+    hooks = {
+        "tensorboard": {"_target_": "hydraloop.hooks.TensorBoardLoggerHook", "flush_timeout": number},
+        "mlflow": {**MLFLOW, "tracking_uri": f"sqlite:///{number}.db", "tags": {"job": number, "a": "b"}},
+        "other": {**MLFLOW, "run_name": "x"},
+    }
+    trackers = SweepTrackers()
+    trackers.see(OmegaConf.create({"experiment_name": number, "default_hooks": {}, "hooks": hooks}))
+    assert trackers.found["tensorboard"] == {"kind": "tensorboard"}
+    assert trackers.unknown == {"mlflow": ["tracking_uri", "tags", "experiment_name"], "other": ["experiment_name"]}
+    assert trackers.found["other"]["options"] == {"run_name": "x", "folder": str(tmp_path)}
+    del trackers.found["other"], trackers.unknown["other"]
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        trackers.begin(tmp_path)
+        trackers.end()  # nobody knows where
+    assert (tmp_path / "tracking" / "sweep.json").exists()
+    assert [one.getMessage() for one in caplog.records] == [
+        "mlflow: its parent run is left to the jobs, which alone know tracking_uri"
+    ]
+    assert [path.name for path in (tmp_path / "tracking").iterdir()] == ["sweep.json"]
+
+
+def test_no_password_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trackers = SweepTrackers()
+    uri = "http://user:s3cretPassw0rd@127.0.0.1:99999/"  # no port
+    given = {"kind": "mlflow", "options": {"tracking_uri": uri, "folder": str(tmp_path)}, "experiment": "digits"}
+    trackers.found = {"mlflow": {**given, "jobs": 1}}
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        trackers.begin(tmp_path)
+    assert caplog.records
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert "***@127.0.0.1" in (tmp_path / "tracking" / "mlflow.log").read_text()
+    for text in [*(path.read_text() for path in files), caplog.text]:
+        assert "s3cretPassw0rd" not in text, text
 
 
 def test_without_a_tracker_nothing_is_written(tmp_path: Path) -> None:

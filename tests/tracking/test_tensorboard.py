@@ -154,6 +154,29 @@ def test_a_picture_that_is_gone_or_is_none_is_left_out_with_one_warning(
     ]
 
 
+def test_names_that_are_no_unicode_block_nothing(tmp_path: Path) -> None:
+    """Bytes of a command line or a file's name that are no UTF-8 become question marks, wherever they stand."""
+    run = run_in(tmp_path, params={"task.metrics.caf\udce9": "se\udce9n"})
+    tracker = opened(run, hparams=["task"])
+    measured: dict[str, Any] = {"caf\udce9": 0.5}
+    tracker.send([record(0, 10, **measured), record(1, 20, "val", **measured)])
+    (tmp_path / "h.json").write_text(json.dumps({"caf\udce9": {"bucket": [], "nonfinite": 3}}))
+    tracker.send([record(2, 30, texts={"histograms": "h.json"})])
+    tracker.finish(Finish("finished"))
+    found = read(run)
+    assert [found.Scalars(tag)[0].value for tag in ("train/caf?", "val/caf?", "nonfinite/caf?")] == [0.5, 0.5, 3.0]
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000, '{"w": {"bucket": [1], "min": "x"}}'])
+def test_broken_histograms_are_left_out(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is wrong with them: their record is there, the warning comes once."""
+    run = run_in(tmp_path)
+    (tmp_path / "h.json").write_text(content)
+    tracker = opened(run)
+    tracker.send([record(n, n + 1, texts={"histograms": "h.json"}) for n in range(3)])
+    assert len([one for one in caplog.records if one.levelno == logging.WARNING]) == 1
+
+
 def test_histograms_are_taken_from_their_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = run_in(tmp_path)
     facts = {"min": -1.0, "max": 3.0, "num": 4, "sum": 4.0, "sum_squares": 12.0, "nonfinite": 2}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hydraloop.tracking import description
 from hydraloop.tracking.cutting import cut_behind
 from hydraloop.tracking.record_log import FILENAME
 from hydraloop.tracking.tracker import Run, Sweep
-from hydraloop.tracking.wandb_setup import config_of, identity, nested
+from hydraloop.tracking.wandb_setup import config_of, group_of, identity, nested
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb_driver import OPTIONS
 
@@ -135,6 +136,30 @@ def test_a_part_that_was_uploaded_is_left_alone(tmp_path: Path) -> None:
     assert (second["id"], second["name"], second["group"]) == ("0123456789abcdef-2", "a/run (part 2)", "a/run")
 
 
+def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> None:
+    """A resumed run that was killed has left none."""
+    run_dir = tmp_path / "run"
+    best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
+    run_dir.mkdir()
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
+    earlier = description.result_digest(run_dir)
+    described_run(run_dir, attempt(), replace(attempt(1, 0), earlier_result=earlier))
+    (contents,) = drive(run_dir, "log=1", "drain", "killed", "read")["files"].values()
+    assert contents["summary"]["status"] == "killed"
+    assert "best" not in contents["summary"]
+    assert "result.json" not in contents["files"]
+
+
+def test_a_core_that_hangs_is_said_and_started_again(tmp_path: Path) -> None:
+    """Stopped as the run ends: the reason is told within `flush_timeout`, and nothing is left running."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    found = drive(run_dir, "log=40", "drain", "stop", "finish", "close", "read", flush_timeout=4.0)
+    assert "wandb-core, W&B's own process, does not answer" in found["troubles"][0]
+    assert [row["step"] for row in rows_of(found)] == list(range(40))
+    assert (found["finished"], found["states"][-1]) == (True, "0 cores")
+
+
 def test_opening_a_finished_run_again_changes_nothing(tmp_path: Path) -> None:
     """As `sync.py` does."""
     run_dir = tmp_path / "run"
@@ -146,26 +171,57 @@ def test_opening_a_finished_run_again_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_odd_records(tmp_path: Path) -> None:
-    """NaN and infinity, names of any kind, texts, a record of another mode; one that is no Unicode is refused alone."""
+    """NaN and infinity, names of any kind, texts, a record of another mode; names that are no Unicode, secrets."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text", "histograms": "x.json"}
     nonfinite = {"mode": "train", "iteration": 7, "x": float("nan"), "y": float("-inf")}
-    records = [odd, nonfinite, {"mode": "train", "a\ud800": 1}, {"mode": "mine", "v": 1}]
+    said = {"note": "password=hunter2hunter2", "b\ud800": "t\ud800"}
+    records = [odd, nonfinite, {"mode": "train", "a\ud800": 1, **said}, {"mode": "mine", "v": 1}]
     actions = [f"odd={json.dumps(record)}" for record in records]
 
     found = drive(run_dir, *actions, "drain", "finish", "read")
 
     rows = rows_of(found)
-    assert [row["step"] for row in rows] == [0, 1, 3]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert {name: rows[0][name] for name in ('val/a.b/c d"?', "val/ü", "val/note", "epoch")} == {
         'val/a.b/c d"?': 1, "val/ü": 2, "val/note": "text", "epoch": 2,
     }  # fmt: skip
     assert "val/histograms" not in rows[0]
     assert rows[1]["train/x"] != rows[1]["train/x"]
     assert rows[1]["train/y"] == float("-inf")
-    assert (rows[2]["mine/v"], rows[2]["iteration"]) == (1, 7)
-    assert (found["refused"], found["sent"]) == ([2], 3)
+    assert {name: rows[2][name] for name in ("train/a?", "train/b?", "train/note")} == {
+        "train/a?": 1, "train/b?": "t?", "train/note": "password=***",
+    }  # fmt: skip
+    assert (rows[3]["mine/v"], rows[3]["iteration"]) == (1, 7)
+    assert (found["refused"], found["sent"]) == ([], 4)
+
+
+def test_names_are_masked_and_no_unicode_is_taken(tmp_path: Path) -> None:
+    """Whatever a cursor or a command line has."""
+    run_dir = tmp_path / "run"
+    params: dict[str, Any] = {"caf\udce9": "x\udce9"}
+    described_run(run_dir, attempt(**params))
+    given: dict[str, Any] = {
+        "notes": "password=hunter2hunter2",
+        "tags": ["token=zzzzzzzzzz", "t\udce9"],
+        "name": "n\udce9",
+    }
+    (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", **given)["files"].values()
+    assert (contents["tags"], contents["name"]) == (["token=***", "t?"], "n?")
+    assert contents["notes"] == "password=***"
+    assert contents["config"]["caf?"] == "x?"
+
+
+def test_variables_of_another_shell_are_not_followed(tmp_path: Path) -> None:
+    """Names were settled when the run began: `sync.py` may be typed anywhere."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    names = ("PROJECT", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
+    env = {f"WANDB_{name}": "others" for name in names}
+    (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env=env)["files"].values()
+    found = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
+    assert found == ["digits", "a/run", "", [], "", "a/run"]
 
 
 def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
@@ -175,15 +231,17 @@ def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     described_run(run_dir)
     Image.new("RGB", (4, 4)).save(run_dir / "a.png")
-    records = [{"mode": "val", "epoch": 1, "iteration": 5, "picture": name} for name in ("a.png", "gone.png")]
+    (run_dir / "broken.png").write_bytes((run_dir / "a.png").read_bytes()[:40] + b"x" * 40)
+    names = ("a.png", "gone.png", "broken.png")
+    records = [{"mode": "val", "epoch": 1, "iteration": 5, "picture": name} for name in names]
     actions = [f"odd={json.dumps(record)}" for record in records]
 
     rows = rows_of(drive(run_dir, *actions, "drain", "finish", "read"))
 
     assert (rows[0]["val/picture/_type"], rows[0]["iteration"]) == ("image-file", 5)
     assert len([*run_dir.glob("wandb/offline-run-*/files/media/images/val/picture_*.png")]) == 1
-    assert [row["step"] for row in rows] == [0, 1]
-    assert not any("picture" in name for name in rows[1])
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert not any("picture" in name for row in rows[1:] for name in row)
 
 
 def test_no_pictures_where_none_are_wanted(tmp_path: Path) -> None:
@@ -224,12 +282,13 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
     assert len(contents["rows"]) == 3
 
 
-def test_disabled_makes_nothing(tmp_path: Path) -> None:
-    """No file, no process; records count as handed over."""
+def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
+    """No file, no process; no record counts as sent. The hook does not even start a follower."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    found = drive(run_dir, "log=3", "drain", "finish", "close", mode="disabled")
-    assert (found["sent"], found["states"][-1], found["where"]) == (3, "0 cores", None)
+    found = drive(run_dir, "log=3", "step", "close", mode="auto", env={"WANDB_MODE": "disabled"})
+    assert (found["sent"], found["states"], found["where"]) == (0, ["given up", "0 cores"], None)
+    assert found["troubles"] == ["W&B is disabled, by hooks.wandb.mode or WANDB_MODE"]
     assert not (run_dir / "wandb").exists()
 
 
@@ -299,6 +358,8 @@ def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
         (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env={"WANDB_RUN_ID": "same"})["files"].values()
         found.append((contents["id"], contents["group"], contents["name"]))
     group = "2026-11-21/12-00-00-abcd"
+    assert group_of(Sweep(tmp_path, "feed0123", "m", 0)) == "m (feed)"
+    assert group_of(Sweep(tmp_path, "feed0123", "m" * 200, 0)).endswith("m… (feed)")
     assert found == [("0" * 16, group, "optimizer.lr=0"), ("1" * 16, group, "optimizer.lr=1")]
 
 
@@ -342,7 +403,7 @@ def test_names_fit_w_and_b(tmp_path: Path) -> None:
     """A project has no slash, no name more than 128 characters; parts are told apart at their end."""
     run = Run(tmp_path, "u", "digits/a:b", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
     found = identity(OPTIONS, run, 2)
-    assert (found["project"], found["group"]) == ("digits-a-b", "the sweep")
+    assert (found["project"], found["group"]) == ("digits-a-b", "the sweep (s)")
     assert len(found["name"]) == 128
     assert found["name"].endswith("… (part 2)")
     given = identity({**OPTIONS, "project": "p", "group": "g", "name": "n", "tags": ["t"], "job_type": "j"}, run, 1)

@@ -52,7 +52,7 @@ class Driver:
         self.troubles.append(None if trouble is None else trouble.text)
 
     def do(self, action: str) -> None:
-        """One of: log=N, odd=JSON, drain, step, kill, die, send_and_die, close, read, or how the run ends."""
+        """One of: log=N, odd=JSON, drain, step, kill, stop, die, send_and_die, close, read, or how the run ends."""
         name, _, argument = action.partition("=")
         if name == "log":
             log_records(self.run_dir, int(argument), first=count(self.run_dir / FILENAME))
@@ -70,6 +70,9 @@ class Driver:
             for core in cores():
                 core.kill()
             psutil.wait_procs(cores(), timeout=10)
+        elif name == "stop":
+            for core in cores():
+                core.suspend()
         elif name == "send_and_die":
             reader = Reader(self.run_dir / FILENAME, Position(self.cursor.offset, self.cursor.index))
             self.tracker.send(reader.read(1 << 30)[0])
@@ -115,7 +118,12 @@ def _contents(file: Path) -> dict[str, Any]:
             rows.append({"step": record.history.step.num, **row})
         elif kind == "run":
             found.update(id=record.run.run_id, group=record.run.run_group, name=record.run.display_name)
-            found.update(project=record.run.project, job_type=record.run.job_type, tags=list(record.run.tags))
+            found.update(
+                project=record.run.project,
+                notes=record.run.notes,
+                job_type=record.run.job_type,
+                tags=list(record.run.tags),
+            )
             found["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "summary":
             found["summary"].update({item.key: json.loads(item.value_json) for item in record.summary.update})

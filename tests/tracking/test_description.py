@@ -1,0 +1,131 @@
+"""What is written down of a run for its trackers: it survives crashes, copies, and clocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hydraloop.engine.result import Result
+from hydraloop.tracking import description
+from hydraloop.tracking.describing import experiment_name, run_of
+from hydraloop.tracking.processes import is_alive, started
+from hydraloop.tracking.tracker import Sweep
+from tests.helpers import make_engine
+from tests.tracking.runs import described_run
+
+
+def test_a_run_comes_back(tmp_path: Path) -> None:
+    run = described_run(tmp_path / "run")
+    assert description.read(tmp_path / "run") == run
+    assert description.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("missing", ["run.json", "attempt_0.json"])
+def test_a_process_killed_while_it_describes_leaves_nothing_half(tmp_path: Path, missing: str) -> None:
+    described_run(tmp_path)
+    (tmp_path / "tracking" / missing).unlink()
+    assert description.read(tmp_path) is None
+    described_run(tmp_path)
+    assert description.read(tmp_path) is not None
+
+
+def test_the_run_is_written_last(tmp_path: Path) -> None:
+    (tmp_path / "tracking" / "run.json").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"run\.json"):
+        described_run(tmp_path)
+    names = sorted(path.name for path in (tmp_path / "tracking").iterdir())
+    assert names == ["attempt_0.json", "run.json"], "and no unfinished file is left"
+
+
+def _ending(run_dir: Path) -> str:
+    run = description.read(run_dir)
+    assert run is not None
+    return description.ending(run_dir, run.attempt).status
+
+
+def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    engine = make_engine(run_dir)
+    run_dir.mkdir(exist_ok=True)
+    description.write(run_of(engine))
+    assert _ending(run_dir) == "killed"
+    Result("stopped", seconds=1.0).write(run_dir)
+    os.utime(run_dir / "result.json", (0, 0))
+    assert _ending(run_dir) == "stopped"
+    shutil.copytree(run_dir, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert _ending(tmp_path / "copy") == "stopped"
+
+    description.write(run_of(engine))  # resumed
+    os.utime(run_dir / "result.json", (2**32, 2**32))
+    assert _ending(run_dir) == "killed", "the result is the first attempt's"
+    shutil.copytree(run_dir, tmp_path / "second", copy_function=shutil.copyfile)
+    assert _ending(tmp_path / "second") == "killed"
+    Result("failed", seconds=2.0).write(run_dir)
+    assert _ending(run_dir) == "failed"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"status": "odd"}', '{"status": []}'])
+def test_a_result_that_says_nothing(tmp_path: Path, content: str) -> None:
+    described_run(tmp_path)
+    (tmp_path / "result.json").write_text(content)
+    assert _ending(tmp_path) == "killed"
+
+
+def test_a_process_is_known_by_when_it_started() -> None:
+    own = started(os.getpid())
+    assert is_alive(os.getpid(), own)
+    assert own is not None
+    assert not is_alive(os.getpid(), own - 60), "the number is another one's now"
+    assert not is_alive(os.getpid(), None)
+    assert started(2**22 + 1) is None
+    assert not is_alive(2**22 + 1, own)
+
+
+def test_names_hold_no_secret(tmp_path: Path) -> None:
+    records = tmp_path / ".hydra"
+    records.mkdir(parents=True)
+    engine = make_engine(tmp_path)
+    engine.settings.metadata["experiment_name"] = "http://me:s3cretPassw0rd@host"
+    assert experiment_name(engine) == "http://me:***@host"
+    assert run_of(engine).experiment == "http://me:***@host"
+
+
+def _hydra(run_dir: Path, mode: str, sweep_dir: str, output_dir: Path, number: str = "3") -> Path:
+    (run_dir / ".hydra").mkdir(parents=True)
+    (run_dir / ".hydra" / "hydra.yaml").write_text(
+        json.dumps(
+            {
+                "hydra": {
+                    "mode": mode,
+                    "sweep": {"dir": sweep_dir, "subdir": "${hydra.job.num}"},
+                    "runtime": {"cwd": str(output_dir.parents[1]), "output_dir": str(output_dir)},
+                    "job": {"num": number},
+                }
+            }
+        )
+    )
+    return run_dir
+
+
+def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    description.write_sweep(Sweep(folder, "uid", "outputs", 0))
+    job = _hydra(folder / "3", "MULTIRUN", "outputs", folder / "3")
+    alone = _hydra(folder / "day" / "run", "RUN", "???", folder / "day" / "run", "???")
+    deeper = _hydra(folder / "lr=1" / "seed=2", "MULTIRUN", str(folder), folder / "lr=1" / "seed=2")
+    other = _hydra(folder / "b" / "0", "MULTIRUN", "outputs/b", tmp_path / "outputs" / "b" / "0")
+    (folder / "b" / "0" / ".hydra" / "hydra.yaml").write_text(
+        (other / ".hydra" / "hydra.yaml").read_text().replace('outputs/b"', f'{folder}/b"')
+    )
+    python = folder / "7"
+    found = [description.sweep_of(run_dir) for run_dir in (job, alone, deeper, other, python)]
+    assert [None if sweep is None else sweep.job for sweep in found] == [3, None, 3, None, 7]
+    moved = tmp_path / "elsewhere"
+    folder.rename(moved)
+    sweep = description.sweep_of(moved / "3")
+    assert sweep is not None
+    assert sweep.folder == moved

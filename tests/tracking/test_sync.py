@@ -1,0 +1,82 @@
+"""`sync.py` over many runs: one that is broken is no other's trouble."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hydraloop.engine.result import Result
+from hydraloop.tracking import description, sync
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.processes import started
+from tests.tracking.runs import attempt, described_run, log_records
+
+
+def _run(run_dir: Path, **changes: object) -> Path:
+    described_run(run_dir, replace(attempt(), **changes))  # type: ignore[arg-type]
+    log_records(run_dir, 3)
+    Cursor("tensorboard", {"pictures": True, "hparams": None}, "metrics.jsonl").save(run_dir, "tensorboard")
+    return run_dir
+
+
+@pytest.mark.parametrize("broken", ["run.json", "attempt_0.json", "tensorboard.cursor.json", "sweep.json"])
+@pytest.mark.parametrize("content", ["", "[1]", "{}"])
+def test_a_broken_file_is_one_runs_trouble(
+    tmp_path: Path, broken: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        Result("finished").write(_run(tmp_path / name))
+    (tmp_path / "a" / "tracking" / broken).write_text(content)
+    code = sync.main([str(tmp_path)])
+    shown = capsys.readouterr().out
+    for name in "bc":
+        cursor = Cursor.load(tmp_path / name, "tensorboard")
+        assert cursor is not None
+        assert (cursor.sent, cursor.finished) == (3, True)
+    if broken != "sweep.json":  # which is looked for above a run only
+        assert code == 1
+        assert "a  tensorboard: " in shown
+        assert "not all: " in shown
+
+
+def test_a_broken_sweep_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(tmp_path / "a")
+    (tmp_path / "tracking").mkdir()
+    (tmp_path / "tracking" / "sweep.json").write_text("{")
+    assert sync.main([str(tmp_path)]) == 1
+    assert "JSONDecodeError" in capsys.readouterr().out
+
+
+def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tags = {"host": socket.gethostname()}
+    own = started(os.getpid())
+    assert own is not None
+    _run(tmp_path / "on", tags=tags, pid=os.getpid(), started=own, began=0.0)
+    _run(tmp_path / "over", tags=tags, pid=os.getpid(), started=own - 3600, began=2.0**33)
+    assert sync.main([str(tmp_path)]) == 1
+    on, over = capsys.readouterr().out.splitlines()
+    assert on.endswith("not all: the run goes on")
+    assert "over  tensorboard: 3 sent, 3 of 3 records there, " in over
+    run = description.read(tmp_path / "over")
+    assert run is not None
+    assert description.ending(tmp_path / "over", run.attempt).status == "killed"
+
+
+def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
+    run_dir = _run(tmp_path / "a")
+    cursor = Cursor.load(run_dir, "tensorboard")
+    assert cursor is not None
+    cursor.kind = "http://me:s3cretPassw0rd@host"
+    cursor.save(run_dir, "tensorboard")
+    done = subprocess.run(
+        [sys.executable, "-m", "hydraloop.tracking.sync", str(run_dir)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "there is no tracker 'http://me:***@host'" in done.stdout
+    assert "s3cretPassw0rd" not in done.stdout + done.stderr
