@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import description
@@ -21,6 +21,7 @@ from hydraloop.tracking import mlflow_address as address
 from hydraloop.tracking import mlflow_runs as runs
 from hydraloop.tracking.locks import FOLDER
 from hydraloop.tracking.mlflow_calls import Calls
+from hydraloop.tracking.mlflow_files import result_of
 from hydraloop.tracking.mlflow_names import clean
 from hydraloop.tracking.record_log import FILENAME as RECORDS_FILE
 from hydraloop.tracking.record_log import Position, Reader
@@ -187,12 +188,13 @@ def _cursors(folder: Path) -> list[tuple[Run, int, cursors.Cursor]]:
 
 
 def _child(run: Run, job: int, cursor: cursors.Cursor) -> _Child:
-    path = run.run_dir / RESULT_FILE
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        ended = round(path.stat().st_mtime * 1000)
-    except (OSError, ValueError):
-        result, ended = {}, round(run.attempt.began * 1000)
+    path = result_of(run)
+    result: dict[str, Any] = {}
+    ended = round(run.attempt.began * 1000)
+    if path is not None:
+        with suppress(OSError, ValueError):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            ended = round(path.stat().st_mtime * 1000)
     best = result.get("best") or {}
     metric, value = best.get("metric", ""), best.get("value", "nan")
     if not best:

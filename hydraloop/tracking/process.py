@@ -31,8 +31,9 @@ from hydraloop.tracking.tracker import Finish, Run, Tracker
 
 log = logging.getLogger(__name__)
 
-_NICE = 10
-"""Training goes first where there are no more cores than it can use: libraries take seconds of one to start."""
+_NICE = 5
+"""Training goes first where there are no more cores than it can use: libraries take seconds of one to start. Not more:
+at the end it waits for this process, and others of the machine do not."""
 _LOOK = 1.0
 """Seconds between two looks whether another process still sends this run's records."""
 
