@@ -121,7 +121,7 @@ class Link:
         for pause in _PAUSES:
             if problem is None:
                 return
-            self._warn(f"{problem} and is started again", goes_on=self._goes_on)
+            self._warn(f"{problem} and is started again", goes_on="" if self._ends else self._goes_on)
             with self._changed:
                 self._changed.wait_for(lambda: self._begun or self._ends)
                 self._changed.wait_for(lambda: self._ends, timeout=pause)
@@ -147,13 +147,9 @@ class Link:
         problem = f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
         with self._changed:
             self._child = None
-            if self._over or self._given_up:
+            if self._over or self._given_up or (self._told is not None and code in (0, LEFT)):
                 return None
-            if self._told is None:
-                return problem
-        if code not in (0, LEFT):
-            self._warn(f"{problem}, see {shown(self._errors)}", goes_on="")
-        return None
+        return problem
 
     def _start(self) -> Child:
         """A process that is told all there is to know by now."""
