@@ -49,7 +49,7 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
         now or given if given is not None and MASK in given else given  # a password is not written down
         for given in (options.get("tracking_uri"), options.get("environment"))
     )
-    uri = chosen or memory.get("tracking_uri") or then or now or _SQLITE + DATABASE
+    uri = chosen or memory.get("tracking_uri") or now or then or _SQLITE + DATABASE
     path = sqlite_path(str(uri))
     if path is None:
         return str(uri)

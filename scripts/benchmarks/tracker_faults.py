@@ -165,7 +165,7 @@ def uri_malformed(place: Place) -> Story:
     place.environment = {"MLFLOW_TRACKING_URI": "htp:/tracking.example:5000"}
     yield
     yield
-    place.environment = {}
+    place.environment = {"MLFLOW_TRACKING_URI": f"sqlite:///{place.database}"}
 
 
 def experiment_deleted(place: Place) -> Story:
