@@ -32,7 +32,7 @@ def test_which_address_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert address.address_of({**here, "tracking_uri": "http://me:***@server:5000"}, {}) == "http://me:pass@server:5000"
     assert address.address_of({**here, "tracking_uri": "sqlite:///a/b.db"}, {}) == f"sqlite:///{tmp_path}/a/b.db"
     assert address.address_of({**here, "tracking_uri": "sqlite:////a/b.db"}, {}) == "sqlite:////a/b.db"
-    # Where the environment has none now, as for `sync.py` in another shell, that of the run counts; one can be put right.
+    # Where the environment has none now, as for `sync.py` in another shell, the run's counts; it can be put right.
     then = {**here, "environment": "http://me:***@then:5000"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pass@then:5000")
     assert address.address_of(then, {}) == "http://me:pass@then:5000"
