@@ -61,7 +61,7 @@ def _followers(run_dir: Path) -> list[psutil.Process]:
     ]
 
 
-def _until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
+def _until(reached: Callable[[], bool], seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, "it takes too long"
@@ -114,7 +114,7 @@ def _train_and_wait(run_dir: Path, port: int) -> None:
     """In a process of its own, which is killed while it waits."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         wait = at("after_train_iter", lambda engine: (connection.sendall(b"."), time.sleep(60)), nth=4)
-        _engine(run_dir, more={"wait": wait}, flush_timeout=30.0).train()
+        _engine(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
 
 
 def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path: Path) -> None:
