@@ -22,6 +22,13 @@ Status = Literal["finished", "failed", "stopped", "interrupted"]
 FILENAME = "result.json"
 _DIFF_LIMIT = 200_000
 """Characters of `git diff` kept: enough to reproduce a day's edits, small enough to open."""
+_GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
+_FOR_GIT = {
+    name: os.environ[name]
+    for name in ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "USERPROFILE")
+    if name in os.environ
+}
+"""Environment of git: nothing that a config sets. The user's own git config counts: it has `safe.directory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +111,23 @@ def git_state(folder: Path) -> dict[str, str]:
     commit = git_commit(folder)
     if commit is None:
         return {}
-    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv") or ""
     cut = f"\n[cut: {len(diff) - _DIFF_LIMIT} more characters]" if len(diff) > _DIFF_LIMIT else ""
     shown = mask_text(diff[: 2 * _DIFF_LIMIT])[:_DIFF_LIMIT]  # in this order: half a secret would not be known as one
     return {"commit": commit, "diff": shown + cut}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of git, which runs no other program (monitor, hook, pager); None if it fails or takes more than 5 s."""
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, timeout=5, check=False, stdin=subprocess.DEVNULL
+            [*_GIT, *arguments],
+            cwd=folder,
+            env=_FOR_GIT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=5,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
