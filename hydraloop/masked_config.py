@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.masking import looks_secret, mask_text, masked, remember
@@ -52,7 +50,7 @@ def mask_files(paths: Iterable[Path]) -> None:
         text = path.read_text(encoding="utf-8")
         if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text))):
             continue  # which is so nearly always, and takes a thirtieth of the time
-        found = yaml.load(text, Loader=get_yaml_loader())  # a SafeLoader that knows its numbers
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         hidden = masked(found)
         if hidden != found:
             unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import InterpolationResolutionError
 
 from hydraloop.errors import UserError
@@ -38,8 +38,17 @@ def resolved_yaml(cfg: DictConfig) -> str:
 
 
 def dumped(plain: Any) -> str:
-    """A plain container as `OmegaConf.to_yaml` writes it, and reads it back: `1e-3`, a string, in quotes."""
-    text: str = yaml.dump(
-        plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper()
-    )
+    """A plain container as YAML that OmegaConf reads back unchanged; a string like `1e-3` is in quotes."""
+    text: str = yaml.dump(plain, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
     return text
+
+
+class _Dumper(yaml.Dumper):
+    """Writes strings in quotes that OmegaConf would read as numbers, besides those that YAML itself would."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\.?[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
