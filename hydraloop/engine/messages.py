@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,8 @@ class Messages:
     def __init__(self) -> None:
         self._facts: dict[str, Callable[[], Any]] = {}
         self._windows: dict[str, _Window] = {}
+        self._shared: list[str] = []
+        """The names that any rank has had in a record, in an order that all ranks share."""
 
     # Facts. ----------------------------------------------------------------------------------------------------------
 
@@ -56,79 +57,91 @@ class Messages:
             window.fold()
 
     def means(self, over: Distributed | None = None) -> dict[str, float]:
-        """The mean of each name over its window, and an empty window for the next record.
+        """Return the mean of each name over its window, and begin an empty window for the next record.
 
-        One host sync in all, whatever the number of names, and only where tensors are among them; with several ranks
-        one exchange among the hosts.
+        One host sync for each device that has values, whatever the number of names. With several ranks, one exchange
+        among the hosts; a record with a name that no rank has had before takes three more.
 
         Args:
-            over: the ranks to take the mean over, called on each of them; None: this rank's own. Of a name that only
-                some ranks have, it is theirs.
+            over: the ranks over which the mean is taken; called on each of them. None: this rank alone. If only some
+                ranks have a name, the mean is over these.
         """
         windows = {name: window for name, window in self._windows.items() if window.values or window.count}
         self._windows.clear()
         for window in windows.values():
             window.fold()
-        sums = {name: window.total for name, window in windows.items()}
-        on_device = {name: total for name, total in sums.items() if isinstance(total, Tensor)}
-        if on_device:
-            sums.update(zip(on_device, torch.stack(list(on_device.values())).tolist(), strict=True))
-        means = {name: float(sums[name]) / window.count for name, window in windows.items()}
-        return means if over is None or over.world_size == 1 else _over_ranks(means, over)
+        sums = _read([window.sums for window in windows.values()])
+        means = {
+            name: (window.total + on_devices) / window.count
+            for (name, window), on_devices in zip(windows.items(), sums, strict=True)
+        }
+        return means if over is None or over.world_size == 1 else self._over_ranks(means, over)
+
+    def _over_ranks(self, means: dict[str, float], ranks: Distributed) -> dict[str, float]:
+        """Return the mean of each name over the ranks that have it.
+
+        The ranks add up one vector: how many of them have a name that is not in `self._shared`, and for each shared
+        name how many have it and the sum of their means. It has the same layout on all ranks, because `self._shared`
+        only ever changes on all ranks at once, by what they have gathered.
+        """
+        while True:
+            shared = self._shared
+            unknown = float(not means.keys() <= set(shared))
+            row = [unknown, *(float(name in means) for name in shared), *(means.get(name, 0.0) for name in shared)]
+            unknown, *sums = ranks.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+            if not unknown:
+                break
+            self._shared = sorted({*shared, *(name for names in ranks.gather(list(means)) for name in names)})
+        ranks_with, totals = sums[: len(shared)], sums[len(shared) :]
+        over_all = {name: total / count for name, count, total in zip(shared, ranks_with, totals, strict=True) if count}
+        return {name: over_all[name] for name in dict.fromkeys([*means, *over_all])}
 
 
-_SLOTS = 128
-"""Numbers exchanged at once: all ranks have to send as many, also where one has a name more than the others."""
-
-
-def _over_ranks(means: dict[str, float], ranks: Distributed) -> dict[str, float]:
-    """The means over all ranks, in one exchange where all have the same names.
-
-    That they have is seen from a hash h of the names that is exchanged along: of n ranks n * sum(h^2) = sum(h)^2 only
-    where all h are equal (Cauchy and Schwarz). It has 16 bits, with which the sums are exact.
-    """
-    names = sorted(means)
-    h = zlib.crc32("\n".join(names).encode()) % 2**16
-    vector = torch.zeros(-(-(2 + len(names)) // _SLOTS) * _SLOTS, dtype=torch.float64)
-    vector[: 2 + len(names)] = torch.tensor([h, h * h, *(means[name] for name in names)], dtype=torch.float64)
-    sum_h, sum_h2, *sums = ranks.sum(vector).tolist()
-    if ranks.world_size * int(sum_h2) == int(sum_h) ** 2:
-        over_all = dict(zip(names, (total / ranks.world_size for total in sums), strict=False))
-        return {name: over_all[name] for name in means}
-    told: list[dict[str, float]] = ranks.gather(means)
-    reported = {name: [one[name] for one in told if name in one] for one in told for name in one}
-    return {name: sum(values) / len(values) for name, values in reported.items()}
+def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
+    """Return the total of each entry as a number; one host sync for each device."""
+    totals = [0.0] * len(sums)
+    for device in {device for entry in sums for device in entry}:
+        having = [index for index, entry in enumerate(sums) if device in entry]
+        for index, number in zip(having, torch.stack([sums[index][device] for index in having]).tolist(), strict=True):
+            totals[index] += number
+    return totals
 
 
 class _Window:
-    """The values of one name since the last record: a folded sum and count, and those not folded yet."""
+    """The values of one name since the last record: folded sums and a count, and the values not folded yet."""
 
-    __slots__ = ("count", "name", "total", "values")
+    __slots__ = ("count", "name", "sums", "total", "values")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.values: list[float | Tensor] = []
-        self.total: float | Tensor = 0.0
+        self.total = 0.0
+        """The sum of the plain numbers."""
+        self.sums: dict[torch.device, Tensor] = {}
+        """The sum of the tensors of each device, on that device."""
         self.count = 0
 
     def fold(self) -> None:
-        """Sum the kept values; tensors in float64, or float32 where the device has nothing wider (mps).
+        """Add the kept values to the sums, in float64, or in float32 on mps, which has no float64. No host sync.
 
         Raises:
-            UserError: a value is no number, no scalar, or still has its graph.
+            UserError: a value is not a number or a scalar tensor, or still has its graph.
         """
-        tensors = [value for value in self.values if isinstance(value, Tensor)]
-        if tensors:
-            stacked = torch.stack([self._scalar(value) for value in tensors])
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for value in self.values:
+            if isinstance(value, Tensor):
+                by_device.setdefault(value.device, []).append(self._scalar(value))
+            else:
+                self.total += self._number(value)
+        for device, tensors in by_device.items():
+            stacked = torch.stack(tensors)
             if stacked.requires_grad:
                 raise UserError(
                     f"a hook or task adds {self.name!r} to engine.messages with its graph, and keeps all activations",
                     remedy=f"Add the value's .detach(): engine.messages.add({self.name!r}, value.detach()).",
                 )
-            folded = stacked.sum(dtype=torch.float32 if stacked.device.type == "mps" else torch.float64)
-            self.total = folded if isinstance(self.total, float) and not self.total else self.total + folded
-        if len(tensors) < len(self.values):
-            self.total = self.total + sum(self._number(value) for value in self.values if not isinstance(value, Tensor))
+            folded = stacked.sum(dtype=torch.float32 if device.type == "mps" else torch.float64)
+            self.sums[device] = self.sums[device] + folded if device in self.sums else folded
         self.count += len(self.values)
         self.values.clear()
 

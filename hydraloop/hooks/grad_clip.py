@@ -21,13 +21,15 @@ class GradClipHook(Hook):
     """Clips the gradients of all of the optimizer's parameters, by their total norm or by value.
 
     Called once a window, after the gradients are unscaled (fp16) and weighted (accumulation), so the bound means the
-    same in every run; of a model in shards the norm is that of all shards. The norm before clipping goes into the
-    record as `grad_norm`. With neither `max_norm` nor `clip_value` it does nothing.
+    same in every run; of a model in shards the norm is that of all shards. The record has the mean of the norms before
+    clipping as `grad_norm`; steps that fp16 skips do not count. With neither `max_norm` nor `clip_value` it does
+    nothing.
 
-    Mount points: before_train_epoch (lists the parameters), before_optimizer_step. Priority ABOVE_NORMAL: before hooks
-    of normal priority look at the gradients that the step will use. No host sync, except with `error_if_nonfinite`: one
-    a step. By value, the norm for the record costs a pass over the gradients. No state. From MMCV's and iMIX's
-    OptimizerHook (`grad_clip`), on torch's own functions; off by default, as there.
+    Mount points: before_train_epoch (lists the parameters), before_optimizer_step, after_train_iter (adds the norm to
+    the record). Priority ABOVE_NORMAL: before hooks of normal priority look at the gradients that the step will use. No
+    host sync, except with `error_if_nonfinite`: one a step. By value, the norm for the record costs a pass over the
+    gradients. No state. From MMCV's and iMIX's OptimizerHook (`grad_clip`), on torch's own functions; off by default,
+    as there.
 
     Args:
         max_norm: the largest norm of all gradients together, above 0; larger ones are scaled down. None: off.
@@ -66,8 +68,9 @@ class GradClipHook(Hook):
         self.clip_value = clip_value
         self.error_if_nonfinite = error_if_nonfinite
         self._parameters: list[Tensor] = []
+        self._norm: Tensor | None = None
         if max_norm is None and clip_value is None:
-            self.idle_points = ("before_train_epoch", "before_optimizer_step")
+            self.idle_points = ("before_train_epoch", "before_optimizer_step", "after_train_iter")
 
     def before_train_epoch(self, engine: Engine) -> None:
         """List what the optimizer updates; groups may have been added since the last epoch."""
@@ -84,7 +87,13 @@ class GradClipHook(Hook):
             clip_grads_with_norm_(self._parameters, self.max_norm, norm)
         elif self.clip_value is not None:
             clip_grad_value_(self._parameters, self.clip_value)
-        engine.messages.add("grad_norm", whole(norm))
+        self._norm = whole(norm)
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Add the norm to the record if the step was taken. The engine knows by now, so this needs no host sync."""
+        if engine.stepped and self._norm is not None:
+            engine.messages.add("grad_norm", self._norm)
+        self._norm = None
 
     def _total_norm(self, engine: Engine) -> Tensor:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]

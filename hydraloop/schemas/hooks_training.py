@@ -131,7 +131,7 @@ class GradClipHookConf:
     """Bounds the gradients before each optimizer step; off while `max_norm` and `clip_value` are null."""
 
     default_priority: ClassVar[int] = 40
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train_epoch", "before_optimizer_step")
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_train_epoch", "before_optimizer_step", "after_train_iter")
     runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.GradClipHook"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.grad_scaling import FP16
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.grad_clip import GradClipHook
@@ -76,6 +77,16 @@ def test_it_clips_once_a_window(tmp_path: Path) -> None:
     assert len(before.seen) == 2
     assert ["grad_norm" in record for record in after.records] == [False, False, True, True]
     assert all(float(clipped.norm()) == pytest.approx(0.1, rel=1e-4) for clipped in after.seen)
+
+
+def test_the_norm_of_a_step_that_fp16_skips_is_not_recorded(tmp_path: Path) -> None:
+    precision = FP16(torch.device("cpu"), init_scale=1e10, backoff_factor=0.01)
+    before = Gradients(30)
+    engine = engine_of(tmp_path, {"before": before, "grad_clip": GradClipHook(max_norm=0.1)}, precision=precision)
+    engine.train()
+    taken = [raw.norm().item() for raw in before.seen if raw.isfinite().all()]
+    assert precision.skipped == len(before.seen) - len(taken) > 0
+    assert engine.messages.means() == {"grad_norm": pytest.approx(sum(taken) / len(taken))}
 
 
 def test_it_is_off_by_default(tmp_path: Path) -> None:

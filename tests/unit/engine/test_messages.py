@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.distributed import Distributed
 from hydraloop.engine.messages import Messages
@@ -94,6 +97,108 @@ def many_means(distributed: Distributed) -> dict[str, float]:
 def test_any_number_of_names() -> None:
     for means in on_ranks(2, many_means):
         assert means == {f"name{index}": index + 0.5 for index in range(300)}
+
+
+def means_of_names(distributed: Distributed, records: list[list[list[str]]]) -> list[dict[str, float]]:
+    """Records of ranks: for each record the names that each rank has. Value: the name's number and the rank's."""
+    messages, all_means = Messages(), []
+    for names_of in records:
+        for name in names_of[distributed.rank]:
+            messages.add(name, float(name[1:]) + distributed.rank)
+        all_means.append(messages.means(distributed))
+    return all_means
+
+
+def _expected(record: list[list[str]]) -> dict[str, float]:
+    ranks_with = {
+        name: [rank for rank, names in enumerate(record) if name in names] for names in record for name in names
+    }
+    return {name: float(name[1:]) + sum(ranks) / len(ranks) for name, ranks in ranks_with.items()}
+
+
+def _same_short_hash() -> list[list[str]]:
+    """Two lists of two names whose CRCs agree in 16 bits."""
+    seen: dict[int, list[str]] = {}
+    for numbers in itertools.combinations(range(1000), 2):
+        names = [f"n{number}" for number in numbers]
+        short = zlib.crc32("\n".join(sorted(names)).encode()) % 2**16
+        if short in seen and not set(seen[short]) & set(names):
+            return [seen[short], names]
+        seen.setdefault(short, names)
+    raise AssertionError("there is a collision among half a million")
+
+
+def test_values_of_different_names_are_never_mixed() -> None:
+    names = [f"n{number}" for number in range(300)]
+    records = [
+        _same_short_hash(),
+        [names[:126], names[:127]],
+        [names[:1], names],
+        [names[1:3], names[2:4]],
+        [[], names[:2]],
+        [[], []],
+    ]
+    expected = [_expected(record) for record in records]
+    assert on_ranks(2, means_of_names, records) == [expected, expected]
+
+
+class _Counting(Distributed):
+    """Counts what this rank asks of the others."""
+
+    def __init__(self) -> None:
+        self.world_size = 2
+        self.asked: list[str] = []
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.asked.append("sum")
+        return values * 2
+
+    def gather(self, value: Any) -> list[Any]:
+        self.asked.append("gather")
+        return [value, value]
+
+
+def test_a_record_with_known_names_costs_one_exchange() -> None:
+    messages, ranks = Messages(), _Counting()
+    for names in ("ab", "ab", "a", "ba"):
+        for name in names:
+            messages.add(name, 3.0)
+        assert messages.means(ranks) == dict.fromkeys(names, 3.0)
+    assert ranks.asked == ["sum", "gather", "sum"] + ["sum"] * 3
+
+
+class _ReadableMeta(TorchFunctionMode):
+    """Lets tensors without data (the device `meta`) be read, as 7. All else is torch's, such as what it refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "tolist" and args[0].is_meta:
+            return torch.full(args[0].shape, 7.0).tolist()
+        return func(*args, **(kwargs or {}))
+
+
+def _add_on_two_devices(messages: Messages, device: str) -> None:
+    for _ in range(300):
+        messages.add("loss", torch.full((), 7.0, device=device))
+    messages.add("grad_norm", torch.tensor(5.0))
+    messages.add("time", 0.5)
+    messages.add("moved", torch.tensor(3.0))
+    messages.add("moved", torch.full((), 7.0, device=device))
+
+
+def test_scalars_of_several_devices_are_in_one_record() -> None:
+    messages = Messages()
+    _add_on_two_devices(messages, "meta")
+    with _ReadableMeta():
+        means = messages.means()
+    assert set(means) == {"loss", "grad_norm", "time", "moved"}
+    assert (means["grad_norm"], means["time"]) == (5.0, 0.5)
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is one device")
+def test_scalars_of_an_accelerator_and_the_host_are_in_one_record() -> None:
+    messages = Messages()
+    _add_on_two_devices(messages, str(torch.accelerator.current_accelerator()))
+    assert messages.means() == {"loss": 7.0, "grad_norm": 5.0, "time": 0.5, "moved": 5.0}
 
 
 @pytest.mark.parametrize(
