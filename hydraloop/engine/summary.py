@@ -121,9 +121,9 @@ def _hook_times(engine: Engine, run: float | None) -> dict[str, str]:
 
 def _what_next(engine: Engine) -> dict[str, str]:
     rows: dict[str, str] = {}
-    records = engine.run_dir / "metrics.jsonl"
+    records: Path | None = engine.messages.read("record_log")
     traces = engine.run_dir / "tf_tracing_logs"
-    if records.is_file():
+    if records is not None and records.is_file():
         rows["records"] = shown(records)
     rows.update(engine.messages.read("tracked") or {})
     if traces.is_dir():

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.peak import peak_tflops
-from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.engine.schedule import Every
 from hydraloop.engine.summary import clock, duration, number
 from hydraloop.errors import UserError
 from hydraloop.hooks.records import check_names, position
 from hydraloop.tracking.cutting import cut_behind
-from hydraloop.tracking.record_log import RecordLog
+from hydraloop.tracking.record_log import FILENAME, RecordLog
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -29,12 +26,6 @@ log = logging.getLogger(__name__)
 
 _HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
 """In the record, not repeated in the terminal's line."""
-_TAKEN = re.compile(
-    rf"\.+|\.hydra|checkpoints|tracking|tensorboard|wandb|histograms|{re.escape(RESULT_FILE)}|train\.log|rank\d+\.log"
-    r"|.*\.cut(s|_\d+)(\..*)?",
-    re.IGNORECASE,
-)
-"""Names in the run directory that are somebody else's."""
 
 
 class LoggerHook(Hook):
@@ -68,51 +59,34 @@ class LoggerHook(Hook):
     Args:
         interval: iterations between two records of training; None makes none.
         ignore_last: whether to leave the rest of an epoch, shorter than `interval`, for the next record.
-        filename: of the records, in the run directory; none of the run's other files and folders.
 
     Raises:
-        UserError: an interval below 1; a filename that leaves the run directory, or that is another file's or a
-            folder's there; a metric or a scalar with the name of an entry in front of each record.
+        UserError: an interval below 1; a metric or a scalar with the name of an entry at the front of each record.
     """
 
     priority = Priority.BELOW_NORMAL
     runs_after = ("runtime_info", "timer", "grad_clip")
     collective = True
 
-    def __init__(self, *, interval: int | None = 10, ignore_last: bool = True, filename: str = "metrics.jsonl") -> None:
+    def __init__(self, *, interval: int | None = 10, ignore_last: bool = True) -> None:
         if interval is not None and interval < 1:
             raise UserError(
                 f"interval {interval} is below 1", key="interval", remedy="Use 1 or more, or null for none."
             )
-        if not filename or Path(filename).name != filename:
-            raise UserError(f"{filename!r} is no file name", key="filename", remedy="Use a name such as metrics.jsonl.")
-        if _TAKEN.fullmatch(filename):
-            raise UserError(
-                f"{filename!r} is the run's own, for something else",
-                key="filename",
-                remedy="Use a name such as metrics.jsonl.",
-            )
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
-        self._filename = filename
         self._file: RecordLog | None = None
         self._running = self._warned = self._resumed = False
 
     def before_run(self, engine: Engine) -> None:
-        """Look whether the records can have their file, and the metrics their names.
+        """Check the names of the metrics, and tell the trackers that there is a record log.
 
         Raises:
-            UserError: they cannot.
+            UserError: a metric has the name of an entry at the front of each record.
         """
         check_names(engine.metric_names, key="task.metrics", remedy="Give the metric another name.")
-        if engine.distributed.is_main and (engine.run_dir / self._filename).is_dir():
-            raise UserError(
-                f"{self._filename!r} is a folder in the run directory",
-                key=f"{self.key}.filename",
-                remedy="Use a name such as metrics.jsonl.",
-            )
         self._running = True
-        path = engine.run_dir / self._filename
+        path = engine.run_dir / FILENAME
         engine.messages.provide("record_log", lambda: path)
 
     def before_train(self, engine: Engine) -> None:
@@ -120,7 +94,7 @@ class LoggerHook(Hook):
         if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
             progress = engine.progress
             cut_behind(
-                engine.run_dir / self._filename,
+                engine.run_dir / FILENAME,
                 iteration=progress.iteration,
                 last_validation=progress.last_validation,
             )
@@ -144,7 +118,7 @@ class LoggerHook(Hook):
         if "iteration" not in record:  # whoever reads the file later cannot know
             record = {**position(engine, "train"), **record}
         if self._file is None:
-            self._file = RecordLog(engine.run_dir / self._filename)
+            self._file = RecordLog(engine.run_dir / FILENAME)
         self._file.append(record)
         if not self._running:
             self._close()

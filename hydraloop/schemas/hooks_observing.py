@@ -69,9 +69,6 @@ class LoggerHookConf:
     ignore_last: bool = True
     """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default).
     False: it gets its own."""
-    filename: str = "metrics.jsonl"
-    """Of the records, in the run directory, and no name that the run has for something else (result.json); a line of
-    JSON each, and JSON lines are what every tool reads."""
 
 
 @dataclass

@@ -22,8 +22,6 @@ class Cursor:
     """`mlflow`, `wandb` or `tensorboard`."""
     options: dict[str, Any]
     """The hook's, secrets masked: what `sync.py` goes by."""
-    log: str
-    """Name of the record log in the run directory."""
     offset: int = 0
     """Bytes of the log that are done with."""
     index: int = 0
@@ -62,10 +60,12 @@ class Cursor:
         """That of a tracker hook; None where it has none yet, or one that a broken disk has left unreadable."""
         path = path_of(run_dir, name)
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields.pop("log", None)  # The name of the record log, from when it was an option.
+            return cls(**fields)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read (%s): it is as if nothing had been sent", path, error)
             return None
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from hydraloop.tracking import cutting
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.record_log import Position, Reader
+from hydraloop.tracking.record_log import FILENAME, Position, Reader
 from hydraloop.tracking.tracker import Finish, LostError, Record, RefusedError, Tracker, UnusableError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Follower:
     ) -> None:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
-        self._reader = Reader(run_dir / cursor.log, Position(cursor.offset, cursor.index))
+        self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
         self._opened = self._rewound = self._refused = False
         self._trouble: Trouble | None = None
         self._pause = _FIRST_PAUSE
@@ -133,7 +133,7 @@ class Follower:
     def _open(self) -> None:
         """Make the run at the service, or go on with it, from the place that a resumed run's log has now."""
         cursor, number = self._cursor, self._tracker.run.attempt.number
-        path = self._run_dir / cursor.log
+        path = self._run_dir / FILENAME
         if not self._rewound:
             index, iteration, gone = cutting.sent_and_cut(path, cursor.index, cursor.cuts)
             if gone:
@@ -153,7 +153,7 @@ class Follower:
         Raises:
             UnusableError: another process has cut it, or put something else in its place.
         """
-        path = self._run_dir / self._cursor.log
+        path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved away
             if len(cutting.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
                 raise UnusableError(
@@ -177,7 +177,7 @@ class Follower:
                 return [*self._send(records[:half]), *self._send(records[half:])]
             level = logging.INFO if self._cursor.refused or self._refused else logging.WARNING  # the rest are counted
             self._refused = True
-            log.log(level, "line %d of %s is left out: %s", records[0].index + 1, self._cursor.log, error)
+            log.log(level, "line %d of %s is left out: %s", records[0].index + 1, FILENAME, error)
             return [records[0].index]
         return []
 

@@ -80,7 +80,7 @@ class TrackerHook(Hook):
             )
         self._log, self._begun, self._logged = path, False, False
         self._strict = engine.stages.on_error(self.name) != "warn"
-        settings = Settings(self.kind, self._options, self._log.name, self._flush_timeout)
+        settings = Settings(self.kind, self._options, self._flush_timeout)
         self._link = Link(engine.run_dir, self.name, settings, goes_on=not engine.stages.may_only_raise(self.name))
         self._link.start()
 
@@ -146,7 +146,7 @@ class TrackerHook(Hook):
             engine.messages.provide("described", lambda: True)
         if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, should the follower never come to it
             with suppress(OSError):  # a full disk, which the follower complains of
-                Cursor(self.kind, masked(self._options), self._log.name).save(engine.run_dir, self.name)
+                Cursor(self.kind, masked(self._options)).save(engine.run_dir, self.name)
         self._link.begin()
 
     def _finish(self, engine: Engine) -> None:

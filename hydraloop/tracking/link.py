@@ -34,8 +34,6 @@ class Settings:
     kind: str
     options: Mapping[str, Any]
     """The hook's, as they are: they may hold a password, so they go through a pipe, not to disk."""
-    log: str
-    """Name of the record log in the run directory."""
     flush_timeout: float
     """Seconds after the run's end."""
 
@@ -158,7 +156,6 @@ class Link:
             "kind": settings.kind,
             "options": dict(settings.options),
             "masked": masked(dict(settings.options)),
-            "log": settings.log,
             "flush_timeout": settings.flush_timeout,
         }
         if not self._run_dir.is_dir():  # which would be made again, with nothing in it

@@ -90,15 +90,12 @@ def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractCont
 
 
 def _cursor(run_dir: Path, name: str, given: Mapping[str, Any]) -> Cursor:
-    """That of an earlier process, if it is one of the same tracker and of the same log: else all is sent anew."""
+    """The cursor of an earlier process, if it is of the same tracker; otherwise all records are sent again."""
     cursor = Cursor.load(run_dir, name)
-    if cursor is not None and (cursor.kind, cursor.log) != (given["kind"], given["log"]):
-        log.warning(
-            "it was %s with the records of %s before; those of %s are all sent now",
-            *(cursor.kind, cursor.log, given["log"]),
-        )
+    if cursor is not None and cursor.kind != given["kind"]:
+        log.warning("it was %s before and is %s now: all records are sent again", cursor.kind, given["kind"])
         cursor = None
-    cursor = cursor or Cursor(given["kind"], given["masked"], given["log"])
+    cursor = cursor or Cursor(given["kind"], given["masked"])
     cursor.options = given["masked"]
     with suppress(OSError):  # a full disk: the follower's own saves say so
         cursor.save(run_dir, name)  # for `sync.py`, whatever happens now

@@ -17,7 +17,7 @@ from hydraloop.tracking.tracker import Record
 log = logging.getLogger(__name__)
 
 FILENAME = "metrics.jsonl"
-"""The default; the logger hook's option `filename` may say otherwise."""
+"""Its name in every run directory."""
 STAMP = "timestamp"
 """The entry at the end of each line: seconds since 1970."""
 NONFINITE = "nonfinite"

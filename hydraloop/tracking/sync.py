@@ -26,7 +26,7 @@ from hydraloop.tracking.kinds import tracker_of
 from hydraloop.tracking.locks import FOLDER, lock_of
 from hydraloop.tracking.masked_logging import log_to_stderr
 from hydraloop.tracking.processes import is_alive
-from hydraloop.tracking.record_log import count
+from hydraloop.tracking.record_log import FILENAME, count
 from hydraloop.tracking.tracker import Attempt, Finish
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def _trains(attempt: Attempt) -> bool:
 def _outcome(run_dir: Path, name: str, cursor: Cursor | None, sent: int, problem: str | None) -> Outcome:
     if cursor is None:
         return Outcome(run_dir, name, 0, 0, 0, problem, None)
-    return Outcome(run_dir, name, sent, cursor.sent, count(run_dir / cursor.log), problem, cursor.where)
+    return Outcome(run_dir, name, sent, cursor.sent, count(run_dir / FILENAME), problem, cursor.where)
 
 
 def _line(outcome: Outcome) -> str:

@@ -22,7 +22,7 @@ from hydraloop.tracking import cursor
 from hydraloop.tracking.locks import ended
 from hydraloop.tracking.mlflow_address import prepare_database
 from hydraloop.tracking.mlflow_calls import settings
-from hydraloop.tracking.record_log import STAMP, count
+from hydraloop.tracking.record_log import FILENAME, STAMP, count
 
 ROOT = Path(__file__).resolve().parents[2]
 _LONGEST = 300.0
@@ -98,7 +98,7 @@ class Place:
         """
         assert self.training is not None, "it has been trained"
         run_dir = self.training.run_dir
-        wanted = contents.wanted(run_dir / "metrics.jsonl")
+        wanted = contents.wanted(run_dir / FILENAME)
         found = {}
         for name in self.hooks:
             if name == "mlflow":
@@ -173,7 +173,7 @@ class Training:
     @property
     def log(self) -> Path:
         """Its records."""
-        return self.run_dir / "metrics.jsonl"
+        return self.run_dir / FILENAME
 
     def until(self, record: int, *, sent: Sequence[str] = ()) -> None:
         """Wait until it has made so many records, and the trackers in `sent` have begun to send.

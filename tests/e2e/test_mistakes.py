@@ -61,6 +61,7 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "hooks.profiler.priority=30": ("hooks.profiler", "This works: 'hooks=[profiler]' hooks.profiler.priority=30"),
     "hooks=[ema] hooks.profiler.priority=30": ("hooks.profiler", "'hooks=[ema,profiler]' hooks.profiler.priority=30"),
     "+hooks.profiler.priority=30": ("hooks.profiler", "Select it: hooks=[…,profiler]"),
+    "default_hooks.logger.filename=log.jsonl": ("default_hooks.logger.filename", "default_hooks.logger.interval"),
     "hooks.mine.priority=30": ("hooks.mine", "+hooks.mine._target_=package.Class"),
     "hooks.mine._target_=my_project.hooks.MyHook": ("hooks.mine", "+hooks.mine._target_=my_project.hooks.MyHook"),
     "+hooks.mine.priority=30": ("hooks.mine", "Add +hooks.mine._target_=package.Class"),

@@ -24,7 +24,7 @@ class Followed:
 
     def __init__(self, run_dir: Path, *attempts: int) -> None:
         self.run = described_run(run_dir, *(attempt(number) for number in attempts or (0,)))
-        self.cursor = Cursor.load(run_dir, NAME) or Cursor("tensorboard", {}, FILENAME)
+        self.cursor = Cursor.load(run_dir, NAME) or Cursor("tensorboard", {})
         self.tracker = Listed(self.run, self.cursor.memory)
         self.told: list[Trouble | None] = []
         self.follower = Follower(self.tracker, self.cursor, run_dir, NAME, self.told.append)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
-from hydraloop.tracking.record_log import FILENAME
 from hydraloop.tracking.tracker import Finish, LostError
 from tests.tracking.runs import Listed, described_run, log_records
 
@@ -15,7 +14,7 @@ def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path) -> No
     """From `open`, `send` and `finish`; the end is told again, too."""
     tracker = Listed(described_run(tmp_path))
     log_records(tmp_path, 5)
-    cursor = Cursor("tensorboard", {}, FILENAME, finished=True)
+    cursor = Cursor("tensorboard", {}, finished=True)
     troubles: list[object] = []
     follower = Follower(tracker, cursor, tmp_path, "tracker", troubles.append)
     tracker.raises = [LostError(0), None, None, LostError(2), None, LostError(4)]

@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with mlflow_server(tmp_path) as server:
         run = run_in(tmp_path / "run")
-        cursor = Cursor("mlflow", {}, "metrics.jsonl")
+        cursor = Cursor("mlflow", {})
         tracker = MLflowTracker({"tracking_uri": server.uri, "system_metrics": False}, run, cursor.memory)
         (run.run_dir / "tracking").mkdir()
         troubles: list[Trouble | None] = []

@@ -41,7 +41,7 @@ def job(
     description.write(run)
     read = description.read(run_dir)
     assert read is not None
-    cursor = Cursor("mlflow", {"folder": str(folder)}, "metrics.jsonl")
+    cursor = Cursor("mlflow", {"folder": str(folder)})
     tracker = opened(read, cursor.memory)
     log = RecordLog(run_dir / "metrics.jsonl")
     for iteration, value in enumerate(values):

@@ -26,7 +26,7 @@ FINISH = {"finish": {"status": "finished", "error": None, "exit_code": 0}}
 
 
 def _first(**more: Any) -> dict[str, Any]:
-    return {"kind": "tensorboard", "options": {}, "masked": {}, "log": FILENAME, "flush_timeout": 30.0, **more}
+    return {"kind": "tensorboard", "options": {}, "masked": {}, "flush_timeout": 30.0, **more}
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -79,21 +79,19 @@ def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
         assert process.wait(PATIENCE) == LEFT
 
 
-def test_another_log_is_sent_from_its_beginning(tmp_path: Path) -> None:
+def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 5)
-    assert _followed(tmp_path, _first(), {"say": "begin"}, FINISH)[0] == 0
-    (tmp_path / FILENAME).rename(tmp_path / "others.jsonl")
-    log_records(tmp_path, 2)
-    (tmp_path / FILENAME).rename(tmp_path / "records.jsonl")
-    code, said = _followed(tmp_path, _first(log="records.jsonl"), {"say": "begin"}, FINISH)
+    (tmp_path / "tracking").mkdir(exist_ok=True)
+    Cursor("wandb", {}, offset=10, index=3).save(tmp_path, NAME)
+    code, said = _followed(tmp_path, _first(), {"say": "begin"}, FINISH)
     assert code == 0
     assert [message["text"] for message in said if message["kind"] == "remark"] == [
-        "it was tensorboard with the records of metrics.jsonl before; those of records.jsonl are all sent now"
+        "it was wandb before and is tensorboard now: all records are sent again"
     ]
     cursor = Cursor.load(tmp_path, NAME)
     assert cursor is not None
-    assert (cursor.log, cursor.sent, cursor.finished) == ("records.jsonl", 2, True)
+    assert (cursor.kind, cursor.sent, cursor.finished) == ("tensorboard", 5, True)
 
 
 def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
@@ -217,7 +215,7 @@ def test_an_unreadable_cursor_is_none(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_cursor_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     path_of(tmp_path, NAME).mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
-        Cursor("tensorboard", {}, FILENAME).save(tmp_path, NAME)
+        Cursor("tensorboard", {}).save(tmp_path, NAME)
     assert [path.name for path in (tmp_path / "tracking").iterdir()] == [f"{NAME}.cursor.json"]
 
 

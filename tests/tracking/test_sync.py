@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from tests.tracking.runs import attempt, described_run, log_records
 def _run(run_dir: Path, **changes: object) -> Path:
     described_run(run_dir, replace(attempt(), **changes))  # type: ignore[arg-type]
     log_records(run_dir, 3)
-    Cursor("tensorboard", {"pictures": True, "hparams": None}, "metrics.jsonl").save(run_dir, "tensorboard")
+    Cursor("tensorboard", {"pictures": True, "hparams": None}).save(run_dir, "tensorboard")
     return run_dir
 
 
@@ -43,6 +44,16 @@ def test_a_broken_file_is_one_runs_trouble(
         assert code == 1
         assert "a  tensorboard: " in shown
         assert "not all: " in shown
+
+
+def test_a_cursor_that_names_its_record_log_is_followed_on(tmp_path: Path) -> None:
+    """As earlier versions wrote it: without this, all records of such a run would be sent a second time."""
+    Result("finished").write(_run(tmp_path / "a"))
+    path = tmp_path / "a" / "tracking" / "tensorboard.cursor.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "log": "metrics.jsonl", "index": 2}))
+    cursor = Cursor.load(tmp_path / "a", "tensorboard")
+    assert cursor is not None
+    assert cursor.sent == 2
 
 
 def test_a_broken_sweep_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

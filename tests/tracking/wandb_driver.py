@@ -41,7 +41,7 @@ class Driver:
         assert run is not None
         self.run_dir = run_dir
         given = {**OPTIONS, **options}
-        self.cursor = Cursor.load(run_dir, "wandb") or Cursor("wandb", given, FILENAME)
+        self.cursor = Cursor.load(run_dir, "wandb") or Cursor("wandb", given)
         self.tracker = WandbTracker(given, run, self.cursor.memory)
         self.troubles: list[str | None] = []
         self.states: list[str] = []

@@ -17,6 +17,7 @@ from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.result import Best
 from hydraloop.engine.summary import clock, duration, format_start, format_summary, number, shown
 from hydraloop.engine.timing import Timing
+from hydraloop.hooks.logger import LoggerHook
 from hydraloop.tasks.task import Task
 
 
@@ -93,9 +94,8 @@ def test_start_of_an_evaluation(tmp_path: Path) -> None:
 
 def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    engine = _engine(tmp_path / "run", slow=Slow())
+    engine = _engine(tmp_path / "run", slow=Slow(), logger=LoggerHook())
     (tmp_path / "run" / "tf_tracing_logs").mkdir(parents=True)
-    (tmp_path / "run" / "metrics.jsonl").touch()
     engine.train()
     engine.best = Best("loss", 0.03, 3, str(tmp_path / "run" / "checkpoints" / "best_loss_epoch_1.pth"))
     rows = _rows(format_summary(engine))
@@ -106,7 +106,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["test"] == f"loss {engine.test_metrics['loss']:.4f}"
     assert rows["iteration"] == "mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms; 25% of it waiting for data"
     assert rows["hooks"].startswith("6.00s in all, ")
-    assert rows["hooks"].endswith("slow 6.00s (100%)")
+    assert "slow 6.00s (100%), logger " in rows["hooks"]
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
     assert "to go on" not in rows
