@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.masking import looks_secret, mask_text, masked, remember
 from hydraloop.resolving import dumped, resolved
+from hydraloop.run import atomic
 
 _NAME = re.compile(r"[\w.-]+(?=[\"']?[:=])")
 
@@ -53,6 +53,4 @@ def mask_files(paths: Iterable[Path]) -> None:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         hidden = masked(found)
         if hidden != found:
-            unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-            unfinished.write_text(dumped(hidden), encoding="utf-8")
-            unfinished.replace(path)
+            atomic.write_text(path, dumped(hidden))

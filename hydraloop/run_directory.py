@@ -24,6 +24,7 @@ from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.errors import UserError
 from hydraloop.masked_config import masked_yaml
 from hydraloop.masking import masked
+from hydraloop.run import atomic
 
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
@@ -97,7 +98,7 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
     if not begun or not (recorded or _is_hydras(run_dir)):
         folder = next_attempt(run_dir) if begun and resumed else records
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _CONFIG).write_text(masked_yaml(cfg, resolve=False), encoding="utf-8")
+        atomic.write_text(folder / _CONFIG, masked_yaml(cfg, resolve=False))
     within = run_dir.resolve()
     for path in map(Path.resolve, out_dirs):
         with (records / _FOLDERS).open("a", encoding="utf-8") as file:

@@ -9,6 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from hydraloop import run_directory
 from hydraloop.engine.result import FILENAME
+from hydraloop.run import atomic
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Attempt:
         """Undo what an attempt that has failed before its first iteration did to the file."""
         if self.folder is None or not self.result.exists():
             return
-        self.result.replace(self.folder / FILENAME)
-        if self.text is not None:
-            self.result.write_bytes(self.text)
+        if self.text is None:
+            self.result.replace(self.folder / FILENAME)
+            return
+        atomic.write_bytes(self.folder / FILENAME, self.result.read_bytes())
+        atomic.write_bytes(self.result, self.text)

@@ -18,11 +18,8 @@ A checkpoint is a dict::
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX, is_complete
 from hydraloop.errors import UserError
+from hydraloop.run import atomic
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     _check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with written(path) as unfinished, unfinished.open("wb") as file:
+        with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
             torch.save(checkpoint, file)  # to a path it would write that into the file
     except (OSError, RuntimeError) as error:
         raise _of_system(error, path) from error
@@ -77,24 +75,6 @@ def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
     return error if cause is None else OSError(cause.errno, cause.strerror, str(path))
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A path to write a file at, beside its place; afterwards it is flushed to the disk and renamed to `path`.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of it, as after any other error.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield unfinished
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    _flush_directory(path.parent)
 
 
 def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
@@ -302,15 +282,3 @@ def _check_loadable(value: Any, where: str) -> None:
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle; "
             f"keep tensors, numbers, strings, lists and dicts in state_dict()"
         )
-
-
-def _flush_directory(directory: Path) -> None:
-    """Make the rename itself durable (POSIX; elsewhere directories cannot be opened)."""
-    try:
-        handle = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

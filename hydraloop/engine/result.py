@@ -9,13 +9,13 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from hydraloop.masking import mask_text
+from hydraloop.run import atomic
 
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
@@ -70,14 +70,7 @@ class Result:
         """
         shown = replace(self, error=_masked(self.error), reason=_masked(self.reason))
         text = json.dumps(_finite(asdict(shown)), indent=2, allow_nan=False)
-        unfinished = run_dir / f".{FILENAME}.{os.getpid()}.part"
-        try:
-            unfinished.write_text(text + "\n", encoding="utf-8")
-            unfinished.replace(run_dir / FILENAME)
-        except OSError:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
+        atomic.write_text(run_dir / FILENAME, text + "\n")
 
 
 def describe(error: BaseException) -> str:

@@ -15,11 +15,12 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.result import Best
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint_folder import CheckpointFolder, expanded, in_file_name, write_line
+from hydraloop.hooks.checkpoint_folder import CheckpointFolder, expanded, in_file_name
 from hydraloop.hooks.checkpoint_records import BestFile, Records
 from hydraloop.hooks.monitoring import is_better
 from hydraloop.hooks.publishing import check_keys, publish, published_files
 from hydraloop.hooks.save_best import SaveBest
+from hydraloop.run import atomic
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -225,7 +226,7 @@ class CheckpointHook(Hook):
             self._records = before
             raise
         if engine.distributed.is_main:
-            write_line(self._folder.path / LAST_CHECKPOINT, path.name)
+            atomic.write_text(self._folder.path / LAST_CHECKPOINT, f"{path.name}\n")
         kept = self._records.kept
         surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
         self._delete(engine, kept[:surplus])

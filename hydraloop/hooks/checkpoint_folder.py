@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, SUFFIX
 from hydraloop.errors import UserError
+from hydraloop.run import atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class CheckpointFolder:
                 key=key,
                 remedy="Use a folder of its own for each run.",
             )
-        write_line(pointer, str(run_dir))
+        atomic.write_text(pointer, f"{run_dir}\n")
 
     def relative(self, path: Path) -> str:
         """How a checkpoint's state names a file: relative to the folder where it is in it, so that both can move."""
@@ -83,10 +84,3 @@ def expanded(out_dir: str | os.PathLike[str]) -> Path:
 def in_file_name(metric: str) -> str:
     """A metric's name with everything that has a meaning in paths and globs replaced: `val/acc` becomes `val_acc`."""
     return re.sub(r"[^\w.@=+-]", "_", metric)
-
-
-def write_line(path: Path, text: str) -> None:
-    """Write one line, so that the file is at every moment absent, the old or the new one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    unfinished.write_text(f"{text}\n", encoding="utf-8")
-    unfinished.replace(path)

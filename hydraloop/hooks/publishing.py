@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydraloop.engine.checkpoint import evaluation_weights, load, write, written
+from hydraloop.engine.checkpoint import evaluation_weights, load, write
 from hydraloop.engine.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX
 from hydraloop.errors import UserError, suggestion
+from hydraloop.run import atomic
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def _write_safetensors(
     # The format is the kind of tensors, as transformers and others ask for it.
     facts = {"format": "pt"} if meta is None else {"format": "pt", "meta": json.dumps(_plain(meta))}
     try:
-        with written(path) as unfinished:
+        with atomic.replacing(path) as unfinished:
             save_file(_apart(state), unfinished, metadata=facts)
             unfinished.chmod(like.stat().st_mode & 0o777)  # it would be this user's alone
     except SafetensorError as error:  # what the system says is in its text

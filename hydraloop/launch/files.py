@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from hydraloop import run_directory
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, cause
+from hydraloop.run import atomic
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,7 @@ def path_of(folder: Path, attempt: int, rank: int) -> Path:
 
 def put(folder: Path, attempt: int, outcome: Outcome) -> None:
     """Write it, all of it or nothing."""
-    path = path_of(folder, attempt, outcome.rank)
-    unfinished = path.with_suffix(f".{os.getpid()}.part")
-    unfinished.write_text(outcome.to_json(), encoding="utf-8")
-    unfinished.replace(path)
+    atomic.write_text(path_of(folder, attempt, outcome.rank), outcome.to_json())
 
 
 def outcomes(folder: Path, attempt: int | None = None) -> list[Outcome]:

@@ -32,6 +32,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, Terminated
 from hydraloop.launch.training import train
 from hydraloop.masking import mask_text
+from hydraloop.run import atomic
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PRINTING = ("help", "hydra_help", "info", "cfg", "shell_completion", "version")
@@ -209,7 +210,7 @@ def record(job: Job) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and not (attempt() and path.exists()):
         path.parent.mkdir(exist_ok=True)
         noted = {"launcher": _launcher(), "began": job.began, "checkpoint": job.checkpoint}
-        path.write_text(json.dumps(noted), encoding="utf-8")
+        atomic.write_text(path, json.dumps(noted))
 
 
 def earlier(run_dirs: str) -> Launched | None:

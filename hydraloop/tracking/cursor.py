@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydraloop.run import atomic
 from hydraloop.tracking.locks import FOLDER
 
 log = logging.getLogger(__name__)
@@ -46,14 +46,7 @@ class Cursor:
 
     def save(self, run_dir: Path, name: str) -> None:
         """Write it, atomically."""
-        path = path_of(run_dir, name)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-            unfinished.replace(path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+        atomic.write_text(path_of(run_dir, name), json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, run_dir: Path, name: str) -> Cursor | None:

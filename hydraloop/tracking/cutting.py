@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hydraloop.run import atomic
 from hydraloop.tracking.locks import ended
 from hydraloop.tracking.record_log import Position, Reader, cut_torn_line, read_all
 from hydraloop.tracking.tracker import Record
@@ -69,7 +70,7 @@ def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | Non
     number = len(cuts(path)) + 1
     file = f"{path.stem}.cut_{number}{path.suffix}"
     cut = Cut(number, iteration, kept.offset, kept.index, content.count(b"\n"), file)
-    path.with_name(file).write_bytes(content)
+    atomic.write_bytes(path.with_name(file), content)  # on the disk before they leave the log
     with _list_of(path).open("a", encoding="utf-8") as listed:
         listed.write(json.dumps(asdict(cut)) + "\n")
     with path.open("rb+") as opened:

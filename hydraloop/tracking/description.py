@@ -8,15 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.masking import mask_text
+from hydraloop.run import atomic
 from hydraloop.tracking.locks import FOLDER
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 
@@ -184,11 +183,4 @@ def _named(run_dir: Path) -> int:
 
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    except OSError:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
+    atomic.write_text(path, json.dumps(content, indent=1) + "\n")

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from hydraloop.masked_text import MASK
+from hydraloop.run import atomic
 from hydraloop.tracking.tracker import UnusableError
 
 if TYPE_CHECKING:
@@ -176,21 +177,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _create(path: Path) -> None:
     from mlflow import MlflowClient
 
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with _unsynced():
-            MlflowClient(tracking_uri=_SQLITE + str(unfinished))
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        try:
-            os.link(unfinished, path)  # unlike a rename, it spares one that somebody else has made since
-        except FileExistsError:
-            return
-        except OSError:  # a file system without links
-            unfinished.rename(path)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+    with atomic.replacing(path, keep_existing=True) as unfinished, _unsynced():
+        MlflowClient(tracking_uri=_SQLITE + str(unfinished))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from hydraloop.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
+from hydraloop.run import atomic
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import description
 from hydraloop.tracking import mlflow_address as address
@@ -74,9 +75,7 @@ def ensure_parent(
                 tags = runs.parent_tags(sweep, options["tags"])
                 run_id = runs.create(client, experiment_id, _name(sweep), tags, time())
         parents.append({"tracking_uri": address.shown(uri), "experiment": name, "run_id": run_id})
-        unfinished = path.with_name(f".{path.name}.part")
-        unfinished.write_text(json.dumps(parents, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        atomic.write_text(path, json.dumps(parents, indent=1) + "\n")
     return run_id
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.masking import mask_text, remember
+from hydraloop.run import atomic
 from hydraloop.tracking import description
 from hydraloop.tracking.follower import described
 from hydraloop.tracking.locks import FOLDER
@@ -32,7 +33,7 @@ def main(what: str, folder: Path, hook: str) -> int:
     try:
         kept = {**given, "options": given["masked"]}
         del kept["masked"]
-        (folder / FOLDER / _OPTIONS.format(hook)).write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        atomic.write_text(folder / FOLDER / _OPTIONS.format(hook), json.dumps(kept) + "\n")
         if what == "begin":
             _begin(folder, given)
         else:

@@ -1,0 +1,73 @@
+"""Atomic files: after a kill or a power failure, the path has the old file or the whole new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path, *, keep_existing: bool = False) -> Iterator[Path]:
+    """Yield a path to write to. On exit, flush that file to the disk, rename it to `path` and flush the folder.
+
+    Args:
+        path: the file to replace or create. Its folder must exist.
+        keep_existing: do not replace a file that another process has created in the meantime.
+
+    Raises:
+        OSError: the file cannot be written. `path` is unchanged and nothing else is left, as after any other
+            error.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        if not keep_existing or not _linked(unfinished, path):
+            unfinished.replace(path)
+    finally:
+        with suppress(OSError):  # the error that is being raised says more
+            unfinished.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the contents of a file, as UTF-8.
+
+    Raises:
+        OSError: as in `replacing`.
+    """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the contents of a file.
+
+    Raises:
+        OSError: as in `replacing`.
+    """
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def _linked(unfinished: Path, path: Path) -> bool:
+    """Whether `path` is there now, as a link to the file or as another process has made it; False without links."""
+    try:
+        os.link(unfinished, path)  # unlike a rename, it fails if the file exists
+    except FileExistsError:
+        return True
+    except OSError:  # a file system without links
+        return path.exists()
+    return True
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the rename itself. Windows and some network file systems cannot, and the file is whole in any case."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
