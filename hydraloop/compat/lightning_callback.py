@@ -19,7 +19,7 @@ from hydraloop.compat.facade import Context
 from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
 from hydraloop.engine.checkpoint import load
-from hydraloop.engine.evaluation import in_eval_mode
+from hydraloop.engine.modes import in_eval_mode
 from hydraloop.engine.schedule import Every
 from hydraloop.errors import UserError, suggestion
 

@@ -15,8 +15,8 @@ from hydraloop.compat.adapter import (
 from hydraloop.compat.entries import loaded, to_be_saved
 from hydraloop.compat.facade import Context
 from hydraloop.compat.mmengine_runner import Runner
-from hydraloop.engine.evaluation import in_eval_mode
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Priority
+from hydraloop.engine.modes import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
 if TYPE_CHECKING:

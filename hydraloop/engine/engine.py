@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
-from hydraloop.engine import lifecycle, loading, seeding
+from hydraloop.engine import lifecycle, loading, modes, seeding
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_hook, check_lengths, check_trainable
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
@@ -38,7 +38,8 @@ class Engine:
     """One run. `train()` does all of it: load, train, validate, test, `result.json`.
 
     Args:
-        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`.
+        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`. Its modules train in
+            the modes (train or eval) that they have.
         optimizer: over the task's parameters; None where nothing is trained.
         loaders: of batches; moved to the device by the engine.
         hooks: by name, in the order of registration.
@@ -129,6 +130,8 @@ class Engine:
     def train(self) -> Result:
         """The whole run, from before_run to after_run.
 
+        Modules keep the train and eval modes that they have now (`modes.py`): what is in eval mode stays so.
+
         Raises:
             UserError: an option that does not fit, found before the first iteration.
             BaseException: whatever a hook, the task or the data raised, after on_exception, after_train and after_run.
@@ -137,6 +140,7 @@ class Engine:
         with lifecycle.run(self, write_result=True):
             check_trainable(self)
             rng = loading.load(self)  # after_load_checkpoint
+            modes.begin_training(self.task, self.distributed)
             with lifecycle.always(self, at.after_train):
                 self._call(at.before_train)
                 if rng is not None:  # last of all, so that nothing that starts up moves the generators on
@@ -145,7 +149,6 @@ class Engine:
                 self._validate_if_due()
                 while progress.iteration < self.max_iters and not self.stopping:
                     self.resumed_in_epoch = progress.batch_in_epoch > 0
-                    self.task.train()
                     self._call(at.before_train_epoch)
                     self._train_epoch()
                     if progress.batch_in_epoch == 0:

@@ -10,23 +10,12 @@ import torch
 from torch import nn
 
 from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.modes import in_eval_mode
 from hydraloop.engine.parts import Loader, share_of
 from hydraloop.engine.stages import Call
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-
-@contextmanager
-def in_eval_mode(task: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module has its own again: a part that was frozen in eval mode stays so."""
-    modes = [(module, module.training) for module in task.modules()]
-    task.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

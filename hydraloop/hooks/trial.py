@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydraloop.engine import seeding
-from hydraloop.engine.evaluation import in_eval_mode
+from hydraloop.engine.modes import in_eval_mode
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

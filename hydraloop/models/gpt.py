@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hydraloop.engine.modes import in_eval_mode
 from hydraloop.errors import UserError
 
 _STD = 0.02
@@ -132,15 +133,10 @@ class GPT(nn.Module):
             top_k: draw among this many of the most likely tokens, at least 1; None: among all.
             generator: to draw with, on the tokens' device; None: torch's global one.
         """
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
+        with in_eval_mode(self):
             for _ in range(length):
                 logits = self(tokens[:, -self.context :])[:, -1].float()
                 tokens = torch.cat([tokens, _draw(logits, temperature, top_k, generator)], dim=1)
-        finally:
-            for module, training in modes:
-                module.training = training
         return tokens
 
 
