@@ -27,7 +27,7 @@ from hydraloop.engine.modules import WRAP, checkpoint_activations, compile_modul
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.precision import make_precision
 from hydraloop.engine.ranks import connect
-from hydraloop.engine.seeding import seed_everything
+from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
@@ -68,6 +68,7 @@ def build(
     """
     remember_config(cfg)
     _check_options(cfg)
+    use_deterministic_kernels(cfg.engine.deterministic)
     if distributed is None:
         distributed = connect(cfg.distributed, cfg.engine.device)
         if cfg.distributed.nproc_per_node > 1 and distributed.world_size == 1:
@@ -85,8 +86,6 @@ def build(
     settled = _settle(cfg, run_dir, distributed) if resumed is None else resumed
     device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
-    if cfg.engine.deterministic != torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(cfg.engine.deterministic)  # imports torch's compiler, 1 s
     torch.set_num_threads(cfg.engine.threads or _own_threads())
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)

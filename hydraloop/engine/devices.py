@@ -17,10 +17,19 @@ def has_streams(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
+def copies_without_blocking(device: torch.device) -> bool:
+    """Return whether copies from the CPU to such a device may use `non_blocking=True`.
+
+    On MPS, such a copy reads memory that the host may have freed or reused (pytorch issue 139550).
+    """
+    return device.type != "mps"
+
+
 def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], Any]:
     """A function that moves a batch to the device; on the CPU, without `channels_last`, it returns it as it is.
 
-    Copies from pinned memory do not block the host. What is no tensor, list, tuple or mapping stays as it is.
+    Copies from pinned memory do not block the host, except on MPS. What is no tensor, list, tuple or mapping stays as
+    it is.
 
     Args:
         device: where to.
@@ -31,10 +40,12 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
     if device.type == "cpu" and not channels_last:
         return _as_it_is
 
+    non_blocking = copies_without_blocking(device)
+
     def to_device(tensor: Tensor) -> Tensor:
         if channels_last and tensor.dim() in _CHANNELS_LAST and tensor.is_floating_point():
-            return tensor.to(device, non_blocking=True, memory_format=_CHANNELS_LAST[tensor.dim()])
-        return tensor.to(device, non_blocking=True)
+            return tensor.to(device, non_blocking=non_blocking, memory_format=_CHANNELS_LAST[tensor.dim()])
+        return tensor.to(device, non_blocking=non_blocking)
 
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):

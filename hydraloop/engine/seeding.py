@@ -1,12 +1,30 @@
-"""Seeds, and the states of every random number generator a run draws from."""
+"""Seeds, deterministic kernels, and the states of every random number generator a run draws from."""
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 import sys
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
+
+_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def use_deterministic_kernels(wanted: bool) -> None:
+    """Let torch refuse kernels that give other bits on each run, or allow them again. Before the first matrix product.
+
+    With CUDA, torch then also asks for a fixed cuBLAS workspace. It is read from the environment; a value that is there
+    already stays.
+    """
+    if wanted:
+        os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
+    if wanted != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(wanted)  # imports torch's compiler, 1 s
 
 
 def seed_everything(seed: int) -> None:
@@ -29,13 +47,23 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` returned. A device that is not here now is passed over."""
+    """Put back what `rng_state` returned.
+
+    If the number of GPUs has changed, a warning says so and the GPUs' generators keep their states.
+    """
     random.setstate(_as_tuples(state["python"]))
     torch.set_rng_state(state["torch"])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
-    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+    saved, here = len(state.get("cuda", ())), torch.cuda.device_count()
+    if saved and saved == here:
         torch.cuda.set_rng_state_all(state["cuda"])
+    elif saved:
+        log.warning(
+            "the checkpoint has the random generator states of %d GPUs, and there are %d now: what is drawn on a GPU "
+            "differs from an uninterrupted run",
+            saved, here,
+        )  # fmt: skip
 
 
 def of_all_ranks(states: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
+from hydraloop.engine.devices import copies_without_blocking
 from hydraloop.engine.distributed import Distributed, Pending
 
 Share = Callable[[int], tuple[int, int]]
@@ -149,7 +150,8 @@ class Window:
     def _as_tensor(self, count: Any) -> Tensor:
         """A count as a float tensor `[1]` on the device."""
         if isinstance(count, Tensor):
-            return count.detach().reshape(1).to(self._device, torch.float32, copy=True, non_blocking=True)
+            non_blocking = copies_without_blocking(self._device)
+            return count.detach().reshape(1).to(self._device, torch.float32, copy=True, non_blocking=non_blocking)
         return torch.full((1,), float(count), device=self._device)
 
     def _multiply(self, optimizer: optim.Optimizer, factor: float | Tensor) -> None:

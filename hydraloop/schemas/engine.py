@@ -24,7 +24,7 @@ class EngineConf:
     """Whether to run the test set once after training, on the best checkpoint if one was saved, else the last."""
     deterministic: bool = False
     """Whether to refuse kernels that give other bits on each run (`torch.use_deterministic_algorithms`);
-    they are often faster."""
+    they are often faster. Also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""
     check_order: bool = True
     """Whether to refuse hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,20 @@ def test_a_run_resumed_with_more_ranks_ends_its_schedule_with_its_training(tmp_p
     for more, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
         assert steps < more < 2 * steps
         assert lr == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("own", [None, ":16:8"])
+def test_a_deterministic_run_fixes_the_workspace_of_cublas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    """torch refuses matrix products on CUDA without it."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", own or "")
+    if own is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    build(composed(), run_dir=tmp_path / "one")
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == own
+    try:
+        build(composed("engine.deterministic=true"), run_dir=tmp_path / "two")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (own or ":4096:8")

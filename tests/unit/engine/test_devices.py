@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.devices import has_streams, mover, tensors_of
 
@@ -78,3 +79,27 @@ def test_gpus_have_streams() -> None:
     assert has_streams(torch.device("xpu"))
     assert not has_streams(CPU)
     assert not has_streams(torch.device("mps"))
+
+
+class CopiesTo(TorchFunctionMode):
+    """Stands for an accelerator that this machine lacks: notes `non_blocking` of each copy to it, and does not copy."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self.non_blocking: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.to or args[1] != self._device:
+            return func(*args, **(kwargs or {}))
+        self.non_blocking.append(bool((kwargs or {}).get("non_blocking")))
+        return args[0]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("mps", False), ("cuda:0", True)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_copies_to_mps_block_since_it_may_read_freed_memory(device: str, expected: bool, channels_last: bool) -> None:
+    """The decision only: that a blocking copy is whole, only a Mac can show."""
+    with CopiesTo(device) as copies:
+        mover(torch.device(device), channels_last)({"images": torch.rand(2, 3, 4, 5), "labels": torch.ones(2)})
+    assert copies.non_blocking == [expected, expected]

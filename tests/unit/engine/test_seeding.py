@@ -55,3 +55,30 @@ def test_states_go_on_where_they_were_also_from_a_file(tmp_path: Path) -> None:
     seed_everything(9)
     set_rng_state(load(tmp_path / "rng.pth")["rng"])
     assert [_draw(), _draw()] == expected
+
+
+def _gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> list[list[torch.Tensor]]:
+    """Let this machine seem to have GPUs; returns what their generators are set to."""
+    put_back: list[list[torch.Tensor]] = []
+    states = [torch.full((16,), index, dtype=torch.uint8) for index in range(count)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
+    return put_back
+
+
+@pytest.mark.parametrize("now", [0, 1, 2, 3])
+def test_generator_states_of_gpus_are_put_back_or_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, now: int
+) -> None:
+    _gpus(monkeypatch, 2)
+    state = rng_state()
+    put_back = _gpus(monkeypatch, now)
+    set_rng_state(state)
+    warnings = [record.getMessage() for record in caplog.records]
+    if now == 2:
+        assert (put_back, warnings) == ([state["cuda"]], [])
+    else:
+        assert (put_back, len(warnings)) == ([], 1)
+        assert f"states of 2 GPUs, and there are {now} now" in warnings[0]
