@@ -1,12 +1,16 @@
-"""Moving batches to the device: tensors, and lists, tuples, dicts of them; and their layout in memory there."""
+"""Moving batches to the device: tensors, and containers of them; and their layout in memory there."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions: `[N, C, H, W]` and `[N, C, D, H, W]`."""
@@ -28,8 +32,10 @@ def copies_without_blocking(device: torch.device) -> bool:
 def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], Any]:
     """A function that moves a batch to the device; on the CPU, without `channels_last`, it returns it as it is.
 
-    Copies from pinned memory do not block the host, except on MPS. What is no tensor, list, tuple or mapping stays as
-    it is.
+    Moves the tensors in lists, tuples, mappings and dataclasses, which keep their classes; only a mapping that is not a
+    `dict` or `UserDict` becomes a `dict`. An object with a method `to` (a `PackedSequence`, a batch of PyTorch
+    Geometric) moves itself: `to(device, non_blocking=…)`, or `to(device)` if it does not take the option. Everything
+    else stays as it is. Copies from pinned memory do not block the host, except on MPS.
 
     Args:
         device: where to.
@@ -50,27 +56,68 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):
             return to_device(batch)
+        if isinstance(batch, dict | UserDict):  # and transformers' BatchEncoding, whose attributes are used too
+            moved = copy.copy(batch)
+            for name, item in batch.items():
+                moved[name] = move(item)
+            return moved
+        if callable(getattr(type(batch), "to", None)):
+            return _move_itself(batch, device)
         if isinstance(batch, Mapping):
             return {name: move(item) for name, item in batch.items()}
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
             return type(batch)(*(move(item) for item in batch))
         if isinstance(batch, list | tuple):
             return type(batch)(move(item) for item in batch)
+        if _is_dataclass(batch):
+            moved = copy.copy(batch)  # not dataclasses.replace, which calls the constructor again
+            for name, item in _fields_of(batch):
+                object.__setattr__(moved, name, move(item))
+            return moved
         return batch
 
     return move
 
 
-def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Every tensor that `mover` moves."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
+def _move_itself(batch: Any, device: torch.device) -> Any:
+    try:
+        return batch.to(device, non_blocking=copies_without_blocking(device))
+    except TypeError:  # torchvision's ImageList, for example, takes no options
+        return batch.to(device)
+
+
+def leaves_of(batch: Any) -> Iterator[Any]:
+    """Every entry of the containers that `mover` looks into: tensors, strings, packed sequences, other objects."""
+    if isinstance(batch, Mapping):
         for item in batch.values():
-            yield from tensors_of(item)
-    elif isinstance(batch, list | tuple):
+            yield from leaves_of(item)
+    elif isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence):
         for item in batch:
-            yield from tensors_of(item)
+            yield from leaves_of(item)
+    elif _is_dataclass(batch):
+        for _, item in _fields_of(batch):
+            yield from leaves_of(item)
+    else:
+        yield batch
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Every tensor that `mover` moves, except those in objects that move themselves and are not containers."""
+    for leaf in leaves_of(batch):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, PackedSequence):
+            yield from (tensor for tensor in leaf if tensor is not None)
+
+
+def _is_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields that have a value, by name."""
+    names = (field.name for field in dataclasses.fields(value))
+    return ((name, getattr(value, name)) for name in names if hasattr(value, name))
 
 
 def _as_it_is(batch: Any) -> Any:

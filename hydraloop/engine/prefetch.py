@@ -117,6 +117,8 @@ class _SideStream:
         """Let the current stream wait for the copy."""
         current = torch.accelerator.current_stream(self._device)
         current.wait_stream(self._stream)
+        # The memory of objects that move themselves is not reused too early either: `start` waits for the current
+        # stream before it allocates any.
         for tensor in tensors_of(moved):
             if tensor.device == self._device and tensor.layout is torch.strided:
                 # The memory is the side stream's: once freed, nothing may go there before `current` is done with it.

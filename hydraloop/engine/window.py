@@ -83,7 +83,8 @@ class Window:
             if self._size == 0:
                 self._total = sum(self._share(index)[1] for index in range(batch_idx, batch_idx + ahead))
         if self._size == 0:
-            self._divisor = float(self._total or samples * self._length)
+            # For a first batch without samples the guess is that of the window before.
+            self._divisor = float(self._total or samples * self._length or self._divisor)
             self._samples, self._count, self._asks = 0, 0, False
         self._size += 1
         self._samples += self._mine
@@ -142,7 +143,7 @@ class Window:
             else:
                 self._multiply(optimizer, self._divisor / max(count, 1))
         elif self._total is None and self._samples != self._divisor:
-            self._multiply(optimizer, self._divisor / self._samples)
+            self._multiply(optimizer, self._divisor / max(self._samples, 1))
         if tally is not None:
             tally.grad = None
         self._size = 0

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
+from hydraloop.engine.devices import leaves_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.list_states import agree_on_list_states
 from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype
@@ -89,13 +91,24 @@ class Task(nn.Module):
         return {LOSS: self.loss(self.model(inputs), targets)}
 
     def num_samples(self, batch: Any) -> int:
-        """The samples in a batch: the length of the first tensor found in it. No host sync.
+        """Return the number of samples in a batch: the length of its first tensor that has dimensions.
 
-        Called once an iteration, for the weights of an accumulation window.
+        For a `PackedSequence`, the number of its sequences. No host sync. Called once an iteration, for the weights of
+        an accumulation window.
+
+        Raises:
+            UserError: there is no such tensor.
         """
-        while not isinstance(batch, Tensor):
-            batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-        return batch.size(0)
+        for leaf in leaves_of(batch):
+            if isinstance(leaf, Tensor) and leaf.ndim:
+                return leaf.size(0)
+            if isinstance(leaf, PackedSequence):
+                return int(leaf.batch_sizes[0])  # always on the CPU
+        raise UserError(
+            f"a batch ({type(batch).__name__}) has no tensor that tells how many samples there are in it",
+            key="task",
+            remedy=f"Override num_samples(batch) in {type(self).__name__} and return their number.",
+        )
 
     def flops(self, batch: Any) -> int | None:
         """Floating-point operations of the model for one iteration on a batch, backward included: what `mfu` in the
@@ -126,7 +139,12 @@ class Task(nn.Module):
         return {LOSS: loss, "outputs": outputs}
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
-        """Add a batch of `samples` with its mean loss to the metrics; for `evaluate`, no host sync."""
+        """Add a batch of `samples` with its mean loss to the metrics; for `evaluate`, no host sync.
+
+        A batch without samples counts for nothing: the mean of its loss is NaN.
+        """
+        if not samples:
+            return
         self._loss_sums[0] += loss.detach() * samples
         self._loss_sums[1] += samples
         for metric in self.metrics.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.tasks import Task
 from tests.helpers import Batch, at, batches, make_engine, tiny_task
 
 UNEQUAL = [4, 4, 1, 3, 4, 2, 4, 2]
@@ -76,6 +78,33 @@ def test_gradients_and_weights_are_those_of_the_joined_windows(
     for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     assert engine.progress.samples == 2 * sum(UNEQUAL)
+
+
+class Total(Task):
+    """A task that leaves the mean to the engine."""
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        inputs, targets = batch
+        return {"loss": (nn.functional.mse_loss(self.model(inputs), targets, reduction="sum"), len(inputs))}
+
+
+@pytest.mark.parametrize("kind", [Task, Total])
+@pytest.mark.parametrize("empty", [[0], [1], [2], [0, 1], [0, 1, 2, 3], []])
+def test_batches_without_samples_count_for_nothing(tmp_path: Path, empty: list[int], kind: type[Task]) -> None:
+    train = [batches(1, 0 if index in empty else 2 + index, seed=index)[0] for index in range(4)]
+    task = kind(tiny_task().model, nn.MSELoss())
+    engine = make_engine(tmp_path, train=train, task=task, accumulate=2, lr=0.05)
+    engine.train()
+    windows = [[batch for batch in window if len(batch[0])] for window in (train[:2], train[2:])]
+    model = tiny_task().model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, targets in (_joined(window) for window in windows if window):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    assert engine.progress.samples == sum(len(inputs) for inputs, _ in train)
+    for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_max_iters_closes_the_window(tmp_path: Path) -> None:

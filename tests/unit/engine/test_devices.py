@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.devices import has_streams, mover, tensors_of
@@ -19,6 +23,44 @@ META = torch.device("meta")
 class Pair(NamedTuple):
     image: Tensor
     name: str
+
+
+class Encoding(UserDict[str, Any]):
+    """A mapping with attributes, as transformers' BatchEncoding."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("data", "__copy__") or name not in self.data:
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    name: str = "a"
+    length: int = field(init=False, default=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    image: Tensor
+    nested: Sample
+
+
+class MovesItself:
+    """A batch of a class that nobody here knows, as those of PyTorch Geometric or torchvision's ImageList.
+
+    Args:
+        options: names of the options that its `to` takes.
+    """
+
+    def __init__(self, tensor: Tensor, *options: str) -> None:
+        self.tensor, self.options = tensor, options
+
+    def to(self, device: torch.device, **options: Any) -> MovesItself:
+        if not options.keys() <= set(self.options):
+            raise TypeError(f"to() got an unexpected keyword argument {options}")
+        return MovesItself(self.tensor.to(device, **options), *self.options)
 
 
 def batch() -> dict[str, Any]:
@@ -40,6 +82,61 @@ def test_every_tensor_moves_and_the_structure_stays() -> None:
         (META, (1,)),
         (META, (2,)),
     ]
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        UserDict({"image": torch.zeros(2), "name": "a"}),
+        Encoding({"image": torch.zeros(2), "name": "a"}),
+        OrderedDict(image=torch.zeros(2), name="a"),
+        defaultdict(list, image=torch.zeros(2), name="a"),
+    ],
+    ids=lambda mapping: type(mapping).__name__,
+)
+def test_a_mapping_keeps_its_class(mapping: Any) -> None:
+    moved = mover(META)(mapping)
+    assert type(moved) is type(mapping)
+    assert (moved["image"].device, moved["name"]) == (META, "a")
+    assert mapping["image"].device == CPU, "the batch of the loader stays as it is"
+    assert [tensor.device for tensor in tensors_of(moved)] == [META]
+    if isinstance(mapping, Encoding):
+        assert moved.image.device == META
+
+
+def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
+    moved = mover(META)(MappingProxyType({"image": torch.zeros(2)}))
+    assert type(moved) is dict
+    assert moved["image"].device == META
+
+
+def test_a_packed_sequence_stays_one() -> None:
+    packed = pack_sequence([torch.ones(1, 2), torch.ones(3, 2)], enforce_sorted=False)
+    moved = mover(META)([packed, torch.zeros(2)])[0]
+    assert isinstance(moved, PackedSequence)
+    assert (moved.data.device, moved.unsorted_indices.device) == (META, META)
+    assert moved.batch_sizes.device == CPU, "where torch wants them"
+    assert any(tensor is moved.data for tensor in tensors_of(moved))
+
+
+def test_the_fields_of_a_dataclass_move() -> None:
+    sample = Sample(torch.zeros(2), "b")
+    sample.length = 5
+    moved = mover(META)(Frozen(torch.zeros(1), sample))
+    assert isinstance(moved, Frozen)
+    assert isinstance(moved.nested, Sample)
+    assert (moved.image.device, moved.nested.image.device) == (META, META)
+    assert (moved.nested.name, moved.nested.length) == ("b", 5)
+    assert sample.image.device == CPU
+    assert [tuple(tensor.shape) for tensor in tensors_of(moved)] == [(1,), (2,)]
+    assert mover(META)(Sample) is Sample, "a class is not a batch"
+
+
+@pytest.mark.parametrize("options", [(), ("non_blocking",)])
+def test_what_has_a_method_to_moves_itself(options: tuple[str, ...]) -> None:
+    moved = mover(META)({"graph": MovesItself(torch.zeros(2), *options)})["graph"]
+    assert isinstance(moved, MovesItself)
+    assert moved.tensor.device == META
 
 
 def test_a_tensor_alone_is_a_batch() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, Classification, MeanAbsoluteError, R2Score, Regression, Task
@@ -52,6 +55,46 @@ def test_metrics_come_in_order_and_the_loss_is_weighted_by_samples() -> None:
     assert metrics["top2"] == 1.0
     assert metrics["accuracy"] == pytest.approx(2 / 3)
     assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(LOGITS, CLASSES).item())
+
+
+@dataclass
+class Sample:
+    image: Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(3, 2),
+        (torch.zeros(3, 2), torch.zeros(4)),
+        {"image": torch.zeros(3, 2)},
+        (["a", "b", "c"], torch.zeros(3)),
+        (("a", "b", "c"), [], torch.zeros(3)),
+        {"names": ["a", "b", "c"], "id": 7, "image": torch.zeros(3)},
+        {"temperature": torch.tensor(0.5), "image": torch.zeros(3)},
+        UserDict({"image": torch.zeros(3, 2)}),
+        [Sample(torch.zeros(3, 2))],
+        pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]),
+        (pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]), torch.zeros(3)),
+    ],
+    ids=str,
+)
+def test_the_samples_are_those_of_the_first_tensor(batch: Any) -> None:
+    assert Task(nn.Identity(), nn.MSELoss()).num_samples(batch) == 3
+
+
+@pytest.mark.parametrize("batch", [["a", "b"], {"text": "a"}, [[]], 5, [torch.tensor(5)]], ids=str)
+def test_a_batch_whose_samples_nobody_can_count_is_refused(batch: Any) -> None:
+    with pytest.raises(UserError, match="num_samples"):
+        Task(nn.Identity(), nn.MSELoss()).num_samples(batch)
+
+
+def test_a_batch_without_samples_counts_for_nothing_in_an_evaluation() -> None:
+    task = Regression(nn.Identity(), nn.MSELoss(), {"mae": MeanAbsoluteError()})
+    task.reset_metrics()
+    task.evaluate((torch.zeros(0, 1), torch.zeros(0, 1)))
+    task.evaluate((torch.full((2, 1), 3.0), torch.ones(2, 1)))
+    assert task.compute_metrics() == {"mae": 2.0, "loss": 4.0}
 
 
 def test_reset_forgets() -> None:
