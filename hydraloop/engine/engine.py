@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any, cast
 
 from torch import Tensor, nn, optim
@@ -119,6 +120,8 @@ class Engine:
         """Whether no gradients are waiting for an optimizer step."""
         self.began_at = 0
         """The iteration at which this process went on."""
+        self.asked_at = self.data_seconds = 0.0
+        """When training asked for its current batch (`perf_counter`), and how long the batch took to come [s]."""
         self.loaded = False
         """Whether `resume` or `load_from` have been done; they are, once an engine."""
         self._window: Window | None = None
@@ -165,7 +168,7 @@ class Engine:
         """The rest of an epoch, or what is left of it until training ends or stops."""
         at, progress, requests = self.stages, self.progress, self._requests
         by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
-        for batch_idx, batch in enumerate(self.on_device(self.loaders.train, first), start=first):
+        for batch_idx, batch in enumerate(self._train_batches(first), start=first):
             for call in at.before_train_iter:
                 call(self, batch_idx, batch)
             outputs = self.train_iter(batch_idx, batch)
@@ -182,6 +185,14 @@ class Engine:
         check_epoch(self)
         if progress.batch_in_epoch == self.epoch_length:
             progress.epoch, progress.batch_in_epoch = progress.epoch + 1, 0
+
+    def _train_batches(self, first: int) -> Iterator[Any]:
+        """The batches of an epoch from the `first` on, on the device. Measures how long each takes to come."""
+        self.asked_at = perf_counter()
+        for batch in self.on_device(self.loaders.train, first):
+            self.data_seconds = perf_counter() - self.asked_at
+            yield batch
+            self.asked_at = perf_counter()
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
         """One iteration: forward, backward, and at the window's end the optimizer step. No host sync.

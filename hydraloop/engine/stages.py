@@ -140,7 +140,8 @@ class Stages:
         """By name, a cell with the seconds spent in the hook, without those of hooks called from within it."""
         self.news: set[str] = set()
         """Hooks that have been switched off (`on_error=disable`) since somebody last emptied the set."""
-        self._nested = [0.0]
+        self.all_seconds = [0.0]
+        """A cell with the seconds spent in all hooks."""
         self._policies: dict[str, _Policy] = {}
         table: dict[str, list[_Part]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
@@ -153,7 +154,7 @@ class Stages:
                     table[point].append((method, policy, self.seconds[slot.name]))
         for point, parts in table.items():
             groups = [[part] for part in parts] if point in _CLOSING else [parts] if parts else []
-            setattr(self, point, tuple(_one_call(point, group, self._nested) for group in groups))
+            setattr(self, point, tuple(_one_call(point, group, self.all_seconds) for group in groups))
 
     def may_only_raise(self, name: str) -> bool:
         """Whether an error in the hook ends the run, on every rank."""
@@ -181,7 +182,7 @@ class Stages:
         def kept(*args: Any) -> None:
             result[0] = work(*args)
 
-        _one_call(point, [(kept, self._policies[name], self.seconds[name])], self._nested)(*args)
+        _one_call(point, [(kept, self._policies[name], self.seconds[name])], self.all_seconds)(*args)
         return result[0]
 
     @classmethod

@@ -68,9 +68,10 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
         rows["test"] = _metrics(engine.test_metrics)
     timing: Timing | None = engine.messages.read("timing")
     if timing is not None:
+        in_hooks = "" if timing.hook_share is None else f", {timing.hook_share:.0%} in hooks"
         rows["iteration"] = (
             f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
-            f"max {duration(timing.max)}; {timing.data_share:.0%} of it waiting for data"
+            f"max {duration(timing.max)}; {timing.data_share:.0%} of the time waiting for data{in_hooks}"
         )
     rows.update(_hook_times(engine, seconds))
     rows.update(_what_next(engine))

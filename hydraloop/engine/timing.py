@@ -27,7 +27,9 @@ class Timing:
     """Nine in ten iterations took no longer, within 2.2 %."""
     max: float
     data_share: float
-    """The share of the time spent waiting for data, 0 .. 1."""
+    """Share of `total` in the loader and in copying batches to the device, 0 .. 1."""
+    hook_share: float | None
+    """Share of the time in hooks, 0 .. 1, over the iterations that follow another one directly; None without any."""
 
 
 class Durations:

@@ -1,8 +1,10 @@
-"""IterTimerHook: how long iterations take, how much of it is waiting for data, and when training will be done."""
+"""IterTimerHook: how long iterations take, how much of that is waiting for data, and when training will be done."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,31 +14,42 @@ from hydraloop.engine.timing import Durations, Timing
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
+_MOST_FOR_ETA = 500
+"""Latest iterations whose mean the eta is: with many records among them, since a host sync makes their times differ."""
+
 
 class IterTimerHook(Hook):
     """Measures each training iteration and the wait for its batch.
 
-    `time` runs from the end of one iteration to the end of the next, `data_time` is its part up to before_train_iter:
-    waiting for the loader, moving the batch, and what hooks behind this one did after the last iteration. Both go into
-    `engine.messages` in seconds. An iteration after a validation or a checkpoint within its epoch is timed from
-    before_train_iter and has no `data_time`, so neither counts what was done in between.
+    Adds two scalars to `engine.messages`, in seconds. `data_time` is the time that the loader takes to return the
+    batch and that its copy to the device takes on the host. With a copy stream, the host only starts the copy, and
+    loads one batch ahead. `time` is the whole iteration, with its hooks: from the end of the last iteration to the end
+    of this one. The first iteration of an epoch, and one after a validation or a checkpoint, is timed from the moment
+    when its batch is asked for, so that `time` does not contain what was done before. (In MMEngine, `data_time` also
+    contains the time of hooks that run after an iteration.)
 
-    Facts: `eta` (seconds of training left, at the mean of this process's iterations; validation is not in it; None
-    before the first), `timing` (`summary()`). The clock is the host's: on an accelerator, which runs behind, single
-    iterations say how long launching took, their mean how long the device took.
+    Facts: `eta` (seconds of training left, without validation; None before the first iteration), `timing`
+    (`summary()`). `eta` assumes the mean of the latest half of this process's iterations, at most the latest 500. It
+    therefore soon forgets compilation in the first iterations, and follows when the speed changes. (MMEngine uses the
+    mean of all iterations.)
 
-    Mount points: before_run, before_train_epoch, before_train_iter, after_train_iter, before_val,
-    before_save_checkpoint. Priority NORMAL, MMEngine's. No host sync. No state: a resumed run measures its own
-    machine. No options, as in MMEngine.
+    The clock is the host's. An accelerator runs asynchronously, so the time of a single iteration shows how long it
+    took to launch; only the mean shows how long the device took.
+
+    Mount points: before_run, before_train_epoch, after_train_iter, before_val, before_save_checkpoint. Priority
+    NORMAL, MMEngine's. No host sync. No state: a resumed run measures its own machine. No options, as in MMEngine.
     """
 
     priority = Priority.NORMAL
 
     def __init__(self) -> None:
         self._iterations = Durations()
+        self._recent: deque[float] = deque(maxlen=2 * _MOST_FOR_ETA)
         self._waited = 0.0
-        self._end = 0.0
-        self._interrupted = False
+        self._whole = self._in_hooks = 0.0
+        """Seconds of the iterations that nothing interrupted, and of hooks in these."""
+        self._end = self._hooks_then = 0.0
+        self._interrupted = True
 
     def before_run(self, engine: Engine) -> None:
         """Provide `eta` and `timing`."""
@@ -44,36 +57,33 @@ class IterTimerHook(Hook):
         engine.messages.provide("timing", self.summary)
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Begin with the wait for the epoch's first batch, which includes starting the loader's workers."""
-        self._end = perf_counter()
-        self._interrupted = False
-
-    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """The batch is there."""
-        now = perf_counter()
-        if self._interrupted:
-            self._interrupted = False
-            self._end = now
-        else:
-            waited = now - self._end
-            self._waited += waited
-            engine.messages.add("data_time", waited)
-
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """The iteration is done, and the next one begins."""
-        now = perf_counter()
-        taken = now - self._end
-        self._end = now
-        self._iterations.add(taken)
-        engine.messages.add("time", taken)
+        """Time the next iteration from the request for its batch, which starts the loader's workers."""
+        self._interrupted = True
 
     def before_val(self, engine: Engine) -> None:
-        """Something else than an iteration follows."""
+        """Time the next iteration from the request for its batch."""
         self._interrupted = True
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Something else than an iteration follows."""
+        """Time the next iteration from the request for its batch."""
         self._interrupted = True
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Measure the iteration that ends here; the next one begins."""
+        now, waited, hooks = perf_counter(), engine.data_seconds, engine.stages.all_seconds[0]
+        if self._interrupted:
+            self._interrupted = False
+            taken = now - engine.asked_at
+        else:
+            taken = now - self._end
+            self._whole += taken
+            self._in_hooks += hooks - self._hooks_then
+        self._end, self._hooks_then = now, hooks
+        self._waited += waited
+        self._iterations.add(taken)
+        self._recent.append(taken)
+        engine.messages.add("data_time", waited)
+        engine.messages.add("time", taken)
 
     def summary(self) -> Timing | None:
         """Statistics over the iterations of this process so far; None before the first."""
@@ -88,9 +98,12 @@ class IterTimerHook(Hook):
             p90=taken.quantile(0.9),
             max=taken.max,
             data_share=self._waited / taken.total if taken.total else 0.0,
+            hook_share=self._in_hooks / self._whole if self._whole else None,
         )
 
     def _eta(self, engine: Engine) -> float | None:
-        if not self._iterations.count:
+        if not self._recent:
             return None
-        return max(engine.max_iters - engine.progress.iteration, 0) * self._iterations.mean
+        earlier = len(self._recent) // 2
+        mean = sum(islice(self._recent, earlier, None)) / (len(self._recent) - earlier)
+        return max(engine.max_iters - engine.progress.iteration, 0) * mean

@@ -29,7 +29,6 @@ class IterTimerHookConf:
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
         "before_train_epoch",
-        "before_train_iter",
         "after_train_iter",
         "before_save_checkpoint",
         "before_val",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from hydraloop.engine import engine as engine_module
+from hydraloop.engine import stages
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.summary import format_summary
 from hydraloop.engine.timing import Durations
 from hydraloop.hooks import timer
+from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.task import Task
+from tests.helpers import at, logged
 
 
 class Clock:
@@ -85,7 +92,8 @@ def _run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, save: bool = False, **settings: Any
 ) -> tuple[Engine, Watcher]:
     clock = Clock()
-    monkeypatch.setattr(timer, "perf_counter", clock)
+    for module in (timer, engine_module, stages):
+        monkeypatch.setattr(module, "perf_counter", clock)
     model = nn.Linear(2, 1)
     task = SlowTask(model, nn.MSELoss())
     task.clock = clock
@@ -109,10 +117,9 @@ def test_time_and_data_time_of_each_iteration(tmp_path: Path, monkeypatch: pytes
 
 def test_validation_and_checkpoints_are_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, watcher = _run(tmp_path, monkeypatch, save=True, val_by_epoch=False, val_interval=3)
-    # After the checkpoint at 2 and the validations at 3 and 6 only the step is timed; 4 ends an epoch.
-    alone, whole = {"time": 1.0}, {"data_time": 3.0, "time": 4.0}
-    assert watcher.means == [whole, whole, alone, alone, whole, whole, alone, whole]
-    assert engine.messages.read("timing").total == 5 * 4.0 + 3 * 1.0
+    # There is a checkpoint after iteration 2, and validations after 3 and 6; 4 ends an epoch.
+    assert watcher.means == [{"data_time": 3.0, "time": 4.0}] * 8
+    assert engine.messages.read("timing").total == 8 * 4.0
 
 
 def test_eta_counts_the_iterations_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +135,82 @@ def test_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary is not None
     assert summary == engine.messages.read("timing")
     assert (summary.iterations, summary.total, summary.mean, summary.max) == (8, 32.0, 4.0, 4.0)
-    assert summary.data_share == 0.75
+    assert (summary.data_share, summary.hook_share) == (0.75, 0.0)
     assert summary.p50 == pytest.approx(4.0, rel=0.022)
     assert summary.p90 <= summary.max
+
+
+class Sleepy(Dataset[Any]):
+    """Four samples; `seconds` each."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self._seconds)
+        return torch.ones(2), torch.ones(1)
+
+
+def _sleepy_collate(samples: list[Any]) -> Any:
+    time.sleep(_NAP)
+    return default_collate(samples)
+
+
+def _sleepy_move(batch: Any) -> Any:
+    time.sleep(_NAP)
+    return batch
+
+
+_NAP = 0.02
+_SLEEPY: dict[str, tuple[dict[str, Any], bool]] = {
+    # What sleeps, and whether that is waiting for data.
+    "a data set": ({"loader": DataLoader(Sleepy(_NAP))}, True),
+    "collating": ({"loader": DataLoader(Sleepy(), collate_fn=_sleepy_collate)}, True),
+    "the copy": ({"move": _sleepy_move}, True),
+    **{
+        f"a hook at {point}, {'before' if priority < 50 else 'after'} the timer": (
+            {"hook": at(point, lambda engine: time.sleep(_NAP), nth=0, priority=priority)},
+            False,
+        )
+        for point in ("before_train_iter", "after_backward", "after_train_iter")
+        for priority in (20, 80)
+    },
+}
+
+
+@pytest.mark.parametrize("what", _SLEEPY)
+def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps, waiting = _SLEEPY[what]
+    model = nn.Linear(2, 1)
+    engine = Engine(
+        task=Task(model, nn.MSELoss()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders=Loaders(sleeps.get("loader", DataLoader(Sleepy()))),
+        hooks={"timer": IterTimerHook(), "hook": sleeps.get("hook", Hook()), "logger": LoggerHook(interval=4)},
+        settings=Settings(max_epochs=2, device="cpu"),
+        run_dir=tmp_path,
+    )
+    if "move" in sleeps:
+        monkeypatch.setattr(engine, "_move", sleeps["move"])
+    engine.train()
+    timing, records = engine.messages.read("timing"), logged(tmp_path / "metrics.jsonl")
+    assert all(record["time"] > 0.7 * _NAP for record in records)
+    for share in (timing.data_share, *(record["data_time"] / record["time"] for record in records)):
+        assert share > 0.5 if waiting else share < 0.3
+    assert timing.hook_share < 0.3 if waiting else timing.hook_share > 0.5
+
+
+def test_without_two_iterations_in_a_row_the_share_of_hooks_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = _run(tmp_path, monkeypatch, val_by_epoch=False, val_interval=1)
+    assert engine.messages.read("timing").hook_share is None
+    assert "hooks" not in dict(line.split("  ", 1) for line in format_summary(engine).splitlines())["iteration"]
 
 
 def test_before_the_first_iteration_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

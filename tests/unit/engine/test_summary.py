@@ -27,7 +27,9 @@ class Slow(Hook):
     priority = 30
 
     def before_run(self, engine: Engine) -> None:
-        timing = Timing(iterations=6, total=0.03, mean=0.005, p50=0.004, p90=0.0085, max=0.01, data_share=0.25)
+        timing = Timing(
+            iterations=6, total=0.03, mean=0.005, p50=0.004, p90=0.0085, max=0.01, data_share=0.25, hook_share=0.125
+        )
         engine.messages.provide("timing", lambda: timing)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
@@ -104,7 +106,9 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["best"] == "loss 0.0300 at iteration 3, " + os.path.join("run", "checkpoints", "best_loss_epoch_1.pth")
     assert rows["validation"] == f"loss {engine.metrics['loss']:.4f}"
     assert rows["test"] == f"loss {engine.test_metrics['loss']:.4f}"
-    assert rows["iteration"] == "mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms; 25% of it waiting for data"
+    assert rows["iteration"] == (
+        "mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms; 25% of the time waiting for data, 12% in hooks"
+    )
     assert rows["hooks"].startswith("6.00s in all, ")
     assert "slow 6.00s (100%), logger " in rows["hooks"]
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
