@@ -1,112 +1,180 @@
-"""Secrets in what is written: masked in configs, overrides, command lines, and any text. Without torch.
+"""Mask secrets in configs, overrides, command lines, messages and patches before they are written. Imports no torch.
 
-Three things give a secret away: the name in front of it (`secret_names.py`), its own shape (`hf_…`,
-`https://user:password@host`), and that it is known: the value of an environment variable with such a name, or one that
-`remember` was given with the config. Known ones are found wherever they stand, in a traceback, too.
+A value is a secret in three cases: its name ends with words that say so (`looks_secret`), it is the password in a URL,
+or it equals a known secret. Known are the values that `remember` was given with such a name, and those of environment
+variables with such a name. Nothing is recognized by the look of a value or of a sentence.
+
+All patterns take linear time: no match starts inside a word, and repetitions are possessive or bounded.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shlex
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hydraloop.masked_text import MASK, mask_shapes, mask_values, url_passwords
-from hydraloop.secret_names import is_harmless, looks_random, looks_secret, secrecy
+MASK = "***"
 
-__all__ = [
-    "MASK",
-    "looks_secret",
-    "mask_command",
-    "mask_overrides",
-    "mask_text",
-    "masked",
-    "remember",
-    "remember_overrides",
-]
-
+_SECRETS = frozenset(
+    ("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials", "apikey", "apikeys")
+)
+_KEYS = frozenset(("access", "api", "private", "secret"))
+"""Before `key` or `keys`; a `sort_key` is not a secret."""
+_TOKENS = frozenset(("", "access", "api", "auth", "bearer", "refresh", "hf", "github", "wandb"))
+"""Before `token`, or nothing; a `pad_token` is not a secret."""
 _SHORTEST = 8
-"""Characters of a value that is looked for in any text: a shorter one is part of other words."""
-_OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
+"""Characters of a known secret that is searched for in other text; a shorter one is part of ordinary words."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOTALL)
+"""Strings that are not masked under any name."""
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
+_URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{1,20}+://[^\s/@:'\"]{0,200}+:)(?!\$?\{|[<%])([^\s/'\"]{1,500})@")
+_HINT = re.compile("pass|secret|credential|key|token", re.IGNORECASE)
+_NAME = re.compile(
+    r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*+)(?P<separator>\\*+[\"']?\]?[ \t]*+[:=](?![:=])[ \t]*+)"
+)
+_QUOTED = re.compile(r"[rbfRBF]{0,2}(?P<quote>\\*[\"'])(?P<value>(?:[^\\\n]|\\.)*?)(?P=quote)")
+_BARE = re.compile(r"(?![{\[($<%])[^\s\"'`,;&()}\]]++(?:,(?![^\s,=:]*[=:])[^\s\"'`,;&()}\]]++)*+")
+"""Up to the next argument: `a,b` has values of a sweep, `a,n=1` ends at the comma. A placeholder is not a value."""
+_END = re.compile(r"[ \t]*+(?:[,}\])#\n]|\Z)")
+_SETTINGS = re.compile(r"diff --git .*\.(?:ya?ml|json|toml|ini|cfg|env)\"?\n")
 
 _known: tuple[str, ...] = ()
-"""Values that `remember` was given, in every form, the longest first. Replaced, not changed: other threads read it."""
+"""Values that `remember` was given, in every form. Replaced as a whole, because other threads read it."""
+_lock = threading.Lock()
+
+
+@functools.lru_cache(maxsize=8192)
+def looks_secret(key: str) -> bool:
+    """Return whether a name ends with words that name a secret: `db_password`, `wandb_api_key`, `hfToken`, `token`.
+
+    Args:
+        key: a name as in a config, dotted or not, in the environment or on a command line (`--api-key`).
+    """
+    words = [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
+    last, before = words[-1] if words else "", words[-2] if len(words) > 1 else ""
+    if last in ("key", "keys"):
+        return before in _KEYS
+    return before in _TOKENS if last == "token" else last in _SECRETS
 
 
 def masked(config: Any) -> Any:
-    """The same structure with everything secret in it replaced by `***`.
+    """Return the same structure with each secret replaced by `***`.
+
+    Numbers, bools, None and interpolations (`${oc.env:API_KEY}`) stay under every name. A mapping under a name of a
+    secret (`credentials`) is masked as a whole, except `_target_` and the like; `token` names a string only.
 
     Args:
-        config: a plain container, resolved or not. Under a secret key, strings are masked, also those in lists and
-            mappings; never a number, a bool, None, an interpolation (`${oc.env:API_KEY}`), nor what Hydra reads
-            (`_target_`). All other strings are masked as text, and those in lists as overrides.
+        config: a plain container, resolved or not.
     """
-    return _masked(config, "", tuple(_all_known()))
+    return _masked(config, tuple(_known_values()), secret=False)
 
 
-def _masked(node: Any, key: str, known: Sequence[str], *, in_list: bool = False) -> Any:
+def _masked(node: Any, known: Sequence[str], *, secret: bool) -> Any:
     if isinstance(node, Mapping):
-        return {name: _masked(value, _below(key, name), known) for name, value in node.items()}
+        return {name: _masked(value, known, secret=_is_secret(name, value, secret)) for name, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_masked(item, key, known, in_list=True) for item in node]
+        return [_masked(item, known, secret=secret) for item in node]
     if not isinstance(node, str):
         return node
-    if looks_secret(key):
-        return node if is_harmless(node) else MASK
-    return _mask_override(node, known) if in_list else _mask_text(node, known)
+    return MASK if secret and not _PLAIN.fullmatch(node) else _mask_override(node, known)
 
 
-def _below(key: str, name: object) -> str:
-    """What an entry of a mapping is called: one in a surely secret mapping is as secret."""
-    return f"{key}.{name}" if secrecy(key) == "sure" else str(name)
+def _is_secret(name: object, value: Any, above: bool) -> bool:
+    """Whether an entry of a mapping is a secret, as one itself or below one."""
+    if above:
+        return not str(name).startswith("_")
+    return looks_secret(str(name)) and not (isinstance(value, Mapping) and str(name).lower().endswith("token"))
 
 
 def mask_text(text: str) -> str:
-    """The text with everything secret in it replaced by `***`: a message, a traceback, YAML, a diff.
+    """Return a message, traceback or YAML text with each secret replaced by `***`.
 
-    Masked are known values; well-known kinds of tokens; the password in a URL; what stands behind a secret name
-    (`api_key=…`, `"api_key": "…"`, `--api-key …`, `Authorization: Bearer …`, `?token=…`), unless it is plainly code
-    (`token=get_token()`). In linear time.
+    Besides known secrets and passwords in URLs, the values after a secret name are masked: `api_key=…`,
+    `"api_key": "…"`, and `api_key: …` where the value ends the line or the entry.
     """
-    return _mask_text(text, _all_known())
+    return _mask_text(text, _known_values())
 
 
-def _mask_text(text: str, known: Iterable[str]) -> str:
+def mask_patch(diff: str) -> str:
+    """Return a git diff with each secret replaced by `***`.
+
+    In code, only known secrets and passwords in URLs are masked: a patch that reads `token=***` does not apply.
+    Files of settings (YAML, JSON, TOML, ini, .env) are masked like any text.
+    """
+    known = tuple(_known_values())
+    files = re.split(r"(?m)^(?=diff --git )", diff)
+    return "".join(_mask_text(one, known) if _SETTINGS.match(one) else _mask_known(one, known) for one in files)
+
+
+def _mask_known(text: str, known: Iterable[str]) -> str:
     for value in known:
         if value in text:
             text = text.replace(value, MASK)
-    return mask_values(mask_shapes(text))
+    return _URL.sub(rf"\1{MASK}@", text) if "://" in text else text
+
+
+def _mask_text(text: str, known: Iterable[str], *, colon: bool = True) -> str:
+    text = _mask_known(text, known)
+    if not _HINT.search(text):
+        return text
+    parts, done = [], 0
+    for found in _NAME.finditer(text):
+        if found.start() >= done and looks_secret(found["name"]):
+            span = _value(text, found, colon=colon)
+            if span is not None:
+                parts += [text[done : span[0]], MASK]
+                done = span[1]
+    return "".join([*parts, text[done:]])
+
+
+def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | None:
+    """Return where the value after a secret name begins and ends; None if it has none, or one that stays."""
+    quoted = _QUOTED.match(text, name.end())
+    if quoted is not None:
+        return None if _PLAIN.fullmatch(quoted["value"]) else quoted.span("value")
+    blank = name["separator"][-1].isspace()
+    if "=" in name["separator"]:
+        is_value = not blank  # `token = next(tokens)` is code
+    elif blank:
+        is_value = colon and "." not in name["name"]  # `hooks.mine.api_key: missing` is a message
+    else:
+        is_value = colon and text[max(0, name.start() - 1)] in "{,"
+    bare = _BARE.match(text, name.end()) if is_value else None
+    if bare is None or _PLAIN.fullmatch(bare[0]) or _NUMBER.fullmatch(bare[0]):
+        return None
+    sentence = ":" in name["separator"] and blank and _END.match(text, bare.end()) is None
+    return None if sentence else bare.span()
 
 
 def mask_overrides(overrides: Iterable[str]) -> list[str]:
-    """Overrides of Hydra's as typed, `+hooks.mine.api_key=…`: the whole value of a secret key is masked."""
-    known = tuple(_all_known())
+    """Return overrides as typed, `+hooks.mine.api_key=…`, with the whole value of each secret replaced by `***`."""
+    known = tuple(_known_values())
     return [_mask_override(line, known) for line in overrides]
 
 
 def _mask_override(line: str, known: Sequence[str]) -> str:
     found = _OVERRIDE.fullmatch(line)
-    if found is None:
-        return _mask_text(line, known)
-    value = found["value"]
-    if not looks_secret(found["name"]):
-        return found["key"] + mask_values(_mask_text(value, known), strict=value[0] in "{[")
-    plain = value.strip("'\"")
-    return line if is_harmless(plain) or _NUMBER.fullmatch(plain) else found["key"] + MASK
+    if found is None or not looks_secret(found["name"]):
+        return _mask_text(line, known, colon=found is not None and found["value"][0] in "{[")
+    stays = _PLAIN.fullmatch(found["value"]) or _NUMBER.fullmatch(found["value"])
+    return line if stays else found["key"] + MASK
 
 
 def mask_command(arguments: Sequence[str]) -> str:
-    """A command line, quoted as a shell needs it.
+    """Return a command line, quoted as a shell needs it, with each secret replaced by `***`.
 
     Args:
-        arguments: `sys.argv`, or the like; overrides and flags (`--api-key`, its value the next one) are both known.
+        arguments: as in `sys.argv`: overrides, and flags whose value is the next argument (`--api-key …`).
     """
-    shown, secret, known = [], False, tuple(_all_known())
+    shown, secret, known = [], False, tuple(_known_values())
     for line in arguments:
         shown.append(MASK if secret and not line.startswith("-") else _mask_override(line, known))
         secret = line.startswith("--") and "=" not in line and looks_secret(line)
@@ -114,59 +182,54 @@ def mask_command(arguments: Sequence[str]) -> str:
 
 
 def remember(config: Any) -> None:
-    """Know a config's secrets from now on in this process: `mask_text` finds them wherever they stand.
+    """Make a config's secrets known in this process, so that they are masked in any text.
 
     Args:
-        config: a plain container, resolved. A value of less than 8 characters is not looked for elsewhere; nor is
-            one whose key is not surely a secret's (`sort_key`), unless it looks random.
+        config: a plain container, resolved. Values of fewer than 8 characters are not searched for in other text.
     """
     global _known
-    found = {form for value in _secrets(config, "") for form in _forms(value)}
-    if not found.issubset(_known):
-        _known = tuple(sorted(found.union(_known), key=len, reverse=True))
+    found = {form for value in _secrets(config, "", secret=False) for form in _forms(value)}
+    with _lock:
+        _known = tuple(found.union(_known))
 
 
 def remember_overrides(overrides: Iterable[str]) -> None:
-    """Know the secrets of overrides, or of anything else of the form `key=value`, before they are a config."""
+    """Make the secrets of overrides, or of anything else of the form `key=value`, known before they are a config."""
     for line in overrides:
         found = _OVERRIDE.fullmatch(line)
         if found is not None:
-            remember({found["name"].lstrip("-"): found["value"].strip("'\"")})
+            remember({found["name"]: found["value"].strip("'\"")})
 
 
-def _secrets(node: Any, key: str) -> Iterator[str]:
+def _secrets(node: Any, key: str, *, secret: bool) -> Iterator[str]:
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _secrets(value, _below(key, name))
+            yield from _secrets(value, str(name), secret=_is_secret(name, value, secret))
     elif isinstance(node, list | tuple):
         for item in node:
-            yield from _secrets(item, key)
+            yield from _secrets(item, key, secret=secret)
     elif isinstance(node, str):
-        if _is_worth_finding(key, node):
-            yield node
-        yield from (password for password in url_passwords(node) if _is_worth_finding("password", password))
+        values = [found[2] for found in _URL.finditer(node)] + ([node] if secret else [])
+        yield from (value for value in values if _is_worth_finding(value) and not (key == "token" and value.isalpha()))
 
 
-def _is_worth_finding(key: str, value: str) -> bool:
-    found = secrecy(key)
-    if found == "none" or len(value) < _SHORTEST or is_harmless(value):
-        return False
-    if value.isalpha() and looks_secret(value):  # `password`, of a database on one's own machine: it is in every text
-        return False
-    return found == "sure" or looks_random(value)
+def _is_worth_finding(value: str) -> bool:
+    """Whether a secret is searched for in any text; `password`, of a database on the same machine, would be in all."""
+    word = value.isalpha() and looks_secret(value)
+    return len(value) >= _SHORTEST and not word and not _PLAIN.fullmatch(value)
 
 
-def _forms(value: str) -> set[str]:
-    """A value as it is, and as it stands in URLs, JSON and Python."""
-    if value.isalnum():
-        return {value}
-    return {value, quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]}
+@functools.lru_cache(maxsize=256)
+def _forms(value: str) -> frozenset[str]:
+    """Return a value as it is, and as it is written in URLs, JSON and Python."""
+    return frozenset((value, quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]))
 
 
-def _all_known() -> Iterator[str]:
-    yield from _known
-    for name in os.environ:
-        if looks_secret(name):
-            value = os.environ.get(name, "")
-            if _is_worth_finding(name, value) and not (value.startswith("/") and os.path.exists(value)):
-                yield from sorted(_forms(value), key=len, reverse=True)
+def _known_values() -> list[str]:
+    """Return all known secrets, the longest first, since one may be part of another."""
+    found = set(_known)
+    for name, value in os.environ.items():
+        named = looks_secret(name) or name.upper().endswith("_TOKEN")  # MLFLOW_TRACKING_TOKEN, AWS_SESSION_TOKEN
+        if named and _is_worth_finding(value) and not (value.startswith("/") and os.path.exists(value)):
+            found |= _forms(value)
+    return sorted(found, key=len, reverse=True)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from hydraloop.masked_text import MASK
+from hydraloop.masking import MASK
 from hydraloop.run import atomic
 from hydraloop.tracking.tracker import UnusableError
 

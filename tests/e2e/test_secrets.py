@@ -34,7 +34,7 @@ class Service(Hook):
 
     priority = 10
 
-    def __init__(self, *, api_key: str, url: str = "", fail: bool = False) -> None:
+    def __init__(self, *, api_key: str, url: str = "", fail: bool = False, **ordinary) -> None:
         self.api_key, self.url, self.fail = api_key, url, fail
 
     def before_run(self, engine) -> None:
@@ -61,6 +61,17 @@ CHANGED = "user.yaml"
 QUICK = ("experiment=spirals", "engine.max_epochs=1", "engine.test=false")
 HOOK = "+hooks.mine._target_=my_project.service.Service"
 KEY = f"+hooks.mine.api_key={TYPED}"
+ORDINARY = {
+    "gt_key": "masks",
+    "key": "image",
+    "sort_key": "name",
+    "attention_token": "cls",
+    "prompt_token": "<image>",
+    "num_tokens": 5,
+    "password_strength.minimum": "good",
+    "password_strength.words": ["password", "secret"],
+}
+"""Options that are no secrets, whatever they are called."""
 
 
 @pytest.fixture
@@ -90,9 +101,17 @@ def digest(secret: str) -> str:
 
 def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     url = "https://me:hunter2-url@host/"
+    ordinary = [f"+hooks.mine.{name}={json.dumps(value)}" for name, value in ORDINARY.items()]
     _commit_then_change(project, CHANGED, "password: uncommitted\n")
     commands = [
-        [*QUICK, HOOK, KEY, f"+hooks.mine.url={url}", "default_hooks.checkpoint.published_keys=[meta,state_dict]"],
+        [
+            *QUICK,
+            HOOK,
+            KEY,
+            *ordinary,
+            f"+hooks.mine.url={url}",
+            "default_hooks.checkpoint.published_keys=[meta,state_dict]",
+        ],
         [*QUICK, HOOK, "+hooks.mine.api_key=${oc.env:MY_SECRET_TOKEN}", "+hooks.mine.fail=true"],
         [*QUICK, HOOK, KEY, "+hooks.mine.fail=true", "hydra/job_logging=default"],
         ["-m", *QUICK, HOOK, f"+hooks.mine.api_key={TYPED},hunter2-other", "+engine.no_such=1"],
@@ -107,10 +126,14 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     assert [seen(job)[0] for job in project.jobs] == [digest(TYPED), digest("hunter2-other")]
     assert whole.config.hooks.mine.api_key == "***"
     assert whole.config.hooks.mine.url == "https://me:***@host/"
+    assert {name: OmegaConf.select(whole.config.hooks.mine, name) for name in ORDINARY} == ORDINARY
     overrides = OmegaConf.load(whole.path / ".hydra" / "overrides.yaml")
+    assert [line for line in overrides if "=" in line and line.split("=")[1] == "***"] == ["+hooks.mine.api_key=***"]
     assert "+hooks.mine.api_key=***" in overrides
     meta = torch.load(whole.path / "checkpoints" / whole.checkpoints[0], weights_only=True)["meta"]
-    assert OmegaConf.create(meta["config"]).hooks.mine.api_key == "***"
+    kept = OmegaConf.create(meta["config"]).hooks.mine
+    assert kept.api_key == "***"
+    assert {name: OmegaConf.select(kept, name) for name in ORDINARY} == ORDINARY
     assert "connecting with ***" in whole.log
     assert "going to ***@host/" in whole.log  # a password in a URL is known, too
     assert "+password: ***" in whole.result["git"]["diff"]
