@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -125,7 +125,7 @@ class _App:
     def run(self, argv: Sequence[str]) -> None:
         argv, dry_run = arguments.take_dry_run(argv)
         remember_overrides(argv)
-        args = get_args_parser().parse_intermixed_args(argv)  # Hydra itself takes no `key=a -m key=b`
+        args = arguments.read(argv)
         if args.experimental_rerun is not None:
             raise UserError(
                 "it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir."
@@ -356,13 +356,18 @@ def _mode_is_multirun(lines: Sequence[str], composer: composing.Composer) -> boo
 
 def _is_constant(cfg: DictConfig) -> bool:
     """Whether the config files name one run directory, not a new one for each start."""
-    written = OmegaConf.to_container(cfg.hydra.run, resolve=False)
-    return isinstance(written, dict) and not any(new in str(written["dir"]) for new in ("${now:", "${run_id:"))
+    return not any(new in _written(cfg) for new in ("${now:", "${run_id:"))
+
+
+def _written(cfg: DictConfig) -> str:
+    """`hydra.run.dir` with its interpolations."""
+    run: Any = OmegaConf.to_container(cfg.hydra.run, resolve=False)
+    return str(run["dir"])
 
 
 def _pattern(cfg: DictConfig, directory: Path) -> str:
     """Where other starts of the same command line have their run directories, as of `Path.glob`."""
-    written = Path(str(cfg.hydra.run._get_node("dir")._value())).parts
+    written = Path(_written(cfg)).parts
     parts = directory.absolute().parts
     if len(written) > len(parts):
         return str(directory.absolute())

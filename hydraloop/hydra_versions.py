@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import hydra
+from hydra.core.utils import configure_log as hydra_configure_log
 from hydra.utils import instantiate as hydra_instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 IS_1_3 = hydra.__version__.startswith("1.3")
+
+BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
+"""What every way to start Hydra takes; 1.4 has removed it."""
 
 _LOGGING = [
     "hydraloop.cli.console.ConsoleHandler",
@@ -20,8 +24,8 @@ _LOGGING = [
 
 
 def main_options() -> dict[str, Any]:
-    """Keyword arguments of `hydra.main`: 1.4 has done away with `version_base`, and asks what logging may name."""
-    return {"version_base": "1.3"} if IS_1_3 else {"execution_whitelist": _LOGGING}
+    """Keyword arguments of `hydra.main`; 1.4 also asks what logging may name."""
+    return BASE if IS_1_3 else {"execution_whitelist": _LOGGING}
 
 
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:
@@ -32,6 +36,19 @@ def instantiate(node: Any, allowed: Sequence[str]) -> Any:
     """
     options: dict[str, Any] = {} if IS_1_3 else {"_execution_whitelist_": list(allowed)}
     return hydra_instantiate(node, _convert_="all", **options)
+
+
+def configure_log(config: DictConfig | None, verbose: bool | str | list[str]) -> None:
+    """Set up logging as Hydra does for a job; 1.4 also asks what it may name.
+
+    Args:
+        config: Hydra's `job_logging`; None: Hydra's own default.
+        verbose: Hydra's `verbose`.
+    """
+    options: dict[str, Any] = {} if IS_1_3 else {"execution_whitelist": _LOGGING}
+    hydra_configure_log(
+        cast(Any, config), OmegaConf.create(verbose) if isinstance(verbose, list) else verbose, **options
+    )
 
 
 def register_resolver(name: str, resolver: Callable[[], str]) -> None:

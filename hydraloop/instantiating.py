@@ -69,7 +69,7 @@ def _locate(name: str, key: str) -> Any:
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
     """Every node with `_target_` in and under `node`, with its key."""
-    if isinstance(node, DictConfig) and not node._is_none():
+    if isinstance(node, DictConfig):
         if "_target_" in node:
             yield key, node
         for name in node:
@@ -77,7 +77,7 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
                 yield from _targets(node[name], f"{key}.{name!s}")
             else:
                 raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
-    elif isinstance(node, ListConfig) and not node._is_none():
+    elif isinstance(node, ListConfig):
         for index, item in enumerate(node):
             yield from _targets(item, f"{key}[{index}]")
 

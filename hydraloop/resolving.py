@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -44,11 +45,16 @@ def dumped(plain: Any) -> str:
 
 
 class _Dumper(yaml.Dumper):
-    """Writes strings in quotes that OmegaConf would read as numbers, besides those that YAML itself would."""
+    """Writes what OmegaConf reads back unchanged."""
 
 
-_Dumper.add_implicit_resolver(
+_Dumper.add_implicit_resolver(  # strings that OmegaConf, but not YAML, would read as numbers are in quotes
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?\.?[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?$"),
     list("-+.0123456789"),
+)
+_Dumper.add_representer(tuple, _Dumper.represent_list)  # OmegaConf 2.4 returns some
+_Dumper.add_multi_representer(  # Python 3.13 has another name for the class, which OmegaConf 2.3 does not read
+    PurePath,
+    lambda dumper, path: dumper.represent_sequence("tag:yaml.org,2002:python/object/apply:pathlib.Path", [str(path)]),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
+from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
@@ -20,6 +22,12 @@ DRY_RUN = "--dry-run"
 def take_dry_run(argv: Sequence[str]) -> tuple[list[str], bool]:
     """The arguments without `--dry-run`, and whether it was among them."""
     return [argument for argument in argv if argument != DRY_RUN], DRY_RUN in argv
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Hydra's own flags and the overrides. Raises SystemExit with argparse's message, as Hydra does."""
+    parsed: argparse.Namespace = get_args_parser().parse_intermixed_args(argv)  # also takes `key=a -m key=b`
+    return parsed
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_automatic_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -60,9 +60,20 @@ class Composer:
         return [group for group in loader.list_groups("") if group not in ("hydra", "hydraloop")]
 
 
+class _ExtraFolder(SearchPathPlugin):
+    """Adds Hydra's --config-dir to the search path while a composer is open."""
+
+    folder: Path | None = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra for each search path that it makes."""
+        if self.folder is not None:
+            search_path.append("command-line", f"file://{self.folder.resolve()}")
+
+
 @contextmanager
 def opened(folder: Path, name: str, extra_folder: Path | None = None) -> Iterator[Composer]:
-    """A composer over `folder`, and over `extra_folder` (Hydra's --config-dir) before it; closed afterwards.
+    """Open a composer over `folder` and then over `extra_folder` (Hydra's --config-dir), and close it at the end.
 
     Raises:
         UserError: a folder does not exist.
@@ -71,15 +82,14 @@ def opened(folder: Path, name: str, extra_folder: Path | None = None) -> Iterato
         if path is not None and not path.is_dir():
             raise UserError(f"there is no folder {path}", key=key, remedy="Make it, with a config.yaml in it.")
     register_resolvers()
-    search_path = create_automatic_config_search_path(None, "hydraloop", str(folder))
-    if extra_folder is not None:
-        search_path.prepend("command-line", f"file://{extra_folder.resolve()}", SearchPathQuery(provider="schema"))
+    Plugins.instance().register(_ExtraFolder)
     GlobalHydra.instance().clear()
-    Hydra.create_main_hydra2("train", search_path)
+    _ExtraFolder.folder = extra_folder
     try:
-        yield Composer(name)
+        with hydra.initialize_config_dir(str(folder.absolute()), "train", **hydra_versions.BASE):
+            yield Composer(name)
     finally:
-        GlobalHydra.instance().clear()
+        _ExtraFolder.folder = None
 
 
 @contextmanager

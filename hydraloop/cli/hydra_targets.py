@@ -21,6 +21,7 @@ from hydraloop.errors import UserError
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")
 _PLUGINS = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hydra_plugins")
+"""Packages of Hydra's own classes and of its plugins; Hydra has no public name for the first."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
@@ -118,5 +119,5 @@ def _resolved(node: Any, name: Any) -> Any:
         return node[name]
     except OmegaConfBaseException:
         # Hydra fills some in: a path or a number, in text.
-        raw = node._get_node(name)
-        return None if not called and raw is not None and _SET_BY_HYDRA.match(str(raw._value())) else _UNKNOWN
+        raw: Any = OmegaConf.to_container(node, resolve=False)
+        return None if not called and _SET_BY_HYDRA.match(str(raw[name])) else _UNKNOWN

@@ -148,11 +148,15 @@ def _select(cfg: DictConfig, key: str) -> Any:
         return None
 
 
-def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    """The full keys of all values."""
-    for name, value in node.items_ex(resolve=False):
-        if name != "hydra" and isinstance(value, DictConfig) and not value._is_none() and not value._is_missing():
-            yield from _leaves(value, f"{prefix}{name!s}.")
+def _leaves(cfg: DictConfig) -> Iterator[str]:
+    """The full keys of all values; `hydra` counts as one."""
+    return _keys(OmegaConf.to_container(cfg, resolve=False), "")
+
+
+def _keys(node: Any, prefix: str) -> Iterator[str]:
+    for name, value in node.items():
+        if name != "hydra" and isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name!s}.")
         else:
             yield f"{prefix}{name!s}"
 

@@ -76,7 +76,7 @@ def _copied(value: Any, versions: dict[int, int]) -> Any:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often torch has seen the tensor written to; a write through `.data` it does not see."""
+    """How often the tensor was written to, except through `.data`; torch has no public name for this counter."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -65,6 +65,7 @@ class FP16(Autocast):
         self._scaler = torch.amp.GradScaler(
             self.device.type, self.scale, self._growth_factor, self._backoff_factor, self._growth_interval
         )
+        # The key of the state dict; torch has no function that sets the number.
         self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": good_steps})
         self._unscaled = self._has_gradients = False
 

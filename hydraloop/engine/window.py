@@ -169,4 +169,5 @@ class Window:
         if gradients:
             if isinstance(factor, Tensor):
                 factor = factor.to(gradients[0].device)  # shards may wait in host memory
+            # torch documents the _foreach_ functions, as beta. On a GPU they are few kernels, not one for each tensor.
             torch._foreach_mul_(gradients, factor)

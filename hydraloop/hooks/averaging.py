@@ -151,6 +151,7 @@ class Averaged:
         """Move every average towards the model's value: `average += weight * (value - average)`. No host sync."""
         averages, values = self._floats
         if averages:
+            # torch documents the _foreach_ functions, as beta. On a GPU they are few kernels, not one for each tensor.
             torch._foreach_lerp_(averages, values, weight)
         averages, values = self._narrow
         if averages:

@@ -52,6 +52,7 @@ def try_test(engine: Engine, batch: Any) -> None:
 
 def can_try(engine: Engine) -> bool:
     """Whether a step more is harmless: a model in shards needs all ranks, a compiled one a compilation for its size."""
+    # torch has no public way to ask whether a module is compiled, by module.compile() or by torch.compile(module).
     compiled = any(
         getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
         for module in engine.task.modules()

@@ -7,11 +7,11 @@ import logging.config
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hydra.core.utils import configure_log
 from omegaconf import OmegaConf
 
+from hydraloop import hydra_versions
 from hydraloop.cli.console import MaskingFormatter, mask_handlers
 from hydraloop.launch.job import Job
 
@@ -27,7 +27,7 @@ def configure(job: Job, rank: int) -> None:
     """Set up logging as the job says; for a rank other than 0, send it and all output, native code's too, to a file."""
     if rank == 0:
         config = None if job.logging is None else OmegaConf.create(_appending(job.logging))
-        configure_log(cast(Any, config), cast(Any, job.verbose))
+        hydra_versions.configure_log(config, job.verbose)
         mask_handlers()
         return
     file = path(job, rank)

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra._internal.utils import get_args_parser
 
 from hydraloop import run_directory
-from hydraloop.cli.arguments import take_dry_run
+from hydraloop.cli.arguments import read, take_dry_run
 from hydraloop.engine.result import Result
 from hydraloop.launch import rank_log
 from hydraloop.launch.ending import Ending, leave
@@ -169,7 +168,7 @@ def _prints(argv: Sequence[str]) -> bool:
     argv, dry_run = take_dry_run(argv)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            args = get_args_parser().parse_intermixed_args(argv)
+            args = read(argv)
     except SystemExit as error:
         if error.code:
             sys.exit(1)

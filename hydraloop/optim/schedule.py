@@ -271,6 +271,7 @@ class Schedule:
         if adds:
             log.warning("%s: its eta_min is above 0 and another schedule overlaps it: with another length the product "
                         "of the two is taken, which is not quite what a whole run has", self.key)  # fmt: skip
+        # What get_last_lr() returns; torch has no function that sets it.
         scheduler._last_lr = [
             group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             for group in scheduler.optimizer.param_groups

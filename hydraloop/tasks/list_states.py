@@ -50,6 +50,7 @@ def _cat_states(metrics: Iterable[Any]) -> Iterator[tuple[Any, str]]:
         for part in metric.modules() if isinstance(metric, torch.nn.Module) else ():
             if isinstance(part, torchmetrics.Metric) and part.sync_on_compute:
                 for name, state in part.metric_state.items():
+                    # Given to the public add_state(); torchmetrics has no function that returns it.
                     if isinstance(state, list) and part._reductions[name] is cat:
                         yield part, name
 

@@ -1,4 +1,4 @@
-"""The other frameworks, installed where only the scripts of these tests see them."""
+"""Other frameworks, and another version of Hydra, installed where only the processes of these tests see them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ PACKAGES = {
         "opencv-python-headless==5.0.0.93",
     ),
     "lightning": ("lightning==2.6.6", "lightning-utilities==0.15.3"),
+    "hydra": ("hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1"),
 }
 """What each needs beside what hydraloop needs, torch above all, which the scripts take from this environment."""
 _SECONDS = 300

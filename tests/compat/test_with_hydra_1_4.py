@@ -1,0 +1,71 @@
+"""The command line with hydra-core 1.4.0rc3 and its omegaconf, in place of the versions in this environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.compat.packages import environment
+from tests.e2e.projects import Done, Project
+
+pytestmark = pytest.mark.slow
+
+SECRET = "9f86d081884c7d659a2feaa0"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project.make(tmp_path / "project")
+
+
+def train(project: Project, *arguments: str, code: int = 0) -> Done:
+    """Any deprecation is an error: 1.4 has deprecated much of what 1.3 takes."""
+    variables = {**environment("hydra"), "MY_API_KEY": SECRET}
+    done = project.python("-W", "error::DeprecationWarning", "train.py", *arguments, **variables)
+    assert done.code == code, done.text
+    assert "Warning" not in done.text
+    assert "Traceback" not in done.text
+    return done
+
+
+def test_these_versions_are_the_ones_used(project: Project) -> None:
+    code = "import hydra, omegaconf; print(hydra.__version__, omegaconf.__version__)"
+    assert project.python("-c", code, **environment("hydra")).out.split() == ["1.4.0rc3", "2.4.1rc1"]
+
+
+def test_a_dry_run(project: Project) -> None:
+    before = project.files
+    assert "Leave --dry-run out to start" in train(project, "--dry-run", "hooks=ema,profiler").out
+    assert project.files == before
+
+
+def test_a_run(project: Project) -> None:
+    """The config in its files is masked, which reads what Hydra has written."""
+    done = train(project, "hooks=ema,weight_norm", "engine.max_epochs=1", f"experiment_name={SECRET}")
+    assert "hooks=[ema,weight_norm]" in done.err
+    result = project.run.result
+    assert result["status"] == "finished"
+    assert (result["versions"]["hydra-core"], result["versions"]["omegaconf"]) == ("1.4.0rc3", "2.4.1rc1")
+    assert project.run.config.experiment_name == "***"
+    assert all(SECRET not in path.read_text() for path in (project.run.path / ".hydra").iterdir())
+
+
+def test_ranks(project: Project) -> None:
+    train(project, "distributed.nproc_per_node=2", "engine.max_epochs=1")
+    assert project.run.result["status"] == "finished"
+
+
+def test_a_sweep(project: Project) -> None:
+    train(project, "-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[ema]", "engine.max_epochs=1")
+    assert [job.result["status"] for job in project.jobs] == ["finished"] * 4
+    assert [job.config.optimizer.lr for job in project.jobs] == [1e-3, 1e-3, 1e-2, 1e-2]
+
+
+def test_mistakes(project: Project) -> None:
+    before = project.files
+    done = train(project, "hooks=[ema]", "hooks.ema.momentm=0.1", code=2)
+    assert done.err.startswith("error: hooks.ema.momentm: ")
+    assert "hooks.ema.momentum" in done.err
+    assert train(project, "optimizer.lr=fast", code=2).err.startswith("error: optimizer.lr: ")
+    assert project.files == before
