@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.monitoring import check_metric, check_rule, higher_is_better
+from hydraloop.hooks.monitoring import check_metric, check_rule, higher_is_better, is_better
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -20,25 +20,27 @@ log = logging.getLogger(__name__)
 class EarlyStoppingHook(Hook):
     """Stops training when `monitor` has not improved in `patience` validations in a row.
 
-    A validation improves on the best value if it comes at least `min_delta` beyond it; it is then the best one. Every
-    other adds one to the count of those without an improvement, which an improvement sets back to 0. Training also
-    stops at a value that is not finite (`check_finite`), and as soon as one is beyond `stopping_threshold`. It stops in
-    order: with the last checkpoint and the test. The reason, with metric, value, best value and its epoch, is in the
-    log and in `result.json` (status `stopped`). A stopped run that is resumed has nothing left to do, unless an option
-    that stops it has changed (`patience`, say): then it trains on.
+    A validation is an improvement if it is better than the last improvement, by at least `min_delta`. Every other
+    validation adds one to a count, which an improvement sets back to 0. Training also stops at a value that is not
+    finite (`check_finite`), and as soon as one is beyond `stopping_threshold`. It stops in order: with the last
+    checkpoint and the test. The reason is in the log and in `result.json` (status `stopped`). It has the metric, its
+    value, and the best value seen with its epoch, which may be better than the last improvement by less than
+    `min_delta`. A stopped run that is resumed has nothing left to do, unless an option that stops it has changed
+    (`patience`, say): then it trains on.
 
     Mount points: before_run (checks the metric), before_train, after_val_epoch, after_train: a validation outside of
     training does not count, and nothing has to be validated where nothing is trained. Priority LOWEST, MMEngine's: the
     others see the validation first. No host sync: the metrics are plain numbers, and the same on all ranks, so that all
-    stop together without asking each other. State: the best value, its epoch, the count, why it stopped and by which
-    options. The rule and its defaults are mmengine 0.10.7's (`EarlyStoppingHook`), with one difference: with
-    `check_finite=false` a NaN is a validation without an improvement, not the new best one, behind which any value
-    would be an improvement.
+    stop together without asking each other. State: the best value, its epoch, the last improvement, the count, why it
+    stopped and by which options. The rule is that of mmengine 0.10.7 (`EarlyStoppingHook`), with three differences. The
+    default of `min_delta` is 0, not 0.1. An equal value is not an improvement, also if `min_delta` is 0. With
+    `check_finite=false`, a NaN is a validation without an improvement; in mmengine any value after it is an
+    improvement.
 
     Args:
         monitor: the metric; None: the task's first, as with `save_best=auto`.
         rule: `greater` or `less` values are better; None: derived, see `monitoring.py`.
-        min_delta: how far beyond the best value is an improvement, in the metric's unit, 0 or more.
+        min_delta: the least improvement that counts, in the metric's unit, 0 or more.
         patience: validations in a row without an improvement after which training stops, 0 or more; 0 is as 1.
         strict: end the run with an error where a validation comes without the metric, which a task of one's own may
             do; False: warn and go on.
@@ -56,7 +58,7 @@ class EarlyStoppingHook(Hook):
         *,
         monitor: str | None = None,
         rule: str | None = None,
-        min_delta: float = 0.1,
+        min_delta: float = 0.0,
         patience: int = 5,
         strict: bool = False,
         check_finite: bool = True,
@@ -80,9 +82,10 @@ class EarlyStoppingHook(Hook):
         self.wait_count = 0
         """Validations in a row without an improvement."""
         self.best: float | None = None
-        """The best value so far."""
+        """The best value so far, also if it is better by less than `min_delta`; never NaN or infinite."""
         self.best_at = ""
         """When that was: `epoch 7`, or `iteration 500` within an epoch."""
+        self._improved_to: float | None = None  # the value of the last improvement
         self.stopped: str | None = None
         """Why it has stopped training; None where it has not."""
         self._stopped_by: dict[str, float | None] = {}  # the options that did
@@ -134,8 +137,8 @@ class EarlyStoppingHook(Hook):
         now = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
         why = self._take(value, now)
         if why is not None:
-            best = "none" if self.best is None else f"{self.best:.6g} ({self.best_at})"
-            self.stopped = f"{self.name}: {self.monitor} {value:.6g} at {now} {why}; best {best}"
+            best = "no best value" if self.best is None else f"best {self.best:.6g} at {self.best_at}"
+            self.stopped = f"{self.name}: {self.monitor} {value:.6g} at {now} {why}; {best}"
             self._stopped_by = self._options
             engine.request_stop(self.stopped, agreed=True)
 
@@ -144,12 +147,13 @@ class EarlyStoppingHook(Hook):
         self._training = False
 
     def state_dict(self) -> dict[str, Any]:
-        """`monitor`, `higher` (are high values good), `best`, `best_at`, `wait_count`, `stopped`, `stopped_by`."""
+        """The metric and its direction, the best value, the last improvement, the count, and why it has stopped."""
         return {
             "monitor": self.monitor,
             "higher": self._higher,
             "best": self.best,
             "best_at": self.best_at,
+            "improved_to": self._improved_to,
             "wait_count": self.wait_count,
             "stopped": self.stopped,
             "stopped_by": self._stopped_by,
@@ -161,23 +165,32 @@ class EarlyStoppingHook(Hook):
             log.warning("%s: this run followed %s until now; counting begins anew", self.key, state["monitor"])
             return
         self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
+        self._improved_to = state.get("improved_to", self.best)  # older checkpoints have it as the best
         self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
 
     def _take(self, value: float, now: str) -> str | None:
-        """Take the value of a validation in. Returns why training stops; None where it goes on."""
-        threshold, best = self.stopping_threshold, self.best
+        """Take the value of a validation in. Returns why training stops; None if it continues."""
+        threshold = self.stopping_threshold
+        if is_better(value, self.best, higher=self._higher):
+            self.best, self.best_at = value, now
         if self.check_finite and not math.isfinite(value):
             return "is not finite"
         if threshold is not None and self._beyond(value, threshold):
-            self.best, self.best_at = value, now
             return f"is {'above' if self._higher else 'below'} the stopping_threshold {threshold:g}"
-        if math.isnan(value) or (best is not None and self._beyond(best + self._delta, value)):
-            self.wait_count += 1
-            if self.wait_count >= self.patience:
-                return f"has not improved by {self.min_delta:g} in {self.wait_count} validations"
-        else:
-            self.best, self.best_at, self.wait_count = value, now, 0
-        return None
+        if self._improves(value):
+            self._improved_to, self.wait_count = value, 0
+            return None
+        self.wait_count += 1
+        if self.wait_count < self.patience:
+            return None
+        by = f" by {self.min_delta:g}" if self.min_delta else ""
+        return f"has not improved{by} in {self.wait_count} validation{'s' if self.wait_count > 1 else ''}"
+
+    def _improves(self, value: float) -> bool:
+        last, delta = self._improved_to, self.min_delta if self._higher else -self.min_delta
+        if last is None:
+            return not math.isnan(value)
+        return self._beyond(value, last) and not self._beyond(last + delta, value)
 
     @property
     def _options(self) -> dict[str, float | None]:
@@ -187,10 +200,6 @@ class EarlyStoppingHook(Hook):
 
     def _beyond(self, value: float, other: float) -> bool:
         return value > other if self._higher else value < other
-
-    @property
-    def _delta(self) -> float:
-        return self.min_delta if self._higher else -self.min_delta
 
 
 def _check_validated(engine: Engine, key: str) -> None:

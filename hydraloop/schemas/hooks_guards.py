@@ -23,9 +23,9 @@ class EarlyStoppingHookConf:
     """The metric. Null: the task's first, as with `save_best=auto`. (MMEngine has no default.)"""
     rule: Optional[str] = None
     """`greater` or `less` values are better. Null: derived from the metric's name and from what it declares."""
-    min_delta: float = 0.1
-    """How far beyond the best value is an improvement, in the metric's unit, 0 or more; 0.1 is MMEngine's, made for
-    metrics in percent. For an accuracy in 0..1 use 0.001 or so."""
+    min_delta: float = 0.0
+    """The least improvement that counts, in the metric's unit, 0 or more. 0: any improvement, since a metric may be in
+    0..1, in percent or of another size. MMEngine's 0.1 is for percent."""
     patience: int = 5
     """Validations in a row without an improvement after which training stops, 0 or more; 5 is MMEngine's."""
     strict: bool = False

@@ -59,7 +59,7 @@ def mmengine_stops_at(values: list[float], options: dict[str, Any]) -> int | Non
 
 
 def _cases() -> Iterator[Case]:
-    """Options and metric sequences; no NaN without `check_finite`, where the rules differ on purpose."""
+    """Options and metric sequences; no NaN without `check_finite` and no `min_delta` of 0, where the rules differ."""
     draw = random.Random(0)
     made = [
         [0.5, 0.6, 0.6, 0.7, 0.65, 0.75, 0.7],  # steps of exactly min_delta, up to rounding
@@ -70,7 +70,7 @@ def _cases() -> Iterator[Case]:
         [-inf, 0.1, 0.1, 0.1],
         [inf, 0.9, 0.8, 0.8, 0.8],
     ]
-    every = product(("greater", "less"), (0.0, 0.1, 0.25), (0, 1, 2, 3), (True, False), (None, 0.6, -0.3))
+    every = product(("greater", "less"), (1e-9, 0.1, 0.25), (0, 1, 2, 3), (True, False), (None, 0.6, -0.3))
     for number, (rule, min_delta, patience, check_finite, threshold) in enumerate(every):
         length = draw.randint(3, 9)
         drawn = [round(draw.gauss(0, 0.5), 2) for _ in range(length)]
@@ -138,6 +138,16 @@ def test_a_nan_is_no_improvement(tmp_path: Path) -> None:
     assert _stops_at(tmp_path, [nan, nan, nan, nan], options) == 3
 
 
+def test_by_default_any_improvement_counts_and_an_equal_value_is_none(tmp_path: Path) -> None:
+    """mmengine, with min_delta=0, takes an equal value for an improvement: a model that has collapsed trains on."""
+    small_steps = [0.9 + 0.001 * step for step in range(12)]
+    assert _stops_at(tmp_path, small_steps, {"rule": "greater"}) is None
+    assert _stops_at(tmp_path, [-value for value in small_steps], {"rule": "less"}) is None
+    assert mmengine_stops_at([0.5] * 9, {"rule": "greater", "min_delta": 0.0}) is None
+    assert _stops_at(tmp_path, [0.1] + [0.5] * 9, {"rule": "greater"}) == 7
+    assert _stops_at(tmp_path, [0.9] + [0.5] * 9, {"rule": "less"}) == 7
+
+
 # The run. ------------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +160,7 @@ def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     hook = EarlyStoppingHook(patience=2, min_delta=0.05)  # of the first metric, which says what is better
     result = _engine(tmp_path, [0.5, 0.75, 0.76, 0.7], {"early_stopping": hook}).train()
-    reason = "early_stopping: score 0.7 at epoch 4 has not improved by 0.05 in 2 validations; best 0.75 (epoch 2)"
+    reason = "early_stopping: score 0.7 at epoch 4 has not improved by 0.05 in 2 validations; best 0.76 at epoch 3"
     assert (result.status, result.reason, result.progress["epoch"]) == ("stopped", reason, 4)
     assert json.loads((tmp_path / "result.json").read_text())["reason"] == reason
     assert f"stopping: {reason}" in caplog.text
@@ -159,9 +169,17 @@ def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("options", "values", "reason"),
     [
-        ({}, [0.5, nan], "score nan at epoch 2 is not finite; best 0.5 (epoch 1)"),
-        ({}, [inf], "score inf at epoch 1 is not finite; best none"),
-        ({"stopping_threshold": 0.7}, [0.5, 0.8], "is above the stopping_threshold 0.7; best 0.8 (epoch 2)"),
+        ({}, [0.5, nan], "score nan at epoch 2 is not finite; best 0.5 at epoch 1"),
+        ({}, [inf], "score inf at epoch 1 is not finite; no best value"),
+        ({"stopping_threshold": 0.7}, [0.5, 0.8], "is above the stopping_threshold 0.7; best 0.8 at epoch 2"),
+        (
+            {"patience": 2},
+            [0.5, 0.6, 0.6, 0.5],
+            "score 0.5 at epoch 4 has not improved in 2 validations; best 0.6 at epoch 2",
+        ),
+        ({"patience": 3, "min_delta": 0.1}, [0.5, 0.55, 0.59, 0.5], "best 0.59 at epoch 3"),
+        ({"patience": 2, "min_delta": 0.1, "rule": "less"}, [0.5, 0.45, 0.48], "best 0.45 at epoch 2"),
+        ({"patience": 2, "check_finite": False}, [0.5, nan, inf, 0.2, 0.3], "best 0.5 at epoch 1"),
         ({"stopping_threshold": 0.7, "rule": "less"}, [0.7, 0.6], "0.6 at epoch 2 is below the stopping_threshold 0.7"),
     ],
 )
@@ -176,7 +194,7 @@ def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
     engine = _engine(tmp_path, [0.5, 0.4, 0.3], {"early_stopping": hook}, **settings)
     assert engine.train().progress["iteration"] == 9
     assert "score 0.3 at iteration 9 has not improved" in str(engine.stop_reason)
-    assert str(engine.stop_reason).endswith("best 0.5 (iteration 3)")
+    assert str(engine.stop_reason).endswith("best 0.5 at iteration 3")
 
 
 def test_the_loss_can_be_followed(tmp_path: Path) -> None:
@@ -204,7 +222,7 @@ class Saving(Hook):
         engine.request_checkpoint(f"saved_{engine.progress.epoch}")
 
 
-VALUES = [0.5, 0.9, 0.6, 0.95, 0.7, 0.8, 0.9, 0.9, 0.9]
+VALUES = [0.5, 0.9, 0.6, 0.85, 0.7, 0.8, 0.9, 0.9, 0.9]
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3, 4, 5])
