@@ -172,7 +172,7 @@ class _App:
         _hide_secrets(cfg, run_dir)
         self._own(run_dir)
         attempt = Attempt.in_job(run_dir)
-        ended = self._by_ranks(cfg, run_dir) if launch_checks.several(cfg) else here.train(cfg, run_dir)
+        ended = self._by_ranks(cfg, run_dir) if launch_checks.several(cfg) else here.train(cfg, run_dir, self.restarted)
         if ended.error is None:
             return ended.value
         self._report(ended.error)
@@ -205,7 +205,7 @@ class _App:
             directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
         fixed = {key: directory}
         found = run_directory.Resumed(None, None)
-        launched = None if multirun else torchrun.earlier(_pattern(cfg, directory))
+        launched = None if multirun else torchrun.earlier(*_patterns(cfg, directory))
         if launched is not None:
             found = self.restarted = launched.resumed()
             print(f"restarted in {found.run_dir}, from {found.checkpoint or 'the beginning'}")
@@ -365,8 +365,13 @@ def _written(cfg: DictConfig) -> str:
     return str(run["dir"])
 
 
-def _pattern(cfg: DictConfig, directory: Path) -> str:
+def _patterns(cfg: DictConfig, directory: Path) -> list[str]:
     """Where other starts of the same command line have their run directories, as of `Path.glob`."""
+    resumed = None if cfg.resume in (None, "auto") else run_directory.run_of(Path(cfg.resume))
+    return [_pattern(cfg, directory), *([] if resumed is None else [glob.escape(str(resumed.absolute()))])]
+
+
+def _pattern(cfg: DictConfig, directory: Path) -> str:
     written = Path(_written(cfg)).parts
     parts = directory.absolute().parts
     if len(written) > len(parts):

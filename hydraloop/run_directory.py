@@ -132,7 +132,7 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
     if path.is_dir():
         found = Resumed(path, _newest(path))
     elif path.is_file():
-        found = Resumed(_run_of(path), path)
+        found = Resumed(run_of(path), path)
     else:
         raise UserError(
             f"{wanted} is neither a run directory nor a checkpoint file",
@@ -240,8 +240,7 @@ def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:
 
 def _newest_of(run_dir: Path) -> Path | None:
     """The checkpoint written last in any of the run's folders."""
-    found = [newest_complete(folder) for folder in checkpoint_folders(run_dir)]
-    return max((path for path in found if path is not None), key=lambda path: path.stat().st_mtime_ns, default=None)
+    return newest_complete(*checkpoint_folders(run_dir))
 
 
 def _newest(run_dir: Path) -> Path:
@@ -265,10 +264,15 @@ def _is_of(folder: Path, run_dir: Path) -> bool:
     return owner.resolve() == run_dir.resolve() or not owner.exists()  # a run may have been moved
 
 
-def _run_of(checkpoint: Path) -> Path | None:
-    """The run a checkpoint file belongs to: above its folder, or named beside it where `out_dir` was elsewhere."""
-    above = checkpoint.resolve().parent.parent
+def run_of(path: Path) -> Path | None:
+    """Return the run directory that is meant by `resume=<path>`; None for a checkpoint that belongs to no run.
+
+    A checkpoint's run is above its folder, or named beside it if `out_dir` was elsewhere. It may have been deleted.
+    """
+    if path.is_dir():
+        return path
+    above = path.resolve().parent.parent
     if (above / RECORDS).exists():
         return above
-    pointer = checkpoint.parent / RUN_DIR_FILE
+    pointer = path.parent / RUN_DIR_FILE
     return Path(pointer.read_text(encoding="utf-8").strip()) if pointer.is_file() else None

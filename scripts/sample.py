@@ -52,8 +52,7 @@ def checkpoint_at(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f"there is no {path}", remedy="Name a run directory, outputs/<date>/<run>, or a checkpoint.")
-    found = [newest_complete(folder) for folder in checkpoint_folders(path)]
-    newest = max((file for file in found if file is not None), key=lambda file: file.stat().st_mtime_ns, default=None)
+    newest = newest_complete(*checkpoint_folders(path))
     if newest is None:
         raise UserError(f"{path} has no complete checkpoint", remedy="Name another run directory, or a checkpoint.")
     return newest

@@ -372,10 +372,19 @@ class Engine:
         """Why training stops before its end; None where it does not."""
         return self._requests.stop_reason
 
-    def save_checkpoint(self, path: Path, *, optimizer: bool = True, schedulers: bool = True) -> None:
+    def save_checkpoint(
+        self, path: Path, *, optimizer: bool = True, schedulers: bool = True, last: bool = False
+    ) -> None:
         """Write the run as it stands to `path`, atomically, by rank 0; before_save_checkpoint is called first.
 
         Called on every rank.
+
+        Args:
+            path: the file.
+            optimizer: whether to save the optimizer's state.
+            schedulers: whether to save the states of the schedules.
+            last: write the file's name to `last_checkpoint` beside it, so that `resume=auto` and restarts continue
+                from it.
 
         Raises:
             OSError: rank 0 could not write it.
@@ -383,7 +392,7 @@ class Engine:
         """
         checkpoint = loading.collect(self, optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
-        loading.write_by_main(self, path, checkpoint)
+        loading.write_by_main(self, path, checkpoint, last=last)
         self.last_checkpoint = path
 
     def log_record(self, record: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import torch
 from hydraloop.engine import seeding
 from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights, write
 from hydraloop.engine.checkpoint import load as load_file
+from hydraloop.engine.checkpoint_files import point_to
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.modules import class_name
 from hydraloop.engine.result import describe, versions
@@ -79,17 +80,22 @@ def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
     return {name: state for name, state in states.items() if name in alone or all(name in names for names in told)}
 
 
-def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint) -> None:
-    """Let rank 0 write the file. Whether it could is one outcome on all ranks, so that they go on, or end, together.
+def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: bool) -> None:
+    """Let rank 0 write the file. All ranks continue together after it, or all raise.
+
+    Args:
+        last: whether a later start continues from it.
 
     Raises:
-        OSError: rank 0 could not.
+        OSError: rank 0 could not write it.
         PeerError: the same, on the other ranks.
     """
     error: Exception | None = None
     if engine.distributed.is_main:
         try:
             write(path, checkpoint)
+            if last:
+                point_to(path)
         except Exception as raised:
             error = raised
     told = engine.distributed.from_main(None if error is None else describe(error))

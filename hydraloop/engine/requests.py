@@ -152,4 +152,4 @@ class Requests:
 
 
 def _default_writer(tag: str) -> Write:
-    return lambda engine: engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{tag}.pth")
+    return lambda engine: engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{tag}.pth", last=True)

@@ -20,26 +20,26 @@ from hydraloop.hooks.checkpoint_records import BestFile, Records
 from hydraloop.hooks.monitoring import is_better
 from hydraloop.hooks.publishing import check_keys, publish, published_files
 from hydraloop.hooks.save_best import SaveBest
-from hydraloop.run import atomic
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
-LAST_CHECKPOINT = "last_checkpoint"
-"""The text file beside the checkpoints that names the newest regular one."""
-
 
 class CheckpointHook(Hook):
     """Writes checkpoints: every `interval` epochs (or iterations), at the end, and one for the best of each metric.
 
     Files in `out_dir`: `epoch_5.pth`, `iter_500.pth` (by iteration, or where an epoch was cut off), the best so far as
-    `best_<metric>_epoch_5.pth` (the one before it is deleted), `last_checkpoint` with the name of the newest regular
-    file, `<stem>_published.pth` and `.safetensors`, deleted with the file they are made of. One that falls due inside
-    an accumulation window waits for the window's end and bears that iteration's number. The epoch's checkpoint is
-    written before its validation, the best one after it. Nothing is written after an error: the run did not end where
-    `save_last` would say it did.
+    `best_<metric>_epoch_5.pth` (the one before it is deleted), `<stem>_published.pth` and `.safetensors`, deleted with
+    the file they are made of. A checkpoint that falls inside an accumulation window is written at the end of the window
+    and has that iteration's number. The epoch's checkpoint is written before its validation, the best one after it.
+    Nothing is written after an error: the run did not end where `save_last` would say it did.
+
+    The text file `last_checkpoint` names the file that `resume=auto` and restarts continue from. That is the newest
+    regular file, or a best one of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, until the
+    next checkpoint. Files of the earlier part of the run that have higher numbers stay until a new one has the same
+    name; `max_keep_ckpts` does not count them.
 
     A checkpoint holds state dicts and plain values, never the whole model as an object: that would need pickle, which
     runs code when a file is opened and breaks when the model's source file moves. Rebuild the model from the config
@@ -113,6 +113,7 @@ class CheckpointHook(Hook):
         self._records = Records()
         self._unwritten: dict[str, float] = {}  # bests of the resumed iteration whose file a kill has left out
         self._settled: CheckpointFolder | None = None
+        self._resumed: Path | None = None  # the file that training continues from, until it starts
         self._training = False
 
     # The run. ------------------------------------------------------------------------------------------------------
@@ -143,6 +144,7 @@ class CheckpointHook(Hook):
                     "%s: the best checkpoint so far, %s, is gone; the next validation counts as best", name, best.path
                 )
         self._tell_best(engine)
+        self._resumed = engine.settings.resume
 
     def before_train(self, engine: Engine) -> None:
         """From now on validations count; ask for the best file that a kill has left out.
@@ -157,6 +159,9 @@ class CheckpointHook(Hook):
                 remedy=f"Set {self.key}.save_best=null, or data.val and engine.val_interval.",
             )
         self._training = True
+        if self._resumed is not None and engine.distributed.is_main:
+            self._folder.resume_from(self._resumed, engine.run_dir)
+        self._resumed = None
         if self._unwritten:
             self._ask_for_best(engine, self._unwritten)
             self._unwritten = {}
@@ -221,12 +226,10 @@ class CheckpointHook(Hook):
         # deletes it after it was resumed.
         self._records = before.with_regular(path, engine.progress.iteration)
         try:
-            self._save(engine, path)
+            self._save(engine, path, last=True)
         except BaseException:
             self._records = before
             raise
-        if engine.distributed.is_main:
-            atomic.write_text(self._folder.path / LAST_CHECKPOINT, f"{path.name}\n")
         kept = self._records.kept
         surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
         self._delete(engine, kept[:surplus])
@@ -246,7 +249,8 @@ class CheckpointHook(Hook):
         written: dict[str, BestFile] = {}
         try:
             for name, best in found.items():
-                self._save(engine, best.path)
+                # A regular file of this iteration stays the last one.
+                self._save(engine, best.path, last=at > before.last_saved)
                 written[name] = best
                 log.info("best %s so far: %.4g, saved as %s", name, best.value, best.path.name)
         finally:
@@ -262,8 +266,8 @@ class CheckpointHook(Hook):
                 for file in publish(path, self.published_keys or (), engine.settings.weights):
                     log.info("published %s", file)
 
-    def _save(self, engine: Engine, path: Path) -> None:
-        engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler)
+    def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
+        engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler, last=last)
 
     def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
         """Delete files and what was published of them, but never a metric's best: two can have one file's name."""

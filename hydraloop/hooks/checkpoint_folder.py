@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, SUFFIX
+from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, SUFFIX, point_to
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 
@@ -56,6 +56,15 @@ class CheckpointFolder:
                 remedy="Use a folder of its own for each run.",
             )
         atomic.write_text(pointer, f"{run_dir}\n")
+
+    def resume_from(self, path: Path, run_dir: Path) -> None:
+        """Make a later start continue from `path` too, also if this one is killed before its first checkpoint.
+
+        Does nothing if the file does not belong to the run.
+        """
+        folder = path.resolve().parent
+        if folder == self.path.resolve() or folder.is_relative_to(run_dir.resolve()):
+            point_to(path)
 
     def relative(self, path: Path) -> str:
         """How a checkpoint's state names a file: relative to the folder where it is in it, so that both can move."""

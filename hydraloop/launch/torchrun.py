@@ -91,7 +91,7 @@ class Leader:
         to be told.
         """
         store = _store()
-        record(job)
+        record(Path(job.run_dir), None if job.checkpoint is None else Path(job.checkpoint), began=job.began)
         self._tell(store, {"job": job.to_json()})
 
         def last(number: int) -> None:  # the main thread does not come back from a collective
@@ -203,25 +203,31 @@ class Launched:
         return run_directory.Resumed(self.run_dir, newest or self.checkpoint)
 
 
-def record(job: Job) -> None:
-    """Note in the run's records who launched it, for `earlier`."""
-    path = Path(job.run_dir) / run_directory.RECORDS / _RECORD
+def record(run_dir: Path, checkpoint: Path | None, *, began: float) -> None:
+    """Note in the run's records who launched it, for `earlier`. Does nothing without torchrun, and in a restart.
+
+    Args:
+        checkpoint: where the run continues; None: it is new.
+        began: in seconds since 1970; checkpoints after that are its own.
+    """
+    path = run_dir / run_directory.RECORDS / _RECORD
     if "TORCHELASTIC_RUN_ID" in os.environ and not (attempt() and path.exists()):
         path.parent.mkdir(exist_ok=True)
-        noted = {"launcher": _launcher(), "began": job.began, "checkpoint": job.checkpoint}
+        start = None if checkpoint is None else str(checkpoint.absolute())
+        noted = {"launcher": _launcher(), "began": began, "checkpoint": start}
         atomic.write_text(path, json.dumps(noted))
 
 
-def earlier(run_dirs: str) -> Launched | None:
-    """The run that this launcher began before it restarted the ranks; None where this is the first start.
+def earlier(*run_dirs: str) -> Launched | None:
+    """Return the run that this launcher began before it restarted the ranks; None if this is the first start.
 
     Args:
-        run_dirs: where its directory may be, a pattern as of `Path.glob`.
+        run_dirs: where its directory may be, patterns as of `Path.glob`.
     """
     if not attempt():
         return None
-    pattern = Path(run_dirs) / run_directory.RECORDS / _RECORD
-    found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+    patterns = [Path(one) / run_directory.RECORDS / _RECORD for one in run_dirs]
+    found = [path for one in patterns for path in Path(one.anchor).glob(str(one.relative_to(one.anchor)))]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             noted = json.loads(path.read_text(encoding="utf-8"))

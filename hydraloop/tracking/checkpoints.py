@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hydraloop.engine.checkpoint_files import SUFFIX, is_complete, newest_complete
+from hydraloop.engine.checkpoint_files import SUFFIX, newest_complete
 from hydraloop.tracking.tracker import Run
 
 CHOICES = ("best", "last", "all")
@@ -28,7 +28,7 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -
     if not ended or which is None:
         return []
     if which == "last":
-        newest = _last(folder)
+        newest = newest_complete(folder)
         return [] if newest is None else [newest]
     return list(_best(folder, best))
 
@@ -38,14 +38,6 @@ def _best(folder: Path, named: str | None) -> Iterator[Path]:
     if named is not None:
         path = Path(named)
         yield path if path.is_file() else folder / path.name
-
-
-def _last(folder: Path) -> Path | None:
-    try:
-        named = folder / (folder / "last_checkpoint").read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return newest_complete(folder)
-    return named if is_complete(named) else newest_complete(folder)
 
 
 def _folder(run: Run) -> Path:

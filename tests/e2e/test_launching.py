@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -290,6 +292,40 @@ def test_restarts_go_on_from_the_newest_checkpoint(project: Project) -> None:
         assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
         assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
     assert json.loads((project.run.path / ".hydra" / "launch.json").read_text())["checkpoint"] is None
+
+
+@pytest.mark.slow  # a minute
+def test_restarts_of_a_resumed_run_continue_its_own_branch(project: Project) -> None:
+    length = epoch_length(project)
+    line = [one.replace("LATE", str(2 * length + 1)) for one in restarting(project)]
+    line = [*line, "engine.max_epochs=3"]
+    ours, theirs = project.path / "ours", project.path / "theirs"
+    plain = [one for one in line if "trouble" not in one]
+    done = project.train(*plain, TWO, f"hydra.run.dir={ours}")
+    assert done.code == 0, done.text
+    shutil.copytree(ours, theirs)
+    for path in [*ours.glob("checkpoints/*.pth"), *theirs.glob("checkpoints/*.pth")]:
+        os.utime(path, (1, 1))  # long ago
+    done = project.train(*line, TWO, "distributed.max_restarts=1", f"resume={ours}/checkpoints/epoch_1.pth")
+    assert done.code == 0, done.text
+    (project.path / "once").unlink()
+    done = torchrun(project, "--nproc-per-node=2", "--max-restarts=1", "train.py", *line,
+                    f"resume={theirs}/checkpoints/epoch_1.pth")  # fmt: skip
+    assert done.code == 0, done.text
+    for run in (Run(ours), Run(theirs)):
+        resumed = re.findall(r"resumed from .*checkpoints/(epoch_\d)\.pth, iteration (\d+)", run.log)
+        assert resumed == [("epoch_1", str(length)), ("epoch_2", str(2 * length))]
+        assert run.result["progress"]["iteration"] == 3 * length
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: Project) -> None:
+    line = [one.replace("LATE", "17") for one in restarting(project)]
+    done = torchrun(project, "--nproc-per-node=1", "--max-restarts=1", "train.py", *line, "+hooks.trouble.rank=0")
+    assert done.code == 0, done.text
+    run = project.run
+    assert run.result["status"] == "finished"
+    assert "checkpoints/epoch_1.pth, iteration" in run.log
 
 
 def test_a_mistake_is_not_tried_again(project: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,35 @@ def test_nothing_to_train_on_is_refused_before_there_is_a_run(project: Project) 
         assert not done.out
     assert not {"outputs", "multirun"} & project.files
     assert project.train("--cfg", "job", "data=base").code == 0
+
+
+KILLED = """
+import os
+import signal
+
+import hydraloop
+
+
+class Killed(hydraloop.Hook):
+    def __init__(self, *, at: int) -> None:
+        self.at = at
+
+    def before_train_epoch(self, engine):
+        if engine.progress.epoch == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_auto_continues_the_branch_that_was_written_last(project: Project) -> None:
+    project.write("killed.py", KILLED)
+    line = ["experiment=spirals", "engine.max_epochs=6", "engine.test=false"]
+    assert project.train(*line).code == 0
+    run = project.run
+    branch = ["optimizer.lr=0.5", "+hooks.kill._target_=killed.Killed", "+hooks.kill.at=4"]
+    done = project.train(*line, f"resume={run.path}/checkpoints/epoch_2.pth", *branch)
+    assert done.code == -signal.SIGKILL, done.text
+    assert "epoch_6.pth" in run.checkpoints
+    done = project.train(*line, "resume=auto")
+    assert done.code == 0, done.text
+    assert "checkpoints/epoch_4.pth, iteration" in done.out
+    assert run.result["progress"]["epoch"] == 6

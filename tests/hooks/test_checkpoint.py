@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hydraloop.engine.checkpoint_files import newest_complete
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
@@ -75,6 +77,53 @@ def test_the_checkpoint_of_an_epoch_is_written_before_its_validation(tmp_path: P
 def test_last_checkpoint_names_the_newest_regular_file(tmp_path: Path) -> None:
     run(tmp_path, CheckpointHook(interval=2, save_best="loss"), max_epochs=3)
     assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
+
+
+def last(run_dir: Path) -> str:
+    return (run_dir / "checkpoints" / "last_checkpoint").read_text().strip()
+
+
+def test_a_best_file_of_a_later_iteration_is_the_last_checkpoint(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"interval": 3, "save_best": "score", "save_last": False}
+    for epochs, expected in ((2, "best_score_epoch_2"), (3, "epoch_3"), (4, "epoch_3"), (5, "best_score_epoch_5")):
+        folder = tmp_path / str(epochs)
+        scores = {"score": Scripted([0.1, 0.2, 0.3, 0.0, 0.4], higher_is_better=True)}
+        run(folder, CheckpointHook(**options), metrics=scores, max_epochs=epochs)
+        assert last(folder) == f"{expected}.pth"
+        assert newest_complete(folder / "checkpoints") == folder / "checkpoints" / f"{expected}.pth"
+
+
+def test_a_checkpoint_that_another_hook_requests_is_the_last_one(tmp_path: Path) -> None:
+    class Asking(Hook):
+        def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+            if engine.progress.iteration == 6:
+                engine.request_checkpoint("preempted")
+                engine.request_stop("preempted")
+
+    hooks = {"checkpoint": CheckpointHook(save_last=False), "asking": Asking()}
+    engine_of(tmp_path, hooks, max_epochs=3).train()
+    assert files(tmp_path) == {"epoch_1", "preempted"}
+    assert newest_complete(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "preempted.pth"
+
+
+def test_a_run_that_is_resumed_earlier_leaves_the_other_branch_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    run(tmp_path, CheckpointHook(), max_epochs=6)
+    second = folder / "epoch_2.pth"
+    failing = {"checkpoint": CheckpointHook(), "stopper": Stopper(fail_at=9)}
+    with pytest.raises(FloatingPointError):
+        engine_of(tmp_path, failing, max_epochs=6, resume=second).train()
+    assert newest_complete(folder) == second, "the new branch has no checkpoint yet"
+    run(tmp_path, CheckpointHook(max_keep_ckpts=2), max_epochs=4, resume=second)
+    assert newest_complete(folder) == folder / "epoch_4.pth"
+    assert files(tmp_path) == {"epoch_3", "epoch_4", "epoch_5", "epoch_6"}, "5 and 6 are of the earlier branch"
+
+
+def test_resuming_from_another_folder_changes_nothing_there(tmp_path: Path) -> None:
+    run(tmp_path / "one", CheckpointHook(), max_epochs=2)
+    first = tmp_path / "one" / "checkpoints" / "epoch_1.pth"
+    run(tmp_path / "two", CheckpointHook(), max_epochs=2, resume=first)
+    assert last(tmp_path / "one") == "epoch_2.pth"
 
 
 def test_a_run_that_stops_early_saves_its_last_weights_once(tmp_path: Path) -> None:

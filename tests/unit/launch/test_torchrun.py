@@ -14,9 +14,11 @@ from hydraloop.launch import files, torchrun
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome
 
+GIVEN = Path("/given.pth")
+
 
 def job_in(run_dir: Path, began: float) -> Job:
-    return Job(config="{}", run_dir=str(run_dir), checkpoint="given.pth", began=began)
+    return Job(config="{}", run_dir=str(run_dir), checkpoint=str(GIVEN), began=began)
 
 
 def test_one_process_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +38,7 @@ def test_a_restart_finds_its_run_and_no_other(monkeypatch: pytest.MonkeyPatch, t
     mine, other = tmp_path / "day" / "mine", tmp_path / "day" / "other"
     for run_dir in (mine, other):
         (run_dir / ".hydra").mkdir(parents=True)
-        torchrun.record(job_in(run_dir, time.time()))
+        torchrun.record(run_dir, GIVEN, began=time.time())
     record = other / ".hydra" / "launch.json"
     noted = json.loads(record.read_text())
     noted["launcher"]["pid"] += 1
@@ -47,15 +49,15 @@ def test_a_restart_finds_its_run_and_no_other(monkeypatch: pytest.MonkeyPatch, t
     found = torchrun.earlier(pattern)
     assert found is not None
     assert found.run_dir == mine
-    assert found.resumed().checkpoint == Path("given.pth")
-    torchrun.record(job_in(mine, 0.0))
+    assert found.resumed().checkpoint == GIVEN
+    torchrun.record(mine, GIVEN, began=0.0)
     assert torchrun.earlier(pattern) == found, "the first start's record stays"
     assert torchrun.earlier(str(tmp_path / "elsewhere")) is None
 
 
 def test_a_rank_that_moved_is_known_by_the_users_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
-    torchrun.record(job_in(tmp_path, 1.0))
+    torchrun.record(tmp_path, GIVEN, began=1.0)
     record = tmp_path / ".hydra" / "launch.json"
     noted = json.loads(record.read_text())
     noted["launcher"].update(host="another", pid=1)
@@ -91,13 +93,13 @@ def test_what_cannot_be_read_is_rank_0s_to_say(capsys: pytest.CaptureFixture[str
 
 def test_a_restarted_job_goes_on_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
     job = job_in(tmp_path, time.time() - 100)
-    assert files.restarted(job, [], 1).checkpoint == "given.pth"
+    assert files.restarted(job, [], 1).checkpoint == str(GIVEN)
     checkpoint = tmp_path / "checkpoints" / "epoch_1.pth"
     checkpoint.parent.mkdir()
     checkpoint.write_bytes(b"")
     assert Job.from_json(job.to_json()) == job
     os.utime(checkpoint, (0, 0))
-    assert files.restarted(dataclasses.replace(job), [], 1).checkpoint == "given.pth", "an earlier run's"
+    assert files.restarted(dataclasses.replace(job), [], 1).checkpoint == str(GIVEN), "an earlier run's"
 
 
 def test_outcomes_are_kept_by_attempt(tmp_path: Path) -> None:
