@@ -9,7 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from hydraloop.engine.result import Result, Status, describe, git_state, versions
+from hydraloop.engine import code_patch
+from hydraloop.engine.result import Result, Status, describe, versions
 from hydraloop.engine.stages import Call
 from hydraloop.engine.summary import format_start, format_summary
 from hydraloop.engine.workers import end_workers
@@ -30,7 +31,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
     """
     start, main = perf_counter(), engine.distributed.is_main
     engine.forget_earlier_use()
-    git = git_state(Path.cwd()) if write_result and main else {}
+    git = code_patch.record(engine.run_dir, Path.cwd()) if write_result and main else {}
     if main:
         log.info("%s", format_start(engine))
     try:
@@ -107,7 +108,7 @@ def _failed_elsewhere(engine: Engine) -> str | None:
     return None if first is None or first[0] == engine.distributed.rank else f"rank {first[0]}: {first[1]}"
 
 
-def _put_result(engine: Engine, seconds: float, git: dict[str, str]) -> None:
+def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:
     """Make the result and write it; a file that cannot be written must not hide the run's own error."""
     engine.result = _result(engine, seconds, git)
     if not engine.distributed.is_main:
@@ -120,7 +121,7 @@ def _put_result(engine: Engine, seconds: float, git: dict[str, str]) -> None:
         log.error("result.json cannot be written: %s", describe(error))
 
 
-def _result(engine: Engine, seconds: float, git: dict[str, str]) -> Result:
+def _result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> Result:
     complete = engine.progress.iteration >= engine.max_iters
     status: Status = "stopped" if engine.stopping and not complete else "finished"
     if engine.error is not None:

@@ -20,8 +20,6 @@ from hydraloop.run import atomic
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
 FILENAME = "result.json"
-_DIFF_LIMIT = 200_000
-"""Characters of `git diff` kept: enough to reproduce a day's edits, small enough to open."""
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
 _FOR_GIT = {
     name: os.environ[name]
@@ -60,8 +58,8 @@ class Result:
     seconds: float = 0.0
     """Wall-clock time of this process's part of the run."""
     versions: dict[str, str] = field(default_factory=dict)
-    git: dict[str, str] = field(default_factory=dict)
-    """`commit` and `diff` (tracked files against it) of the folder the run was started in, as it started."""
+    git: dict[str, str | bool] = field(default_factory=dict)
+    """`commit` of the folder the run was started in, and `dirty`: whether tracked files differed from it."""
 
     def write(self, run_dir: Path) -> None:
         """Write the file atomically; secrets in the error are masked.
@@ -96,18 +94,15 @@ def git_commit(folder: Path) -> str | None:
     return None if commit is None else commit.strip()
 
 
-def git_state(folder: Path) -> dict[str, str]:
-    """Commit and diff of the repository around `folder`, secrets masked; empty outside one or without git.
+def git_diff(folder: Path) -> str | None:
+    """Return the changes of tracked files since the commit, as `git apply` takes them; None if git fails.
 
-    Takes some 10 ms, and up to 50 for a diff that is cut.
+    Bytes that are not UTF-8 become surrogates. Takes about 10 ms.
     """
-    commit = git_commit(folder)
-    if commit is None:
-        return {}
-    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv") or ""
-    cut = f"\n[cut: {len(diff) - _DIFF_LIMIT} more characters]" if len(diff) > _DIFF_LIMIT else ""
-    shown = mask_text(diff[: 2 * _DIFF_LIMIT])[:_DIFF_LIMIT]  # in this order: half a secret would not be known as one
-    return {"commit": commit, "diff": shown + cut}
+    plain = [f"diff.{name}=false" for name in ("noprefix", "mnemonicPrefix", "relative")]
+    options = [part for one in plain for part in ("-c", one)]
+    flags = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    return _git(folder, *options, "diff", "HEAD", *flags)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -124,7 +119,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
 
 
 def _masked(text: str | None) -> str | None:

@@ -50,6 +50,7 @@ class MLflowLoggerHook(TrackerHook):
         checkpoints: checkpoint files stored as artifacts: `all`, as they appear; `best` or `last`, when the run ends;
             None: none.
         pictures: whether pictures are stored as artifacts.
+        log_code: whether `code.patch`, the uncommitted changes of the code, is stored as an artifact.
         flush_timeout: seconds that sending the rest may take after the run's end, from 0 to 86,400.
 
     Raises:
@@ -73,6 +74,7 @@ class MLflowLoggerHook(TrackerHook):
         system_metrics_nodes: bool = False,
         checkpoints: str | None = None,
         pictures: bool = True,
+        log_code: bool = False,
         flush_timeout: float = 10.0,
     ) -> None:
         if not system_metrics_interval > 0:
@@ -93,6 +95,7 @@ class MLflowLoggerHook(TrackerHook):
                 "system_metrics_interval": system_metrics_interval,
                 "checkpoints": checkpoints,
                 "pictures": pictures,
+                "log_code": log_code,
                 # What the address depends on besides: `sync.py` may be typed elsewhere, and later.
                 "folder": str(Path.cwd()),
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),

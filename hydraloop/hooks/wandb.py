@@ -49,6 +49,7 @@ class WandbLoggerHook(TrackerHook):
         name: of the run; None: `WANDB_NAME`, else the job's overrides in a sweep, else date, time and id of its
             directory.
         pictures: whether pictures are sent too.
+        log_code: whether `code.patch`, the uncommitted changes of the code, is sent as a file.
         checkpoints: which are sent as artifacts of type model: `best` and `last` at the end, `all` as they are
             written; None: none.
         system_metrics: whether W&B measures the training process and its machine.
@@ -72,6 +73,7 @@ class WandbLoggerHook(TrackerHook):
         notes: str | None = None,
         name: str | None = None,
         pictures: bool = True,
+        log_code: bool = False,
         checkpoints: str | None = None,
         system_metrics: bool = True,
         flush_timeout: float = 10.0,
@@ -83,7 +85,8 @@ class WandbLoggerHook(TrackerHook):
             {"project": project, "entity": entity, "group": group, "job_type": job_type, "tags": tags, "notes": notes}
             | {"name": name}
         )
-        rest = {"pictures": pictures, "checkpoints": checkpoints, "system_metrics": system_metrics}
+        rest = {"pictures": pictures, "log_code": log_code, "checkpoints": checkpoints}
+        rest |= {"system_metrics": system_metrics}
         super().__init__(flush_timeout=flush_timeout, options={"mode": mode, **names, **rest})
         self._disabled = False
 

@@ -46,6 +46,9 @@ class MLflowLoggerHookConf:
     they are large, and in the run directory anyway."""
     pictures: bool = True
     """Whether pictures, of `visualization`, are stored too; true: they are small, and seen over the iterations."""
+    log_code: bool = False
+    """Whether `code.patch`, the uncommitted changes of the code, is stored as an artifact; false: no code leaves the
+    machine."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take after the run's end, from 0 to 86,400; 10: a server that works takes less,
     and nobody waits long for one that does not. `sync.py` sends what is left."""
@@ -124,6 +127,9 @@ class WandbLoggerHookConf:
     name that is given is the same for all jobs of a sweep."""
     pictures: bool = True
     """Whether pictures are sent too; true: they are seen beside the charts. False where they are many."""
+    log_code: bool = False
+    """Whether `code.patch`, the uncommitted changes of the code, is sent as a file; false: no code leaves the
+    machine."""
     checkpoints: Optional[str] = None
     """`best` and `last` (as the run ends) or `all` (as they are written) are sent as artifacts of type model; null:
     none, they are large, and W&B's storage is limited."""

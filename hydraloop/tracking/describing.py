@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from hydraloop.engine import code_patch
 from hydraloop.engine.result import command, git_commit, versions
 from hydraloop.masking import mask_command, mask_overrides, mask_text, masked
+from hydraloop.run import attempts
 from hydraloop.tracking import description
 from hydraloop.tracking.processes import started
 from hydraloop.tracking.tracker import Attempt, Run
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-_RECORDS = ".hydra"
 
 
 def run_of(engine: Engine) -> Run:
@@ -46,6 +46,7 @@ def experiment_name(engine: Engine) -> str:
 
 
 def _attempt(engine: Engine, run_dir: Path) -> Attempt:
+    patch = code_patch.find(run_dir)
     config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
     return Attempt(
         number=0,
@@ -57,6 +58,7 @@ def _attempt(engine: Engine, run_dir: Path) -> Attempt:
         pid=getpid(),
         started=started(getpid()),
         earlier_result=description.result_digest(run_dir),
+        patch=None if patch is None else str(patch.relative_to(run_dir)),
     )
 
 
@@ -87,11 +89,9 @@ def _user() -> str | None:
 
 def _overrides(run_dir: Path) -> list[str]:
     """What was typed for this attempt, masked; empty where the run was started from Python."""
-    records = run_dir / _RECORDS
-    attempts = [path for path in records.glob("resume_*") if path.name.removeprefix("resume_").isdigit()]
-    newest = max(attempts, key=lambda path: int(path.name.removeprefix("resume_")), default=records)
+    records = attempts.newest(run_dir) or run_dir / attempts.RECORDS
     try:
-        found: Any = yaml.safe_load((newest / "overrides.yaml").read_text(encoding="utf-8"))
+        found: Any = yaml.safe_load((records / "overrides.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError):
         return []
     return list(mask_overrides([str(line) for line in found or []]))

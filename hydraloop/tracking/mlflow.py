@@ -103,6 +103,8 @@ class MLflowTracker(Tracker):
         self._files = Files(self._client, self._run_id, self.run, self._calls, self.memory)
         for attempt in new:
             self._files.add_config(attempt.number)
+            if self.options.get("log_code"):
+                self._files.add_code(attempt.number)
         self.memory["described"] = self.run.attempt.number
         if self.options.get("system_metrics", True) and not self.options.get("_sync") and self._system is None:
             self._system = SystemMetrics(self.options.get("system_metrics_interval", 10.0), self.memory)

@@ -51,6 +51,11 @@ class Files:
         """Store the config of an attempt, later."""
         self._due.append({"config": attempt})
 
+    def add_code(self, attempt: int) -> None:
+        """Store the uncommitted changes of an attempt's code, later."""
+        if self._run.attempts[attempt].patch is not None:
+            self._due.append({"code": attempt})
+
     def add_pictures(self, records: Sequence[Record]) -> None:
         """Store what records announce, later; each once, also where the same records come again."""
         for record in records:
@@ -92,7 +97,7 @@ class Files:
             mark = [state.st_size, state.st_mtime_ns]
             if self._stored.get(path.name) == mark or not is_complete(path):
                 continue
-            self._guarded(self._checkpoint, path)
+            self._guarded(self._file, path, CHECKPOINTS)
             self._stored[path.name] = mark
 
     def _guarded(self, store: Any, *arguments: Any) -> None:
@@ -117,6 +122,10 @@ class Files:
             number = one["config"]
             name = "config.yaml" if number == 0 else f"config_resume_{number}.yaml"
             self._text(self._run.attempts[number].config, name)
+        elif "code" in one:
+            number = one["code"]
+            patch = self._run.run_dir / str(self._run.attempts[number].patch)
+            self._file(patch, None if number == 0 else f"resume_{number}")
         else:
             self._picture(self._run.run_dir / one["picture"], one["key"], one["step"], one["timestamp"])
 
@@ -148,10 +157,10 @@ class Files:
         )
         return any(name.startswith(start) and "+compressed" in name for name in names)
 
-    def _checkpoint(self, path: Path) -> None:
+    def _file(self, path: Path, folder: str | None) -> None:
         try:
             with self._calls(files=True):
-                self._client.log_artifact(self._run_id, str(path), CHECKPOINTS)
+                self._client.log_artifact(self._run_id, str(path), folder)
         except FileNotFoundError:
             log.info("%s was deleted before it was stored", path)
 

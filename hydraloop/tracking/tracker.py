@@ -60,6 +60,8 @@ class Attempt:
     """Seconds from the machine's start to that process's: with `pid`, what tells it from all others there."""
     earlier_result: str | None = None
     """Digest of the `result.json` that an earlier attempt had left."""
+    patch: str | None = None
+    """Path of its `code.patch`, relative to the run directory; None if the code was committed."""
 
 
 @dataclass(frozen=True, slots=True)

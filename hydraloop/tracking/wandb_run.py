@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from hydraloop.engine.checkpoint_files import is_complete
+from hydraloop.engine.code_patch import FILENAME as PATCH_FILE
 from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.masking import mask_text, masked
 from hydraloop.tracking import description
@@ -67,6 +68,8 @@ class LiveRun:
         segment.folder = Path(self._wandb.settings.sync_dir).name
         segment.url = self._wandb.url if segment.mode == "online" else None
         segment.closed = None
+        if options.get("log_code"):
+            self._save_code()
 
     @property
     def starts_at(self) -> int:
@@ -131,6 +134,16 @@ class LiveRun:
                 copy.write_text(mask_text(text), encoding="utf-8")
                 self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
         return best
+
+    def _save_code(self) -> None:
+        """Save the uncommitted changes of each attempt's code."""
+        for attempt in self._run.attempts:
+            if attempt.patch is not None:
+                copy = Path(self._wandb.dir, f"resume_{attempt.number}" if attempt.number else "", PATCH_FILE)
+                with suppress(OSError):
+                    copy.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(self._run.run_dir / attempt.patch, copy)
+                    self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
 
     def _picture(self, name: str, path: str) -> dict[str, Any]:
         import wandb

@@ -111,7 +111,7 @@ def _in_netrc(host: str) -> bool:
 
 
 def settings_of(options: Mapping[str, Any], run: Run) -> Settings:
-    """Everything explicit: no prompt, no terminal, no code, no git (the config has what may be told of it)."""
+    """Return W&B's settings. It asks nothing and collects no terminal output, code or git state by itself."""
     import wandb
 
     sync = bool(options.get("_sync"))

@@ -107,6 +107,12 @@ class Project:
         assert done.code == 0, done.text
         return [Done(**one) for one in json.loads((self.path / "many.json").read_text(encoding="utf-8"))]
 
+    def commit(self) -> None:
+        """Put all files under git, in a first commit."""
+        who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+        for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all")):
+            subprocess.run(["git", *arguments], cwd=self.path, check=True)
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`python train.py …`, not waited for."""
         return subprocess.Popen(

@@ -62,18 +62,37 @@ def summary(done: Done, name: str) -> str:
 
 
 class Tracked:
-    """A project with a run, its trackers looked at after one epoch; it is resumed for a second one later."""
+    """A project with a run, its trackers looked at after one epoch; it is resumed for a second one later.
+
+    Its code has changes that are not committed.
+    """
 
     def __init__(self, project: Project) -> None:
         self.project = project
+        project.commit()
+        self.change("first-change")
         self.done = project.train(ALL, "engine.max_epochs=1", *PATIENT)
         assert self.done.code == 0, self.done.text
         self.run = project.run
         self.first = mlflow_run(project.path)
 
     def resume(self) -> Done:
-        """Go on with other options."""
-        return self.project.train(ALL, "engine.max_epochs=2", "optimizer.weight_decay=0.02", "resume=auto", *PATIENT)
+        """Go on with other options, and with other code, which is sent."""
+        self.change("second-change")
+        code = [f"hooks.{name}.log_code=true" for name in ("mlflow", "wandb")]
+        options = ["engine.max_epochs=2", "optimizer.weight_decay=0.02", "resume=auto"]
+        return self.project.train(ALL, *options, *code, *PATIENT)
+
+    def change(self, marker: str) -> None:
+        """Add a comment to the code."""
+        file = self.project.path / "my_project" / "model.py"
+        file.write_text(f"{file.read_text()}# {marker}\n")
+
+    def holding(self, marker: str) -> list[str]:
+        """Files below the project, but not its code, that contain a marker."""
+        files = [path for path in self.project.path.rglob("*") if path.is_file() and "my_project" not in path.parts]
+        found = [path for path in files if ".git" not in path.parts and marker.encode() in path.read_bytes()]
+        return sorted(str(path.relative_to(self.project.path)) for path in found)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +134,14 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     assert nearly(tensorboard_points(run)) == nearly(expected)
 
 
+def test_no_tracker_has_uncommitted_code(tracked: Tracked) -> None:
+    """Wherever they keep it: in a database, in files to be uploaded, in what followers note for themselves."""
+    run = tracked.run
+    assert tracked.holding("first-change") == [str((run.path / "code.patch").relative_to(tracked.project.path))]
+    assert run.result["git"].keys() == {"commit", "dirty"}
+    assert run.result["git"]["dirty"] is True
+
+
 def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     before, run = tracked.first, tracked.run
     done = tracked.resume()
@@ -134,6 +161,8 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     changed = {key: value for key, value in found.params.items() if key.startswith("resume_1/")}
     assert changed == {
         "resume_1/engine.max_epochs": "2",
+        "resume_1/hooks.mlflow.log_code": "true",
+        "resume_1/hooks.wandb.log_code": "true",
         "resume_1/optimizer.weight_decay": "0.02",
         "resume_1/resume": "auto",
     }
@@ -144,6 +173,21 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     assert (wandb.name, wandb.exit_code) == (before.name, 0)
     assert wandb.config["resume_1/optimizer"]["weight_decay"] == 0.02, wandb.config.keys()
     assert nearly(tensorboard_points(run)) == nearly(expected)
+
+
+def test_trackers_have_the_code_of_a_run_with_log_code(tracked: Tracked) -> None:
+    """After it was resumed with that option, and with other code."""
+    run = tracked.run
+    kept = [run.path / "code.patch", run.path / ".hydra" / "resume_1" / "code.patch"]
+    assert ["second-change" in path.read_text() for path in kept] == [False, True]
+    (stored,) = mlflow_run(tracked.project.path).files.rglob("code.patch")
+    assert stored.read_bytes() == kept[1].read_bytes()
+    assert stored.parent.name == "resume_1"
+    (folder,) = run.path.glob("wandb/offline-run-*/files")
+    assert (folder / "code.patch").read_bytes() == kept[0].read_bytes()
+    assert (folder / "resume_1" / "code.patch").read_bytes() == kept[1].read_bytes()
+    copies = [path for path in (*kept, stored, folder / "resume_1" / "code.patch") if path != kept[0]]
+    assert tracked.holding("second-change") == sorted(str(path.relative_to(tracked.project.path)) for path in copies)
 
 
 # Sweeps, ranks. ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -160,4 +161,7 @@ def tensorboard_points(run: Run) -> Points:
 
 def nearly(found: Points) -> dict[str, Counter[tuple[int, str]]]:
     """Points with values as numbers of four bytes have them, to compare."""
-    return {key: Counter((step, f"{value:.5e}") for step, value in line) for key, line in found.items()}
+    return {
+        key: Counter((step, f"{struct.unpack('f', struct.pack('f', value))[0]:.5e}") for step, value in line)
+        for key, line in found.items()
+    }

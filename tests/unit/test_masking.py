@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from hydraloop import masked_config, masking, run_directory
 from hydraloop.cli.console import MaskingFormatter, mask_handlers
-from hydraloop.engine.result import Result, git_state
+from hydraloop.engine.result import Result
 from hydraloop.errors import UserError
 from hydraloop.launch.ended import Ended
 from hydraloop.masking import (
@@ -299,19 +299,6 @@ def test_result_json_has_no_secret(tmp_path: Path) -> None:
     assert '"reason": "token=***"' in text
     Ended(error=ValueError("again hunter2hunter2")).write(tmp_path, written=True)
     assert '"error": "ValueError: again ***"' in (tmp_path / "result.json").read_text()
-
-
-def test_a_diff_is_masked_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
-    (tmp_path / "a").write_text("")
-    for arguments in (("init", "-q"), ("add", "a"), (*who, "commit", "-q", "-m", "all")):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
-    (tmp_path / "a").write_text("x" * 10 + "hunter2hunter2\n")
-    remember({"token": "hunter2hunter2"})
-    diff = git_state(tmp_path)["diff"]
-    assert "+xxxxxxxxxx***\n" in diff
-    monkeypatch.setattr("hydraloop.engine.result._DIFF_LIMIT", diff.index("***") + 3)
-    assert git_state(tmp_path)["diff"].startswith(diff[: diff.index("***") + 3] + "\n[cut")
 
 
 def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

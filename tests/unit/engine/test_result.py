@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.result import Best, Result, describe, git_state
+from hydraloop.engine.result import Best, Result, describe
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from tests.helpers import at, batches, failing, make_engine
@@ -117,25 +115,3 @@ def test_errors_are_described_in_one_string() -> None:
     assert describe(ValueError("bad")) == "ValueError: bad"
     assert describe(KeyboardInterrupt()) == "KeyboardInterrupt()"
     assert describe(UserError("bad", key="a.b")) == "a.b: bad"
-
-
-def test_the_commit_and_the_diff_of_the_folder(tmp_path: Path) -> None:
-    assert git_state(tmp_path) == {}
-    file = tmp_path / "code.py"
-    file.write_text("old = 1\n")
-    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    for arguments in (
-        ["init", "-q"],
-        ["add", "code.py"],
-        ["-c", "user.name=A", "-c", "user.email=a@b", "commit", "-q", "-m", "one"],
-    ):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, env=environment)
-    clean = git_state(tmp_path)
-    assert len(clean["commit"]) == 40
-    assert clean["diff"] == ""
-    file.write_text("new = 2\n" + "x" * 300_000)
-    diff = git_state(tmp_path)["diff"]
-    assert "-old = 1" in diff
-    assert "+new = 2" in diff
-    assert len(diff) < 210_000
-    assert "more characters]" in diff
