@@ -112,6 +112,8 @@ class Engine:
         """What `result.json` holds, from after_train on."""
         self.evaluating_checkpoint: Path | None = None
         """The file whose weights the test runs on, while it does."""
+        self.epoch_begun = 0
+        """The epoch (from 1) that training has begun last, also after its end; 0 before the first."""
         self.resumed_in_epoch = False
         """Whether this epoch was begun by an earlier process."""
         self.stepped = False
@@ -151,6 +153,7 @@ class Engine:
                 self._requests.act()
                 self._validate_if_due()
                 while progress.iteration < self.max_iters and not self.stopping:
+                    self.epoch_begun = progress.epoch + 1
                     self.resumed_in_epoch = progress.batch_in_epoch > 0
                     self._call(at.before_train_epoch)
                     self._train_epoch()

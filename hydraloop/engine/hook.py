@@ -305,8 +305,11 @@ class Hook:
         return loader is not None and batch_idx + 1 == len(loader)
 
     def is_last_train_epoch(self, engine: Engine) -> bool:
-        """Whether the epoch just completed is the last."""
-        return engine.progress.iteration >= engine.max_iters
+        """Return whether this epoch is the last: at all mount points from its before_train_epoch on.
+
+        False if training stops earlier than planned (`engine.stopping`), which is not known before.
+        """
+        return engine.epoch_begun == engine.max_epochs or engine.progress.iteration >= engine.max_iters
 
     def is_last_train_iter(self, engine: Engine) -> bool:
         """Whether the iteration just completed is the last."""

@@ -12,7 +12,7 @@ import hydraloop.engine.hook as hook_module
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Mode, Priority
 from hydraloop.errors import UserError
-from tests.helpers import batches, make_engine
+from tests.helpers import at, batches, make_engine
 
 # Priority. -----------------------------------------------------------------------------------------------------------
 
@@ -241,6 +241,7 @@ class AsThere(Hook):
                 self.compared += 1
         assert self.end_of_epoch(engine, batch_idx) == (batch_idx + 1 == len(engine.loaders.train or ()))
         assert self.is_last_train_iter(engine) == (done + 1 == engine.max_iters)
+        assert self.is_last_train_epoch(engine) == (engine.progress.epoch + 1 == engine.max_epochs)
 
     def after_train_epoch(self, engine: Engine) -> None:
         done = engine.progress.epoch - 1  # their runner.epoch here
@@ -255,3 +256,63 @@ def test_the_helpers_answer_as_mmengines_do(tmp_path: Path) -> None:
     hook = AsThere()
     make_engine(tmp_path, {"as_there": hook}, train=batches(5), max_epochs=4).train()
     assert hook.compared == 20 * 16
+
+
+class LastEpoch(Hook):
+    """Writes down the epoch (from 1) in which each mount point says that it is the last one, and in which not."""
+
+    def __init__(self) -> None:
+        self.yes: set[str] = set()
+        self.no: set[str] = set()
+
+    def note(self, point: str, epoch: int, engine: Engine) -> None:
+        (self.yes if self.is_last_train_epoch(engine) else self.no).add(f"{point} {epoch}")
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        self.note("before epoch", engine.progress.epoch + 1, engine)
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self.note("before iter", engine.progress.epoch + 1, engine)
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self.note("after iter", engine.progress.epoch + 1, engine)
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        self.note("after epoch", engine.progress.epoch, engine)
+
+    def before_val(self, engine: Engine) -> None:
+        self.note("validation", -(-engine.progress.iteration // engine.epoch_length), engine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "last"),
+    [
+        ({"max_epochs": 3}, 3),
+        ({"max_epochs": 1}, 1),
+        ({"max_iters": 9}, 3),
+        ({"max_iters": 7}, 3),
+        ({"max_iters": 2}, 1),
+        ({"max_epochs": 3, "val_by_epoch": False, "val_interval": 2}, 3),
+        ({"max_epochs": 3, "accumulate": 2}, 3),
+    ],
+    ids=str,
+)
+def test_the_last_epoch_is_the_last_throughout(tmp_path: Path, settings: dict[str, Any], last: int) -> None:
+    hook = LastEpoch()
+    make_engine(tmp_path, {"last": hook}, train=batches(3), val=batches(1), **settings).train()
+    assert {int(place.split()[-1]) for place in hook.yes} == {last}
+    assert {int(place.split()[-1]) for place in hook.no} == set(range(1, last))
+    points = {place.rpartition(" ")[0] for place in hook.yes}
+    assert points >= {"before epoch", "before iter", "after iter", "validation"}
+    assert ("after epoch" in points) == (settings.get("max_iters", 9) % 3 == 0)
+
+
+def test_a_run_resumed_in_its_last_epoch_knows_it(tmp_path: Path) -> None:
+    stop = at("after_train_iter", lambda engine: engine.request_checkpoint("here"), nth=5)
+    make_engine(tmp_path, {"stop": stop}, train=batches(3), max_epochs=2).train()
+    hook = LastEpoch()
+    checkpoint = tmp_path / "checkpoints" / "here.pth"
+    settings = {"max_epochs": 2, "resume": checkpoint, "resume_strict": False}
+    make_engine(tmp_path, {"last": hook}, train=batches(3), **settings).train()
+    assert hook.no == set()
+    assert "before epoch 2" in hook.yes
