@@ -28,18 +28,19 @@ class EMAHook(Hook):
     Mount points: before_run, before_train, before_train_epoch, after_train_iter, after_train_epoch, before_val_epoch,
     before_test_epoch, before_save_checkpoint. Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average
     of the same step. No host sync; an update is one foreach kernel over all parameters, and needs memory for one more
-    model (two during evaluation). State: the averages and the number of updates. Defaults are mmengine's but
-    for `warmup`.
+    model (two during evaluation). State: the averages, the number of updates, and the first step of `begin_epoch`.
+    Defaults are mmengine's but for `warmup`.
 
     Args:
         ema_type: `exponential`, `stochastic`, `momentum_annealing`, `exp_momentum` or `linear_momentum`.
         momentum: the share of the new weights in an update, in (0, 1).
         warmup: a larger share at first, max(momentum, 9 / (10 + updates)); of `exponential` only.
-        interval: optimizer steps (epochs with `by_epoch`) between two updates, at least 1. The first one comes at step
-            `interval`, by the rule of all intervals here; mmengine's copies at step 1.
+        interval: optimizer steps (epochs with `by_epoch`) between two updates, at least 1. Without a begin, the first
+            update is at step `interval`, by the rule of all intervals here; mmengine copies at step 1.
         by_epoch: update at the end of epochs.
-        begin_epoch: the first epoch (from 1) that may have an update; 0: from the start.
-        begin_iter: the first optimizer step (from 1) that may have an update; 0: from the start.
+        begin_epoch: the epoch (from 1) whose first optimizer step has the first update (with `by_epoch`, whose end);
+            0 and 1: no begin.
+        begin_iter: the optimizer step (from 1) that has the first update; 0 and 1: no begin.
         update_buffers: average the buffers too (the statistics of normalisation layers), and copy integer ones;
             False: the averaged model uses the raw model's. Of several ranks rank 0's average counts; with
             `sync_norm` or `sync_buffers` the mean of all ranks' averages, in whatever order the hooks come.
@@ -90,6 +91,8 @@ class EMAHook(Hook):
         self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
         self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
         self._begin_epoch = begin_epoch
+        self._begins_in_epoch = begin_epoch > 1 and not by_epoch
+        self._begin: int | None = None  # the first optimizer step of `begin_epoch`, known once that has begun
         self._strict = True
         self._averaged: Averaged | None = None
 
@@ -109,11 +112,11 @@ class EMAHook(Hook):
         """
         if engine.progress.iteration or not engine.max_iters:  # a run that goes on was checked when it began
             return
-        before, last = 0, engine.max_iters // engine.epoch_length
-        if not self._by_epoch:
-            before = _steps(engine, max(self._begin_epoch - 1, 0) * engine.epoch_length)
-            last = _steps(engine, engine.max_iters)
-        if not self._every.due_since(before, last):
+        every = self._every
+        last = engine.max_iters // engine.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
+        if self._begins_in_epoch:
+            every = Every(every.interval, _steps(engine, (self._begin_epoch - 1) * engine.epoch_length) + 1)
+        if not every.due_since(0, last):
             option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._every.begin else "interval"
             unit = "epochs" if self._by_epoch else "optimizer steps"
             raise UserError(
@@ -123,8 +126,10 @@ class EMAHook(Hook):
             )
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Follow storages that something replaced between epochs."""
+        """Follow storages that something replaced between epochs; begin in `begin_epoch`."""
         self._of_model.rebind()
+        if self._begins_in_epoch and self._begin is None and engine.progress.epoch + 1 >= self._begin_epoch:
+            self._begin_at(engine.progress.optimizer_step + 1)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update, if the optimizer stepped and an update is due."""
@@ -162,8 +167,10 @@ class EMAHook(Hook):
     # State. --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """`averaged`: the averages by state-dict key of the model; `updates`: how many went into them."""
-        return {"averaged": {} if self._averaged is None else self._averaged.state_dict(), "updates": self.updates}
+        """`averaged`: the averages by state-dict key of the model; `updates`: how many went into them; `begin`: the
+        first optimizer step of `begin_epoch`, None if that has not begun."""
+        averaged = {} if self._averaged is None else self._averaged.state_dict()
+        return {"averaged": averaged, "updates": self.updates, "begin": self._begin}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the averages of a checkpoint; the model has its raw weights already.
@@ -172,6 +179,9 @@ class EMAHook(Hook):
             UserError: an average is missing or unknown, unless `resume_strict=false`.
         """
         self.updates = state["updates"]
+        begin = state.get("begin")  # older checkpoints do not have it
+        if self._begins_in_epoch and begin is not None:
+            self._begin_at(begin)
         if self.updates:
             self._of_model.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
 
@@ -181,6 +191,10 @@ class EMAHook(Hook):
     def _of_model(self) -> Averaged:
         assert self._averaged is not None, "made in before_run"
         return self._averaged
+
+    def _begin_at(self, step: int) -> None:
+        self._begin = step
+        self._every = Every(self._every.interval, step)
 
     def _update(self) -> None:
         averaged = self._of_model

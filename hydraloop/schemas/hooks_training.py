@@ -92,9 +92,10 @@ class EMAHookConf:
     by_epoch: bool = False
     """Whether to update at the end of epochs; false, as in MMEngine: after optimizer steps."""
     begin_epoch: int = 0
-    """The first epoch (from 1) that may have an update; 0: from the start. Alternative to `begin_iter`."""
+    """The epoch (from 1) whose first step (with `by_epoch`, whose end) has the first update; the interval counts from
+    there. 0: no begin. Alternative to `begin_iter`."""
     begin_iter: int = 0
-    """The first optimizer step (from 1) that may have an update; 0: from the start."""
+    """The optimizer step (from 1) that has the first update; the interval counts from there. 0: no begin."""
     update_buffers: bool = False
     """Whether buffers (of normalisation layers) are averaged too; false, as in MMEngine: the raw model's are used."""
     gamma: Optional[float] = None

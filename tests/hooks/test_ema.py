@@ -16,7 +16,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
-from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
+from tests.hooks.tiny_runs import Scripted, Stopper, batches, bits, engine_of, load, same
 
 Weights = dict[str, Tensor]
 
@@ -114,7 +114,9 @@ def test_updates_follow_optimizer_steps_and_not_iterations(tmp_path: Path, accum
         ({"begin_iter": 4}, range(4, 13)),
         ({"interval": 3, "begin_iter": 4}, [4, 7, 10]),
         ({"begin_epoch": 2}, range(5, 13)),
-        ({"begin_epoch": 3, "interval": 2}, [10, 12]),
+        ({"begin_epoch": 3, "interval": 2}, [9, 11]),
+        ({"begin_epoch": 2, "interval": 3}, [5, 8, 11]),
+        ({"begin_epoch": 1, "interval": 3}, [3, 6, 9, 12]),
     ],
 )
 def test_interval_and_begin_count_optimizer_steps(tmp_path: Path, options: dict[str, Any], counted: list[int]) -> None:
@@ -122,6 +124,36 @@ def test_interval_and_begin_count_optimizer_steps(tmp_path: Path, options: dict[
     _, recorder = run(tmp_path, ema)
     assert ema.updates == len(counted)
     check(ema.state_dict()["averaged"], average([recorder.steps[n - 1] for n in counted], lambda u: 0.3))
+
+
+class Updates(Hook):
+    """The iterations after which `ema` has made an update."""
+
+    priority = 60
+
+    def __init__(self) -> None:
+        self.at: list[int] = []
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        ema = engine.hooks["ema"]
+        assert isinstance(ema, EMAHook)
+        if ema.updates > len(self.at):
+            self.at.append(engine.progress.iteration)
+
+
+def test_with_begin_epoch_the_interval_counts_from_its_first_step(tmp_path: Path) -> None:
+    updates = Updates()
+    hooks = {"ema": EMAHook(begin_epoch=2, interval=5), "updates": updates}
+    engine_of(tmp_path, hooks, train=batches(10)).train()
+    assert updates.at == [11, 16, 21, 26], "mmengine's"
+
+
+def test_steps_that_fp16_skips_do_not_postpone_begin_epoch(tmp_path: Path) -> None:
+    updates, precision = Updates(), FP16(torch.device("cpu"), init_scale=1e7)
+    hooks = {"ema": EMAHook(begin_epoch=3, interval=5), "updates": updates}
+    engine_of(tmp_path, hooks, train=batches(10), precision=precision).train()
+    assert 0 < precision.skipped < 20
+    assert updates.at == [21, 26]
 
 
 def test_the_interval_counts_in_the_decay_of_momentum(tmp_path: Path) -> None:
@@ -330,13 +362,16 @@ def test_a_checkpoint_has_raw_and_averaged_weights_and_says_where(tmp_path: Path
     engine_of(tmp_path, {"recorder": recorder, "ema": ema, "checkpoint": CheckpointHook()}).train()
     early, last = (load(tmp_path / "checkpoints" / f"epoch_{epoch}.pth") for epoch in (1, 3))
     assert "averaged_weights" not in early["meta"]
-    assert early["hooks"]["ema"] == {"averaged": {}, "updates": 0}
+    assert early["hooks"]["ema"] == {"averaged": {}, "updates": 0, "begin": None}
     assert last["meta"]["averaged_weights"] == "ema"
     assert same(last["state_dict"], recorder.steps[-1])
     assert same(last["hooks"]["ema"]["averaged"], ema.state_dict()["averaged"])
 
 
-@pytest.mark.parametrize("options", [{}, {"update_buffers": True, "ema_type": "stochastic"}, {"begin_iter": 7}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"update_buffers": True, "ema_type": "stochastic"}, {"begin_iter": 7}, {"begin_epoch": 2, "interval": 3}],
+)
 @pytest.mark.parametrize("at", [5, 8])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, options: dict[str, Any], at: int) -> None:
     whole = EMAHook(**options)
@@ -417,7 +452,7 @@ def test_what_is_counted_is_a_whole_number(options: dict[str, Any]) -> None:
     [
         ({"begin_epoch": 4}, {}, "begin_epoch"),
         ({"begin_epoch": 4, "by_epoch": True}, {}, "begin_epoch"),
-        ({"begin_epoch": 3, "interval": 4}, {"max_iters": 11}, "begin_epoch"),
+        ({"begin_epoch": 3, "interval": 4}, {"max_iters": 8}, "begin_epoch"),
         ({"begin_iter": 13}, {}, "begin_iter"),
         ({"begin_iter": 7}, {"accumulate": 3}, "begin_iter"),  # six optimizer steps in twelve iterations
         ({"interval": 13}, {}, "interval"),
@@ -441,6 +476,8 @@ def test_a_run_that_ends_before_the_first_update_is_refused(
         ({"begin_epoch": 3}, {"max_iters": 9}),
         ({"begin_epoch": 3, "by_epoch": True}, {}),
         ({"begin_epoch": 3, "interval": 4}, {}),
+        ({"begin_epoch": 3, "interval": 4}, {"max_iters": 9}),
+        ({"begin_epoch": 3}, {"max_iters": 9, "accumulate": 3}),
         ({"begin_iter": 12}, {}),
         ({"begin_iter": 6}, {"accumulate": 3}),
         ({"interval": 12}, {}),
