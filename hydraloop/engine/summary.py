@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
     from hydraloop.engine.timing import Timing
 
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _MOST_HOOKS = 6
 """Hooks listed with their time; the rest, the cheapest, are summed up."""
 
@@ -27,8 +28,9 @@ def format_start(engine: Engine) -> str:
         "data": _data(engine),
         "device": f"{engine.device}, {engine.precision.name}"
         + (f", {_ranks(engine)}" if engine.distributed.world_size > 1 else ""),
-        "horizon": f"{_count(engine.max_epochs, 'epoch')} of {_count(engine.epoch_length, 'iteration')}, "
-        f"{_count(engine.max_iters, 'iteration')} in all",
+        "horizon": f"{_count(engine.max_iters, 'iteration')} in {_count(engine.max_epochs, 'epoch')}, "
+        f"{engine.epoch_length:,} per epoch"
+        + (f", {engine.accumulate} per optimizer step" if engine.accumulate > 1 else ""),
         "run": shown(engine.run_dir),
     }
     if engine.loaders.train is None:
@@ -48,8 +50,9 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
     rows: dict[str, str] = {}
     if result is not None:
         rows["status"] = result.status + "".join(f": {why}" for why in (result.error or result.reason,) if why)
-        rows["trained"] = (
-            f"{_count(engine.progress.iteration, 'iteration')} of {engine.max_iters:,} in {duration(result.seconds)}"
+        here = engine.progress.iteration - engine.began_at
+        rows["trained"] = f"{here:,} of {_count(engine.max_iters, 'iteration')} in {duration(result.seconds)}" + (
+            f" (resumed at {engine.began_at:,})" if engine.began_at else ""
         )
     if engine.best is not None:
         rows["best"] = (
@@ -59,7 +62,9 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
     else:
         best = engine.messages.read("best")
         if best is not None:
-            rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration}"
+            rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration}" + (
+                f" (of the validations since iteration {engine.began_at:,})" if engine.began_at else ""
+            )
     if engine.last_checkpoint is not None:
         rows["checkpoint"] = shown(engine.last_checkpoint)
     if engine.metrics:
@@ -92,7 +97,8 @@ def _model(engine: Engine) -> str:
 
 
 def _bytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} KB"
+    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), _UNITS[-1])
+    return f"{size / unit:.1f} {name}"
 
 
 def _data(engine: Engine) -> str:

@@ -196,7 +196,7 @@ _FORMATS = {
     "eta": lambda value: f"eta {clock(value)}",
     "time": lambda value: f"time {duration(value)}",
     "data_time": lambda value: f"data {duration(value)}",
-    "memory": lambda value: f"memory {value:.0f}MB",
+    "memory": lambda value: f"memory {value:.0f}MiB",
 }
 
 

@@ -76,7 +76,7 @@ class MemoryProfilerHook(Hook):
 def _report(engine: Engine, mode: Mode) -> None:
     readings = {**host_memory(), **device_memory(engine.device)}
     words = (
-        f"{name}: {value:.1f} %" if name.endswith("utilization") else f"{name}: {value:.0f} MB"
+        f"{name}: {value:.1f} %" if name.endswith("utilization") else f"{name}: {value:.0f} MiB"
         for name, value in readings.items()
     )
     log.info("Memory information %s", ", ".join(words))

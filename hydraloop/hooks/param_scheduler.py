@@ -110,7 +110,10 @@ class ParamSchedulerHook(Hook):
         trained = engine.progress.iteration > engine.began_at
         if self._group is not None and engine.schedulers and engine.distributed.is_main and trained:
             last = self._lr()
-            log.info("lr: first %.3g, highest %.3g, last %.3g", self._first, max(self._highest, last), last)
+            log.info(
+                "lr: %.3g at iteration %d, %.3g at iteration %d, highest seen %.3g",
+                *(self._first, engine.began_at, last, engine.progress.iteration, max(self._highest, last)),
+            )
         self._group = None
 
     def _lr(self) -> float:

@@ -45,7 +45,7 @@ class DistributedConf:
     """Iterations between two moments at which the ranks tell each other what their hooks asked for; 10 is within
     seconds, and the exchange goes on in the background."""
     bucket_cap_mb: Optional[float] = None
-    """Of DDP: megabytes of gradients averaged in one go; null: torch's own (25, and a small first one)."""
+    """Of DDP: MiB of gradients that are averaged together; null: torch's default (25, and a smaller first bucket)."""
     find_unused_parameters: bool = False
     """Of DDP: whether to look for parameters that a forward did not use, in each iteration; false, as in torch: it
     costs time and hides mistakes."""

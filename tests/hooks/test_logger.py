@@ -145,7 +145,7 @@ def test_lines_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert len(lines) == len(_lines(tmp_path)) == 5
     span = r"[\d.]+(?:µs|ms|s)"
     assert re.fullmatch(
-        rf"epoch 1/2  iter 7/14  lr 1\.0e-02  eta 0:00:0\d  time {span}  data {span}  memory \d+MB  loss \d\.\d{{4}}",
+        rf"epoch 1/2  iter 7/14  lr 1\.0e-02  eta 0:00:0\d  time {span}  data {span}  memory \d+MiB  loss \d\.\d{{4}}",
         lines[0],
     )
     assert re.fullmatch(r"val  epoch 1/2  iter 7/14  loss \d\.\d{4}", lines[1])

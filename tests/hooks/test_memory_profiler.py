@@ -24,9 +24,9 @@ HOST = (
     "swap_memory_utilization", "current_process_memory",
 )  # fmt: skip
 LINE = re.compile(
-    r"Memory information available_memory: \d+ MB, used_memory: \d+ MB, memory_utilization: \d+\.\d %, "
-    r"available_swap_memory: \d+ MB, used_swap_memory: \d+ MB, swap_memory_utilization: \d+\.\d %, "
-    r"current_process_memory: \d+ MB"
+    r"Memory information available_memory: \d+ MiB, used_memory: \d+ MiB, memory_utilization: \d+\.\d %, "
+    r"available_swap_memory: \d+ MiB, used_swap_memory: \d+ MiB, swap_memory_utilization: \d+\.\d %, "
+    r"current_process_memory: \d+ MiB"
 )
 """MMDetection's, up to its one decimal place."""
 
@@ -73,7 +73,7 @@ def test_one_line_in_the_log_in_mmdetections_words(tmp_path: Path, caplog: pytes
     lines = [record.getMessage() for record in caplog.records if "used_memory" in record.getMessage()]
     assert len(lines) == len(records) == 1
     assert LINE.fullmatch(lines[0])
-    assert f"current_process_memory: {records[0]['current_process_memory']:.0f} MB" in lines[0]
+    assert f"current_process_memory: {records[0]['current_process_memory']:.0f} MiB" in lines[0]
 
 
 def test_growing_memory_shows(tmp_path: Path) -> None:

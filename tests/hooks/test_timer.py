@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,15 @@ class SlowBatches:
 
 
 class SlowTask(Task):
-    """A second a training step, a hundred a validation batch."""
+    """A second a training step, more in those that are `slow`; a hundred a validation batch."""
 
     clock: Clock
+    slow: Mapping[int, float]
+    steps = 0
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        self.clock.now += 1
+        self.steps += 1
+        self.clock.now += 1 + self.slow.get(self.steps, 0.0)
         return super().forward(batch)
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
@@ -89,14 +93,19 @@ class Watcher(Hook):
 
 
 def _run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, save: bool = False, **settings: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    save: bool = False,
+    slow: Mapping[int, float] | None = None,
+    **settings: Any,
 ) -> tuple[Engine, Watcher]:
     clock = Clock()
     for module in (timer, engine_module, stages):
         monkeypatch.setattr(module, "perf_counter", clock)
     model = nn.Linear(2, 1)
     task = SlowTask(model, nn.MSELoss())
-    task.clock = clock
+    task.clock, task.slow = clock, slow or {}
     watcher = Watcher(clock, save=save)
     engine = Engine(
         task=task,
@@ -125,6 +134,24 @@ def test_validation_and_checkpoints_are_not_in_it(tmp_path: Path, monkeypatch: p
 def test_eta_counts_the_iterations_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, watcher = _run(tmp_path, monkeypatch)
     assert watcher.etas == [4.0 * left for left in (7, 6, 5, 4, 3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize("slow", [{1: 600.0}, {1: 600.0, 2: 200.0}], ids=["compilation", "compilation twice"])
+def test_eta_soon_forgets_slow_first_iterations(
+    slow: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watcher = _run(tmp_path, monkeypatch, slow=slow, max_iters=40)
+    latest = watcher.etas[2 * len(slow) - 1 :]
+    assert latest == [4.0 * (40 - iteration) for iteration in range(2 * len(slow), 41)]
+
+
+@pytest.mark.parametrize("change", [20, 1000])
+def test_eta_follows_when_the_speed_changes(change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = dict.fromkeys(range(change + 1, 1601), 6.0)
+    _, watcher = _run(tmp_path, monkeypatch, slow=slow, max_iters=1600)
+    assert watcher.etas[change - 1] == 4.0 * (1600 - change)
+    adapted = change + min(change, 500)
+    assert watcher.etas[adapted - 1] == 10.0 * (1600 - adapted)
 
 
 def test_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +191,7 @@ def _sleepy_move(batch: Any) -> Any:
     return batch
 
 
-_NAP = 0.02
+_NAP = 0.03
 _SLEEPY: dict[str, tuple[dict[str, Any], bool]] = {
     # What sleeps, and whether that is waiting for data.
     "a data set": ({"loader": DataLoader(Sleepy(_NAP))}, True),
@@ -191,7 +218,7 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
         task=Task(model, nn.MSELoss()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         loaders=Loaders(sleeps.get("loader", DataLoader(Sleepy()))),
-        hooks={"timer": IterTimerHook(), "hook": sleeps.get("hook", Hook()), "logger": LoggerHook(interval=4)},
+        hooks={"timer": IterTimerHook(), "hook": sleeps.get("hook", Hook()), "logger": LoggerHook(interval=1)},
         settings=Settings(max_epochs=2, device="cpu"),
         run_dir=tmp_path,
     )
@@ -199,10 +226,10 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
         monkeypatch.setattr(engine, "_move", sleeps["move"])
     engine.train()
     timing, records = engine.messages.read("timing"), logged(tmp_path / "metrics.jsonl")
-    assert all(record["time"] > 0.7 * _NAP for record in records)
-    for share in (timing.data_share, *(record["data_time"] / record["time"] for record in records)):
-        assert share > 0.5 if waiting else share < 0.3
-    assert timing.hook_share < 0.3 if waiting else timing.hook_share > 0.5
+    # The median, and shares against each other: a busy machine may stop any of these iterations for a while.
+    assert (statistics.median(record["data_time"] / record["time"] for record in records) > 0.5) == waiting
+    assert (timing.data_share > timing.hook_share) == waiting
+    assert max(timing.data_share, timing.hook_share) > 0.4
 
 
 def test_without_two_iterations_in_a_row_the_share_of_hooks_is_not_known(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hydraloop.engine.result import Best
 from hydraloop.engine.summary import clock, duration, format_start, format_summary, number, shown
 from hydraloop.engine.timing import Timing
 from hydraloop.hooks.logger import LoggerHook
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
+from tests.helpers import at, batches, make_engine
 
 
 class Slow(Hook):
@@ -72,10 +75,10 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = format_start(_engine(tmp_path / "runs" / "one", slow=Slow(), failing=Failing()))
     rows = _rows(text)
-    assert rows["model"] == "Sequential, 300,601 parameters (301 trainable), 1.1 MB"
+    assert rows["model"] == "Sequential, 300,601 parameters (301 trainable), 1.1 MiB"
     assert rows["data"] == "train 12 samples, val 2 batches, test 1 batch"
     assert rows["device"] == "cpu, fp32"
-    assert rows["horizon"] == "2 epochs of 3 iterations, 6 iterations in all"
+    assert rows["horizon"] == "6 iterations in 2 epochs, 3 per epoch"
     assert rows["run"] == os.path.join("runs", "one")
     order = [line.split() for line in text.splitlines() if line.startswith("  ")]
     assert order == [
@@ -83,6 +86,11 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["after_train_iter", "slow", "(30)"],
         ["after_train_epoch", "failing", "(50)"],
     ]
+
+
+def test_the_horizon_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, train=batches(3), max_iters=4, accumulate=2)
+    assert _rows(format_start(engine))["horizon"] == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
 
 
 def test_start_of_an_evaluation(tmp_path: Path) -> None:
@@ -102,18 +110,29 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     engine.best = Best("loss", 0.03, 3, str(tmp_path / "run" / "checkpoints" / "best_loss_epoch_1.pth"))
     rows = _rows(format_summary(engine))
     assert rows["status"] == "finished"
-    assert rows["trained"].startswith("6 iterations of 6 in ")
+    assert re.fullmatch(r"6 of 6 iterations in [\d.]+m?s", rows["trained"])
     assert rows["best"] == "loss 0.0300 at iteration 3, " + os.path.join("run", "checkpoints", "best_loss_epoch_1.pth")
     assert rows["validation"] == f"loss {engine.metrics['loss']:.4f}"
     assert rows["test"] == f"loss {engine.test_metrics['loss']:.4f}"
     assert rows["iteration"] == (
         "mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms; 25% of the time waiting for data, 12% in hooks"
     )
-    assert rows["hooks"].startswith("6.00s in all, ")
-    assert "slow 6.00s (100%), logger " in rows["hooks"]
+    assert re.fullmatch(r"6\.\d\ds in all, .* of the run: slow 6\.0\ds \((100|9\d)%\), logger .*", rows["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
     assert "to go on" not in rows
+
+
+def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) -> None:
+    save = at("after_train_iter", lambda engine: engine.save_checkpoint(tmp_path / "checkpoints" / "iter_4.pth"), nth=4)
+    hooks = {"runtime_info": RuntimeInfoHook(), "save": save}
+    options = {"train": batches(3), "val": batches(1), "max_epochs": 3}
+    make_engine(tmp_path, hooks, **options).train()
+    engine = make_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "iter_4.pth", **options)
+    engine.train()
+    rows = _rows(format_summary(engine))
+    assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s \(resumed at 4\)", rows["trained"])
+    assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(of the validations since iteration 4\)", rows["best"])
 
 
 def test_summary_of_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
@@ -122,7 +141,7 @@ def test_summary_of_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
         engine.train()
     rows = _rows(format_summary(engine))
     assert rows["status"] == "failed: RuntimeError: on purpose"
-    assert rows["trained"].startswith("3 iterations of 6 in ")
+    assert re.fullmatch(r"3 of 6 iterations in [\d.]+m?s", rows["trained"])
     assert rows["to go on"].endswith(f" resume={shown(tmp_path)}")
     assert not {"best", "validation", "test", "iteration", "records", "profile"} & set(rows)
 
