@@ -28,11 +28,13 @@ from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mist
 from hydraloop.cli.attempt import Attempt
 from hydraloop.cli.console import mask_handlers
 from hydraloop.cli.help import format_help
+from hydraloop.cli.jobs import Jobs
 from hydraloop.engine.result import command, describe
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, here, torchrun
 from hydraloop.launch.ended import Ended
+from hydraloop.launch.ending import terminable
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import RankError, Terminated
 from hydraloop.masked_config import mask_files, mask_records, remember_config
@@ -50,7 +52,7 @@ def main(
 ) -> None:
     """Run what the command line says, and exit.
 
-    Exit codes: 0 done, 1 a run failed, 2 a mistake in the command line, 130 interrupted.
+    Exit codes: 0 done, 1 a run failed, 2 a mistake in the command line; ended by Ctrl-C 130, SIGTERM 143, SIGHUP 129.
 
     Args:
         config_path: the folder with config files, relative to the calling file.
@@ -69,13 +71,16 @@ def main(
     app = _App(folder / config_path, config_name, show_all, project=folder, trusted=tuple(trusted))
     code = 1
     try:
-        app.run(sys.argv[1:])
+        with terminable():
+            app.run(sys.argv[1:])
         code = 0
     except UserError as error:
         if error not in app.reported:
             _print_mistake(error, show_all)
             code = 2
     except KeyboardInterrupt as error:
+        if error not in app.reported:
+            print(f"error: {_interruption(error)}", file=sys.stderr)
         code = 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     except Exception as error:
         if error not in app.reported:
@@ -84,6 +89,10 @@ def main(
         app.leader.leave(code)
     if code:
         sys.exit(code)
+
+
+def _interruption(error: KeyboardInterrupt) -> str:
+    return f"ended {error}" if isinstance(error, Terminated) else "interrupted"
 
 
 def _print_mistake(error: UserError, show_all: bool) -> None:
@@ -115,8 +124,8 @@ class _App:
     """Where torchrun's restart of the run goes on; None: it is no restart."""
     reported: list[BaseException] = field(default_factory=list)
     """Errors of jobs, shown when they happened."""
-    jobs: int = 0
-    """Jobs started."""
+    jobs: Jobs = field(default_factory=Jobs)
+    """What has become of the jobs."""
     directories: set[Path] = field(default_factory=set)
     """Of the jobs started."""
     trackers: SweepTrackers = field(default_factory=SweepTrackers)
@@ -149,17 +158,18 @@ class _App:
                 return
         if args.cfg is None:
             directory, overrides = self._settled(cfg, overrides, multirun)
-            if multirun:
-                self.trackers.begin(directory)
         try:
+            if args.cfg is None and multirun:
+                self.trackers.begin(directory)
             hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
         except KeyboardInterrupt:
             self.trackers.interrupted = True
             raise
         finally:
             self.trackers.end()
-            if self.jobs > 1 and self.reported:
-                print(f"error: {len(self.reported)} of {self.jobs} jobs failed, see above", file=sys.stderr)
+            summary = self.jobs.summary(interrupted=self.trackers.interrupted) if multirun else None
+            if summary is not None:
+                print(summary, file=sys.stderr)
 
     def _where(self, args: argparse.Namespace) -> tuple[Path, str]:
         folder = self.folder if args.config_path is None else self.folder.parent / args.config_path
@@ -167,19 +177,30 @@ class _App:
 
     def _job(self, cfg: DictConfig) -> float | None:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
-        self.jobs += 1
+        self.jobs.start(self.trackers.axes)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         _hide_secrets(cfg, run_dir)
         self._own(run_dir)
         attempt = Attempt.in_job(run_dir)
-        ended = self._by_ranks(cfg, run_dir) if launch_checks.several(cfg) else here.train(cfg, run_dir, self.restarted)
-        if ended.error is None:
-            return ended.value
-        self._report(ended.error)
-        ended.write(run_dir, written=attempt.has_result)
-        if not ended.trained:
-            attempt.put_back()
-        raise ended.error
+
+        def close(ended: Ended) -> None:
+            if ended.error is None:
+                return
+            self._report(ended.error)
+            ended.write(run_dir, written=attempt.has_result)
+            if not ended.trained:
+                attempt.put_back()
+
+        if launch_checks.several(cfg):
+            ended = self._by_ranks(cfg, run_dir)
+            close(ended)
+        else:
+            ended = here.train(cfg, run_dir, close, self.restarted)
+        if ended.error not in self.reported:  # the run has finished; a signal may have come at its end
+            self.jobs.end(None)
+        if ended.error is not None:
+            raise ended.error
+        return ended.value
 
     def _by_ranks(self, cfg: DictConfig, run_dir: Path) -> Ended:
         """The run, trained by several processes: of our own, or of the torchrun this one is part of."""
@@ -249,8 +270,9 @@ class _App:
     def _report(self, error: BaseException) -> None:
         """Show an error of a job when it happens, in the terminal and in train.log."""
         self.reported.append(error)
+        self.jobs.end(error)
         if isinstance(error, KeyboardInterrupt):
-            log.error("%s", f"ended {error}" if isinstance(error, Terminated) else "interrupted")
+            log.error("%s", _interruption(error))
         elif isinstance(error, RankError):
             log.error("%s", "\n".join(filter(None, (str(error), error.trace.rstrip()))))
         elif isinstance(error, UserError) and not self.show_all:

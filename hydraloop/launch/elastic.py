@@ -66,8 +66,8 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Outcome:
                 exit_codes = {int(rank): failure.exitcode for rank, failure in error.failures.items()}
             except SignalException as error:
                 told = int(error.sigval)
-            except KeyboardInterrupt:  # before it handles signals
-                told = int(signal.SIGINT)
+            except KeyboardInterrupt as error:  # before it handles signals
+                told = error.number if isinstance(error, Terminated) else int(signal.SIGINT)
         return _outcome(job, folder, processes, exit_codes, told)
 
 
@@ -95,6 +95,8 @@ def _around_launcher(processes: int) -> Iterator[None]:
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if sys.platform == "linux" else 1
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # else each rank would use all cores
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of each broken connection, when a rank has gone
+    handled = [number.name for number in _SIGNALS if handlers[number] is not signal.SIG_IGN]
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)  # read by torch 2.9 and later
     names = [name for name in logging.root.manager.loggerDict if name.startswith(_LAUNCHER)]
     loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
     for logger in loggers:

@@ -29,12 +29,13 @@ class Training:
     rank: int = 0
     distributed: Any = None
     engine: Any = None
-    outcome: Outcome | None = None
+    is_over: bool = False
+    """Whether it has ended or failed."""
 
     @property
     def is_closing(self) -> bool:
         """Whether nothing should be interrupted any more."""
-        return self.outcome is not None or (self.engine is not None and self.engine.error is not None)
+        return self.is_over or (self.engine is not None and self.engine.error is not None)
 
     @property
     def trained(self) -> bool:
@@ -57,15 +58,16 @@ def train(job: Job, rank: int, ending: Ending) -> Outcome:
     try:
         result = _train(training, job)
     except BaseException as error:
+        training.is_over = True
         if training.distributed is not None:
             training.distributed.abandon(error)
-        training.outcome = _failed(training, error, ending)
+        outcome = _failed(training, error, ending)
         if rank > 0:
-            log.error("%s", describe(error), exc_info=None if training.outcome.kind == "mistake" else error)
+            log.error("%s", describe(error), exc_info=None if outcome.kind == "mistake" else error)
         ending.end_within_grace()
-        return training.outcome
-    training.outcome = Outcome(rank, "done", value=value_of(result), trained=training.trained)
-    return training.outcome
+        return outcome
+    training.is_over = True
+    return Outcome(rank, "done", value=value_of(result), trained=training.trained)
 
 
 def _train(training: Training, job: Job) -> Result:

@@ -117,12 +117,13 @@ def _finish(client: MlflowClient, parent: str, children: list[_Child], cut_short
     scored = [child for child in children if child.metric]
     metrics = [Metric(clean(child.metric), child.value, child.ended, child.job) for child in scored]
     runs.log_points(client, parent, metrics)
-    failed = [child for child in children if child.status not in ("finished", "stopped")]
+    incomplete = [child for child in children if child.status not in ("finished", "stopped")]
+    failed = [child for child in incomplete if child.status != "interrupted"]
     tags = {"jobs": str(len(children)), "jobs_failed": str(len(failed)), **_best_tags(scored)}
     for name, value in tags.items():
         client.set_tag(parent, name, runs.tag_value(value))
     ended = max((child.ended for child in children), default=round(time() * 1000))
-    client.set_terminated(parent, cut_short or ("FAILED" if failed else "FINISHED"), ended)
+    client.set_terminated(parent, cut_short or ("FAILED" if incomplete else "FINISHED"), ended)
 
 
 def _best_tags(scored: list[_Child]) -> dict[str, str]:

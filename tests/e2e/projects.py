@@ -113,8 +113,12 @@ class Project:
         for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all")):
             subprocess.run(["git", *arguments], cwd=self.path, check=True)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """`python train.py …`, not waited for."""
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """`python train.py …`, not waited for.
+
+        Args:
+            options: of `Popen`.
+        """
         return subprocess.Popen(
             [sys.executable, "train.py", *arguments],
             cwd=self.path,
@@ -123,6 +127,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            **options,
         )
 
     @property

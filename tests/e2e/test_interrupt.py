@@ -1,11 +1,134 @@
-"""Ctrl-C in the middle of a run."""
+"""Ctrl-C, SIGTERM and SIGHUP: before a run, in the middle of it, at its end, and in a sweep."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.e2e.projects import Project
+
+HOOKS = '''
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import time
+
+from hydraloop import Hook
+
+
+class Witness(Hook):
+    """Notes which mount points are called."""
+
+    priority = 10
+    seconds = 0.0
+    """How long an iteration lasts."""
+
+    def __init__(self, *, path: str, seconds: float = 0.0) -> None:
+        self.path, self.seconds = pathlib.Path(path), seconds
+
+    def note(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{text}\\n")
+
+    def before_train_iter(self, engine, batch_idx, batch) -> None:
+        if engine.progress.iteration == engine.began_at + 3:
+            self.note("training")
+        time.sleep(self.seconds)
+
+    def on_exception(self, engine, error) -> None:
+        self.note(f"on_exception {type(error).__name__}")
+
+    def after_train(self, engine) -> None:
+        self.note("after_train")
+
+    def after_run(self, engine) -> None:
+        self.note("after_run")
+
+
+class Waiting(Witness):
+    """Waits at the end of the run, and takes a signal for the end of the waiting, as trackers do."""
+
+    def after_run(self, engine) -> None:
+        try:
+            self.note("waiting")
+            time.sleep(60)
+        except KeyboardInterrupt:
+            self.note("after_run")
+
+
+class Stuck(Witness):
+    """Waits in native code, to which no signal comes through."""
+
+    def before_train_iter(self, engine, batch_idx, batch) -> None:
+        super().before_train_iter(engine, batch_idx, batch)
+        if engine.progress.iteration == 3:
+            mutex = ctypes.create_string_buffer(128)
+            lock = ctypes.CDLL(None).pthread_mutex_lock
+            lock(mutex)
+            lock(mutex)
+'''
+ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000")
+CLOSED = ["on_exception Terminated", "after_train", "after_run"]
+PATIENCE = 120
+"""Seconds for a busy machine."""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A user's project with the hooks above."""
+    made = Project.make(tmp_path / "project")
+    made.write("my_project/witness.py", HOOKS)
+    return made
+
+
+@pytest.fixture
+def start(project: Project) -> Iterator[Start]:
+    """`project.start`; what has not ended by the end of the test is killed."""
+    started = []
+
+    def go(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+        started.append(project.start(*arguments, **options))
+        return started[-1]
+
+    yield go
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def hooked(project: Project, kind: str = "Witness") -> list[str]:
+    """The overrides that add one of the hooks."""
+    return [f"+hooks.witness._target_=my_project.witness.{kind}", f"+hooks.witness.path={project.path}/witness"]
+
+
+def noted(project: Project) -> list[str]:
+    """What the hook has noted."""
+    path = project.path / "witness"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
+    """Until something is so, while the process runs."""
+    until = time.monotonic() + PATIENCE
+    while not reached():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a process has printed by its end."""
+    return process.communicate(timeout=PATIENCE)[0]
 
 
 def test_an_interrupted_run_says_so_and_can_be_resumed(project: Project) -> None:
@@ -35,3 +158,129 @@ def test_an_interrupted_run_says_so_and_can_be_resumed(project: Project) -> None
     assert resumed.code == 0, resumed.text
     assert project.run.result["status"] == "finished"
     assert project.run.result["progress"]["epoch"] == reached + 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+def test_a_signal_ends_a_run_as_ctrl_c_does(
+    number: signal.Signals, sweep: Sequence[str], project: Project, start: Start
+) -> None:
+    process = start(*sweep, *ENDLESS, *hooked(project))
+    wait_for(process, lambda: noted(project) == ["training"])
+    process.send_signal(number)
+    output = ended(process)
+    assert process.returncode == 128 + number, output
+    assert "Traceback" not in output
+    assert output.count(f"error: ended by {number.name}") == 1
+    assert noted(project) == ["training", *CLOSED]
+    (run,) = project.jobs if sweep else project.runs
+    assert (run.result["status"], run.result["error"]) == ("interrupted", f"Terminated: by {number.name}")
+    assert run.result["progress"]["iteration"] >= 3
+    if sweep:
+        assert output.endswith("error: the sweep was interrupted in job 0 (seed=1)\n")
+        assert "failed" not in output
+    assert not list(run.path.rglob("*.part")), "a file was left unfinished"
+
+
+def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: Start) -> None:
+    """As Slurm and a terminal that is closed do: the loader's workers get the signal, too."""
+    workers = ["data.loader.num_workers=2", "+hooks.witness.seconds=0.05"]
+    process = start(*ENDLESS, *hooked(project), *workers, start_new_session=True)
+    wait_for(process, lambda: noted(project) == ["training"])
+    os.killpg(process.pid, signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 143, output
+    assert "Traceback" not in output
+    assert noted(project) == ["training", *CLOSED]
+    assert project.run.result["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_was_ignored_at_the_start_stays_ignored(ranks: int, project: Project, start: Start) -> None:
+    """nohup ignores SIGHUP; a shell without job control starts a background process with SIGINT ignored."""
+    ignoring = partial(_ignore, [signal.SIGHUP, signal.SIGINT])
+    line = [*ENDLESS, *hooked(project), f"distributed.nproc_per_node={ranks}", "default_hooks.checkpoint.interval=1"]
+    process = start(*line, preexec_fn=ignoring)
+    wait_for(process, lambda: "training" in noted(project))
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    records = project.run.path / "metrics.jsonl"
+    reached = records.stat().st_size if records.exists() else 0
+    wait_for(process, lambda: records.exists() and records.stat().st_size > reached + 1000)
+    assert "on_exception Terminated" not in noted(project)
+    process.send_signal(signal.SIGTERM)
+    ended(process)
+    assert process.returncode == 143
+    assert project.run.result["status"] == "interrupted"
+
+
+def _ignore(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def test_a_signal_before_the_first_iteration(project: Project, start: Start) -> None:
+    """While a module that the config names is imported."""
+    project.write(
+        "my_project/slow.py", f"import time, pathlib\npathlib.Path('witness').touch()\ntime.sleep({PATIENCE})\n"
+    )
+    process = start(*ENDLESS, "+hooks.slow._target_=my_project.slow.Slow")
+    wait_for(process, (project.path / "witness").exists)
+    process.send_signal(signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 143, output
+    assert "Traceback" not in output
+    assert output.count("error: ended by SIGTERM") == 1
+    assert project.run.result["status"] == "interrupted"
+
+
+def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
+    """While the config is composed: a module in the project's folder that Hydra imports takes its time."""
+    script = (project.path / "train.py").read_text()
+    slow = "import time\nfrom omegaconf import OmegaConf\nOmegaConf.register_new_resolver('slow', slow)\n"
+    slow = f"def slow():\n    print('composing', flush=True)\n    time.sleep({PATIENCE})\n\n{slow}"
+    project.write("train.py", script.replace("import hydraloop\n", f"import hydraloop\n{slow}"))
+    process = start(*ENDLESS, "experiment_name=${slow:}")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "composing\n"
+    process.send_signal(signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 143, output
+    assert output == "error: ended by SIGTERM\n"
+    assert not (project.path / "outputs").exists()
+
+
+def test_no_job_starts_after_a_signal_that_a_hook_took(project: Project, start: Start) -> None:
+    line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_epochs=1", "engine.test=false"]
+    process = start(*line, *hooked(project, "Waiting"))
+    wait_for(process, lambda: "waiting" in noted(project))
+    process.send_signal(signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 143, output
+    assert "Traceback" not in output
+    assert output.endswith("error: the sweep was interrupted after job 0 (seed=1)\nerror: ended by SIGTERM\n")
+    (run,) = project.jobs
+    assert run.result["status"] == "finished", "it had its result"
+
+
+def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: Project, start: Start) -> None:
+    broken = "optimizer.lr=-1,0.1"  # torch refuses a negative one
+    process = start("-m", broken, *ENDLESS, *hooked(project))
+    wait_for(process, lambda: "training" in noted(project))
+    process.send_signal(signal.SIGINT)
+    output = ended(process)
+    assert process.returncode == 130, output
+    said = "error: the sweep was interrupted in job 1 (optimizer.lr=0.1); failed before: job 0 (optimizer.lr=-1)\n"
+    assert output.endswith(said)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stuck_in_native_code_ends(project: Project, start: Start) -> None:
+    process = start(*ENDLESS, *hooked(project, "Stuck"))
+    wait_for(process, lambda: "training" in noted(project))
+    time.sleep(1)  # until it is stuck
+    process.send_signal(signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 143, output
+    assert "error: ended by SIGTERM" in output
+    assert (project.run.result["status"], project.run.result["error"]) == ("interrupted", "Terminated: by SIGTERM")

@@ -113,6 +113,15 @@ def test_a_job_that_was_killed(folder: Path) -> None:
     assert (run.info.status, run.data.tags["jobs_failed"], run.data.tags["best_child_job"]) == ("FAILED", "1", "0")
 
 
+def test_a_job_that_was_interrupted_has_not_failed(folder: Path) -> None:
+    sweep_in(folder)
+    jobs = [job(folder, 0, [0.5]), job(folder, 1)]
+    (folder / "multirun" / "a" / "1" / "result.json").write_text(json.dumps({"status": "interrupted"}))
+    finish_parent({}, folder / "multirun" / "a", jobs=2, interrupted=True)
+    run = parent_of(jobs[1])
+    assert (run.info.status, run.data.tags["jobs_failed"]) == ("KILLED", "0")
+
+
 @pytest.mark.parametrize(
     ("told", "status"),
     [

@@ -153,6 +153,79 @@ def test_a_forked_process_has_its_own_signals(start: Start) -> None:
     assert out == "-15 0\n"
 
 
+def test_a_process_of_the_user_s_outlives_its_parent() -> None:
+    program = BEGIN.replace("grace=0.5", "grace=0.5, launched=False") + "ready()\ntime.sleep(2)\nprint('alive')"
+    middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}])"
+    done = subprocess.run([sys.executable, "-c", middle], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ready\nalive\n"
+
+
+def test_a_process_of_the_user_s_leaves_ctrl_c_and_what_is_ignored_as_they_are(start: Start) -> None:
+    process = start(
+        """
+        ending.stop()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        ending = Ending(launched=False).start()
+        ready()
+        os.kill(os.getpid(), signal.SIGHUP)
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, ending.asked, flush=True)
+        ending.stop()
+        """
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == "True 0\n"
+
+
+def test_workers_that_end_by_the_same_signal_are_no_error(start: Start) -> None:
+    """torch raises in the main thread, from its handler of SIGCHLD, when a loader's worker was killed."""
+    process = start(
+        """
+        def raising(number, frame):
+            raise RuntimeError("a worker was killed")
+
+        signal.signal(signal.SIGCHLD, raising)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        try:
+            ready()
+            time.sleep(60)
+        except KeyboardInterrupt:
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+        ending.stop()
+        print(signal.getsignal(signal.SIGCHLD) is raising, flush=True)
+        """
+    )
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert out == "True\n"
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")])
+def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None:
+    process = start(
+        """
+        ending.stop()
+        from hydraloop.launch.ending import terminable
+
+        try:
+            with terminable():
+                child = os.fork()
+                if child == 0:
+                    os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+                assert os.waitpid(child, 0)[1] == 0, "it has its own signals"
+                ready()
+                time.sleep(60)
+        except KeyboardInterrupt as error:
+            print(error, signal.getsignal(signal.SIGTERM).name, flush=True)
+        """
+    )
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert out == f"{raised} SIG_DFL\n"
+
+
 def test_stopping_puts_everything_back(start: Start) -> None:
     process = start(
         """
