@@ -89,8 +89,8 @@ def _masked(node: Any, known: Sequence[str], *, secret: bool) -> Any:
 
 def _is_secret(name: object, value: Any, above: bool) -> bool:
     """Whether an entry of a mapping is a secret, as one itself or below one."""
-    if above:
-        return not str(name).startswith("_")
+    if above and not str(name).startswith("_"):
+        return True
     return looks_secret(str(name)) and not (isinstance(value, Mapping) and str(name).lower().endswith("token"))
 
 
