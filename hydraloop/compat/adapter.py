@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hydraloop.compat.uses_of_self import uses_of_self
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
 
@@ -21,6 +22,8 @@ class Adapter(Hook):
     collective = True  # the object may call some, nobody knows
     framework: ClassVar[str]
     """Whose objects the class adapts."""
+    attached: ClassVar[Mapping[str, str]] = {}
+    """Methods that the framework attaches to its objects and hydraloop does not, and what to use instead."""
     wrapped: Any
     """The other framework's object."""
 
@@ -70,6 +73,26 @@ def overridden(wrapped: object, bases: Collection[str]) -> list[str]:
         if kind is not object and kind.__module__ not in bases:
             found.update(dict.fromkeys(name for name, value in vars(kind).items() if callable(value)))
     return [name for name in found if not name.startswith("__")]
+
+
+def refuse_attached(wrapped: object, methods: Collection[str], attached: Mapping[str, str], key: str) -> None:
+    """Refuse an object whose methods use what its framework would attach to it.
+
+    Args:
+        methods: the names of those that it has of its own.
+        attached: see `Adapter`.
+
+    Raises:
+        UserError: names the method, what it uses and what to use instead.
+    """
+    missing = [name for name in attached if not hasattr(wrapped, name)]
+    for method in methods:
+        for name in uses_of_self(getattr(wrapped, method), missing):
+            raise UserError(
+                f"{name_of(wrapped)} uses self.{name} in {method}, which has no counterpart in hydraloop",
+                key=key,
+                remedy=attached[name],
+            )
 
 
 def refuse_known(wrapped: object, packages: tuple[str, ...], instead: Mapping[str, str], key: str) -> None:

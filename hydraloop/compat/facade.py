@@ -54,6 +54,11 @@ class Context:
         self.user, self.name, self.key, self.point = name_of(hook.wrapped), hook.name, hook.key, point
         try:
             return getattr(hook.wrapped, point)(*args, **kwargs)
+        except AttributeError as error:
+            instead = hook.attached.get(error.name or "")
+            if instead is None or error.obj is not hook.wrapped:
+                raise
+            raise self.no_counterpart(f"self.{error.name}", instead) from None
         finally:
             self.user, self.name, self.key, self.point = outer
 

@@ -11,12 +11,13 @@ from hydraloop.compat.adapter import (
     Adapter,
     name_of,
     overridden,
+    refuse_attached,
     refuse_known,
     require_object,
 )
 from hydraloop.compat.entries import loaded, to_be_saved
 from hydraloop.compat.facade import Context
-from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
+from hydraloop.compat.lightning_methods import ALWAYS, ATTACHED, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
 from hydraloop.engine.checkpoint import load
 from hydraloop.engine.modes import in_eval_mode
@@ -54,10 +55,11 @@ class LightningCallback(Adapter):
 
     Anything else of these is a `NoCounterpartError` that names it, the callback and its method. on_before_backward,
     on_before_zero_grad and on_predict_… have no mount point: a callback with one is refused, unless `ignore` names
-    it. Of Lightning's own, EarlyStopping, Timer, LambdaCallback, SpikeDetection and what derives from BaseFinetuning
-    work; those of `INSTEAD` are refused at once, with the option that is here for them. A run with a BaseFinetuning
-    can be resumed only from a checkpoint of before it unfroze something: one from behind that, which has groups of
-    parameters that the optimizer does not start with, is refused.
+    it. A callback that uses `self.log` or `self.log_dict` is refused; `pl_module.log` is the same. Of Lightning's own,
+    EarlyStopping, Timer, LambdaCallback, SpikeDetection and what derives from BaseFinetuning work; those of `INSTEAD`
+    are refused at once, with the option that is here for them. A run with a BaseFinetuning can be resumed only from a
+    checkpoint of before it unfroze something: a later one, which has groups of parameters that the optimizer does not
+    start with, is refused.
 
     What differs: the metrics are those of the task, in `callback_metrics` as `accuracy` and as `val_accuracy`;
     `outputs` of a train batch has the batch's own mean loss, whatever `accumulate`, that of a validation batch is what
@@ -79,11 +81,12 @@ class LightningCallback(Adapter):
         ignore: names of its methods without a mount point that it can do without.
 
     Raises:
-        UserError: it is no callback, has a method without a mount point, or is one of Lightning's own that does not
-            carry over.
+        UserError: it is no callback, has a method without a mount point, uses `self.log`, or is one of Lightning's own
+            that does not carry over.
     """
 
     framework = "lightning"
+    attached = ATTACHED
 
     def __init__(self, callback: Any, *, ignore: Sequence[str] = ()) -> None:
         require_object(callback, "callback", "a Lightning callback")
@@ -102,6 +105,7 @@ class LightningCallback(Adapter):
             raise UserError(
                 f"{name_of(callback)} has no method of a callback", key="callback", remedy=f"Known: {known}."
             )
+        refuse_attached(callback, [name for name in own if name not in ignore], ATTACHED, "callback")
         self.wrapped = callback
         self._own = frozenset(used)
         self._trainer: Trainer | None = None

@@ -63,5 +63,10 @@ INSTEAD = {
 """Lightning's own callbacks that do not carry over, and what is here for them."""
 UNFREEZES = "BaseFinetuning"
 """Lightning's class whose callbacks may give the optimizer more groups in the middle of a run."""
+ATTACHED = {
+    "log": "Call pl_module.log(name, value).",
+    "log_dict": "Call pl_module.log_dict(numbers).",
+}
+"""Methods that Lightning's trainer attaches to its callbacks, and what to use instead. They are not attached here."""
 STAGES = {"fit": "train", "train": "train", "validation": "validate", "test": "test"}
 """By the second word of a method's name, the stage it belongs to."""

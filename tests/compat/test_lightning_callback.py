@@ -451,6 +451,81 @@ def test_what_is_logged_in_training_is_in_the_record(tmp_path: Path) -> None:
     assert not any("val_mine" in record for record in records)
 
 
+class LogsItself:
+    """Uses `self.log`, which Lightning's trainer attaches to its callbacks, in several ways."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("mine", outputs["loss"])  # type: ignore[attr-defined]
+
+
+class LogsInAHelper(LogsItself):
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        self._note({"mine": 1.0})
+
+    def _note(self, numbers: dict[str, float]) -> None:
+        send = lambda: self.log_dict(numbers)  # type: ignore[attr-defined]  # noqa: E731
+        send()
+
+
+class LogsByName(LogsItself):
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        getattr(self, "l" + "og")("mine", 1.0)
+
+
+class LogsByItsBase(LogsItself):
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        super().on_train_batch_end(*arguments)
+
+
+class DoesNotLog(LogsItself):
+    """Its base class does, in a method that it overrides."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        pl_module.log("mine", torch.tensor(2.0).log())
+
+
+class HasALog(LogsItself):
+    """Has a `log` of its own."""
+
+    def __init__(self) -> None:
+        self.logged = 0
+
+    def log(self, name: str, value: Any) -> None:
+        self.logged += 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [(LogsItself, "self.log in on_train_batch_end"), (LogsInAHelper, "self.log_dict in _note")]
+)
+def test_a_callback_that_logs_by_itself_is_refused(kind: type, named: str) -> None:
+    with pytest.raises(UserError) as raised:
+        LightningCallback(kind())
+    assert f"{kind.__name__} uses {named}" in str(raised.value)
+    assert "pl_module.log" in str(raised.value.remedy)
+
+
+@pytest.mark.parametrize("kind", [LogsByName, LogsByItsBase])
+def test_one_that_is_found_out_only_in_training_is_named(kind: type, tmp_path: Path) -> None:
+    told = refusal(engine_with(LightningCallback(kind()), max_epochs=1, run_dir=tmp_path).train)
+    assert f"self.log has no counterpart in hydraloop (used by {kind.__name__} in on_train_batch_end)" in told
+    assert "pl_module.log" in told
+
+
+def test_other_logs_are_not_refused(tmp_path: Path) -> None:
+    own = HasALog()
+    hooks = LightningCallback(own), LightningCallback(DoesNotLog())
+    engine_with(*hooks, max_epochs=1, run_dir=tmp_path).train()
+    assert own.logged == BATCHES
+
+
+def test_an_attribute_error_of_its_own_stays_one(tmp_path: Path) -> None:
+    def on_train_batch_end(trainer: Any, *arguments: Any) -> None:
+        raise AttributeError("mine", name="log", obj=arguments)
+
+    with pytest.raises(AttributeError, match="mine"):
+        engine_with(callback_with(on_train_batch_end=on_train_batch_end), max_epochs=1, run_dir=tmp_path).train()
+
+
 class TwoLosses(Task):
     """Returns another loss beside its loss."""
 

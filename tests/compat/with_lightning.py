@@ -302,11 +302,19 @@ class Predicts(pl.Callback):
         self.called += 1
 
 
+class LogsItself(pl.Callback):
+    """Uses what Lightning's trainer attaches to it."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.log("mine", 1.0)
+
+
 def unmapped() -> Any:
     ignoring = Predicts()
     engine_with(LightningCallback(ignoring, ignore=["on_predict_start", "on_before_zero_grad"]), max_epochs=1).train()
     return {
         "used": refusal(engine_with(LightningCallback(Looks())).train),
+        "logs": refusal(lambda: LightningCallback(LogsItself())),
         "predicts": refusal(lambda: LightningCallback(Predicts())),
         "ignored": ignoring.called,
     }
