@@ -7,6 +7,7 @@ Errors name the key in the config.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn, optim
 
-from hydraloop import run_directory
+from hydraloop import run_directory, typed
 from hydraloop.data.loader import build_loader
 from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint import initialise, peek
@@ -39,6 +40,8 @@ from hydraloop.optim.overlap import introduce
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.tasks.task import Task
+
+log = logging.getLogger(__name__)
 
 _ENGINE_ONLY = {"deterministic", "check_order", "compile", "threads", "activation_checkpointing", "channels_last"}
 """Keys of `engine` that are not settings of the Engine object."""
@@ -173,10 +176,26 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         channels_last=channels_last,
         resume=resume,
         resume_strict=cfg.resume_strict,
+        optimizer_overrides=_optimizer_overrides(cfg) if resume is not None else frozenset(),
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
         metadata={"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)},
     )
+
+
+def _optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
+    """The hyperparameters of the optimizer that were typed and can replace those of a resumed run."""
+    names = {key.split(".")[1] for key in typed.keys(cfg) if key.startswith("optimizer.")}
+    names = {name for name in names if not name.startswith("_")}
+    for schedule, node in cfg.scheduler.items():
+        kind = "" if node is None else str(node.get("_target_")).rpartition(".")[2]
+        if kind in ("OneCycleLR", "CyclicLR") and node.get("param", "lr") in names:
+            log.warning(
+                "optimizer.%s has no effect on a resumed run: %s in scheduler.%s has numbers of its own",
+                node.param, kind, schedule,
+            )  # fmt: skip
+            names.discard(node.param)
+    return frozenset(names)
 
 
 def _prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
 
+from hydraloop import typed
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import arguments, checked, composing
 
@@ -21,6 +22,8 @@ def compose(
     folder: Path | None = None,
 ) -> DictConfig:
     """The config of one run, checked as on the command line.
+
+    `hydraloop.build` treats the overrides of this very object (not of a copy) as typed when it resumes a run.
 
     Args:
         overrides: as typed on the command line, `["hooks=[ema]", "optimizer.lr=1e-2"]`.
@@ -40,6 +43,7 @@ def compose(
         cfg = checked.compose(lines, composer)
     with open_dict(cfg):
         del cfg["hydra"]
+    typed.remember(cfg, typed.keys_of(lines))
     return cfg
 
 

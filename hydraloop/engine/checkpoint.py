@@ -4,6 +4,7 @@ A checkpoint is a dict::
 
     format      1
     meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
+                hyperparameters: what each parameter group of the optimizer was given, before any schedule;
                 averaged_weights: the name of the hook that holds them, where one does;
                 published_from: in a published file, the name of the one it was made of
     state_dict  the raw model's

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
-from hydraloop.engine import lifecycle, loading, modes, seeding
+from hydraloop.engine import lifecycle, loading, modes, optimizer_state, seeding
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_hook, check_lengths, check_trainable
 from hydraloop.engine.devices import mover
 from hydraloop.engine.distributed import Distributed
@@ -79,6 +79,8 @@ class Engine:
         self.hooks = dict(hooks or {})
         self.run_dir, self.seed = run_dir, seed
         self._optimizer = optimizer
+        self.hyperparameters = [] if optimizer is None else optimizer_state.hyperparameters(optimizer)
+        """What the optimizer was given, for each parameter group; schedules change its groups, not this."""
         for name, hook in self.hooks.items():
             check_hook(hook, f"hooks.{name}")
             hook.name, hook.key = name, hook.key or f"hooks.{name}"

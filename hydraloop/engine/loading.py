@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydraloop.engine import seeding
+from hydraloop.engine import optimizer_state, seeding
 from hydraloop.engine.checkpoint import FORMAT, Checkpoint, check_resumable, evaluation_weights, write
 from hydraloop.engine.checkpoint import load as load_file
 from hydraloop.engine.checkpoint_files import point_to
@@ -54,6 +54,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     if optimizer:
         checkpoint["optimizer"] = engine.optimizer.state_dict()
         checkpoint["meta"]["optimizer"] = type(engine.optimizer).__name__
+        checkpoint["meta"]["hyperparameters"] = engine.hyperparameters
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
     if engine.distributed.sharded:
@@ -159,11 +160,12 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
 
             state = sharded_optimizer_state(state, engine.optimizer)
         try:
-            engine.optimizer.load_state_dict(state)
+            optimizer_state.load(engine.optimizer, state)
         except ValueError as error:
             raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
     if "optimizer" not in checkpoint:
         _take_over_values(engine, checkpoint.get("schedulers", {}))
+    _override_hyperparameters(engine, checkpoint["meta"].get("hyperparameters"))
     _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
     hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
     _load_named("hooks", hooks, checkpoint["hooks"], strict)
@@ -173,6 +175,25 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     _check_position(engine, checkpoint["meta"])
     engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
+
+
+def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None) -> None:
+    """Apply those that were typed when the run was resumed; the loaded ones stay in force for the others.
+
+    Args:
+        given: what the checkpoint says; None: it is from a version that did not say it.
+    """
+    config = engine.hyperparameters
+    engine.hyperparameters = given or optimizer_state.hyperparameters(engine.optimizer)
+    lines = optimizer_state.override(
+        engine.optimizer,
+        engine.hyperparameters,
+        config,
+        engine.settings.optimizer_overrides,
+        lambda name: any(schedule.changes(name) for schedule in engine.schedulers.values()),
+    )
+    for line in lines if engine.distributed.is_main else ():
+        log.info("%s", line)
 
 
 def _take_over_values(engine: Engine, schedulers: dict[str, Any]) -> None:

@@ -53,6 +53,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def changes(self, name: str) -> bool:
+        """Whether it changes this entry (`lr`) of the optimizer's parameter groups."""
+
     def take_over_values(self, state: dict[str, Any]) -> None:
         """Bring the values (lr and others) of a state to the optimizer, whose own state is not there."""
 
@@ -76,6 +79,8 @@ class Settings:
     resume: Path | None = None
     """A checkpoint file to go on from."""
     resume_strict: bool = True
+    optimizer_overrides: frozenset[str] = frozenset()
+    """Hyperparameters (`lr`) whose values in the config replace those of the checkpoint that is resumed."""
     load_from: Path | None = None
     """A checkpoint file or state dict to take weights from."""
     weights: str = "averaged"

@@ -14,6 +14,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop import typed
 from hydraloop.resolving import resolved_yaml
 from hydraloop.run_directory import Resumed
 
@@ -35,6 +36,8 @@ class Job:
     """Whose Python files a config may name."""
     trusted: list[str] = field(default_factory=list)
     """Packages that a config may name."""
+    typed: list[str] = field(default_factory=list)
+    """The keys that were typed on the command line."""
     logging: dict[str, Any] | None = None
     """Hydra's `job_logging`; None: Hydra's own default."""
     verbose: bool | str | list[str] = False
@@ -67,6 +70,7 @@ class Job:
             began=time.time(),
             folders=[str(folder.resolve()) for folder in folders],
             trusted=list(trusted),
+            typed=typed.keys(cfg),
             logging=_plain(hydra.job_logging),
             verbose=_plain(hydra.verbose),
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],

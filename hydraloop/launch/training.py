@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop import typed
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.engine.result import Result, describe
 from hydraloop.launch.ending import Ending
@@ -76,6 +77,7 @@ def _train(training: Training, job: Job) -> Result:
 
     cfg = OmegaConf.create(job.config)
     assert isinstance(cfg, DictConfig)
+    typed.remember(cfg, job.typed)
     training.distributed = connect(cfg.distributed, cfg.engine.device)
     if training.rank > 0:
         log.info("rank %d, process %d on %s", training.rank, os.getpid(), socket.gethostname())

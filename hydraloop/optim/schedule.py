@@ -190,6 +190,11 @@ class Schedule:
         scheduler: Any = self.scheduler
         of_this_run = dict(vars(scheduler))
         scheduler.load_state_dict(state["scheduler"])
+        if "base_lrs" in state["scheduler"]:  # an override of the resumed run may have changed them in the groups
+            scheduler.base_lrs = [
+                self.optimizer.param_groups[place.group].get(place.initial, base)
+                for place, base in zip(self.where, scheduler.base_lrs, strict=True)
+            ]
         self._keep_lengths(of_this_run, counted="done" in state)
         overlap.rebuild(self, state.get("values", ()))
 
@@ -203,10 +208,16 @@ class Schedule:
         pairs = zip(self.where, values, self.scheduler.base_lrs, strict=True)
         return {place: float(value) / float(base) if base else 1.0 for place, value, base in pairs}
 
+    def changes(self, name: str) -> bool:
+        """Whether it changes this entry (`lr`) of the optimizer's parameter groups."""
+        return any(place.name == name for place in self.where)
+
     def take_over_values(self, state: dict[str, Any]) -> None:
         """Bring the values of a state to the groups: for a checkpoint that has no state of the optimizer."""
         for place, value in zip(self.where, state.get("values", ()), strict=False):
             write(self.optimizer, place, value)
+        for place, base in zip(self.where, (state["scheduler"] or {}).get("base_lrs", ()), strict=False):
+            self.optimizer.param_groups[place.group][place.initial] = base
 
     def _make(self) -> None:
         if self._is_lr:

@@ -170,6 +170,25 @@ def test_a_directory_named_in_the_config_file(project: Project) -> None:
     assert "hydra.run.dir: runs/digits holds a run already" in done.err
 
 
+@pytest.mark.slow
+def test_a_typed_hyperparameter_takes_effect_on_a_resumed_run(project: Project) -> None:
+    lines = ["scheduler=[]", "engine.test=false", "default_hooks.logger.interval=10"]
+    assert project.train(*lines, "engine.max_epochs=1").code == 0
+    two = ["distributed.nproc_per_node=2", "data.loader.batch_size=32"]
+    for epochs, more, said in (
+        (2, ["optimizer.lr=1e-5"], "optimizer.lr: 0.001 -> 1e-05"),
+        (3, two, None),
+        (4, [*two, "optimizer.lr=1e-6"], "optimizer.lr: 1e-05 -> 1e-06"),
+    ):
+        done = project.train(*lines, "resume=auto", f"engine.max_epochs={epochs}", *more)
+        assert done.code == 0, done.text
+        assert done.text.count("optimizer.lr: ") == (said is not None)
+        assert said is None or said in done.text
+        lr = [record["lr"] for record in project.run.records if record["mode"] == "train"]
+        assert lr[-1] == (1e-6 if epochs == 4 else 1e-5)
+    assert project.run.log.count("optimizer.lr: ") == 2
+
+
 def test_nothing_to_train_on_is_refused_before_there_is_a_run(project: Project) -> None:
     for line in (["data=base"], ["data.train=null"], ["-m", "data=digits,base"], ["-m", "data.train=null", "seed=1,2"]):
         done = project.train(*line)

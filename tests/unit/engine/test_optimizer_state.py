@@ -1,0 +1,245 @@
+"""The optimizer of a resumed run: layout of its moments, its implementation, and hyperparameters that were typed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hydraloop
+from hydraloop.builder import build
+from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.sharding import full, local
+from hydraloop.errors import UserError
+from tests.config.composed import REPOSITORY
+from tests.helpers import at, batches, tiny_task
+from tests.ranks import on_ranks
+
+QUICK = (
+    "engine.device=cpu",
+    "engine.max_iters=2",
+    "engine.val_interval=null",
+    "engine.test=false",
+    "scheduler=[]",
+    "default_hooks=[param_scheduler,checkpoint]",
+    "default_hooks.checkpoint.by_epoch=false",
+    "default_hooks.checkpoint.interval=2",
+)
+ADAMW = ("optimizer.fused=true", "optimizer.eps=1e-3", "optimizer.lr=0.01")
+"""With a large eps, rounding in a gradient near 0 stays rounding in the step."""
+
+
+def trained(run_dir: Path, *lines: str, distributed: Distributed | None = None) -> Engine:
+    """An engine that has trained two iterations, or from a checkpoint to `engine.max_iters`."""
+    engine = build(hydraloop.compose([*QUICK, *lines], folder=REPOSITORY), run_dir=run_dir, distributed=distributed)
+    engine.train()
+    return engine
+
+
+def resumed(run_dir: Path, *lines: str, iters: int = 4, **options: Any) -> Engine:
+    """An engine that went on from the checkpoint after two iterations."""
+    file = run_dir / "checkpoints" / "iter_2.pth"
+    return trained(run_dir, f"resume={file}", f"engine.max_iters={iters}", *lines, **options)
+
+
+def weights(engine: Engine) -> dict[str, Tensor]:
+    """The model's, whole."""
+    found: dict[str, Tensor] = full(engine.model.state_dict(), keep=True)
+    return found
+
+
+# Layout and implementation. ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_channels_last_may_be_switched_between_two_parts_of_a_run(tmp_path: Path, first: bool) -> None:
+    whole = trained(tmp_path / "whole", *ADAMW, "engine.channels_last=false", "engine.max_iters=4")
+    trained(tmp_path / "parts", *ADAMW, f"engine.channels_last={first}")
+    engine = resumed(tmp_path / "parts", *ADAMW, f"engine.channels_last={not first}")
+    for parameter, state in engine.optimizer.state.items():
+        assert state["exp_avg"].stride() == state["exp_avg_sq"].stride() == parameter.stride()
+    for name, value in weights(engine).items():
+        torch.testing.assert_close(value, weights(whole)[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def on_a_rank(distributed: Distributed, run_dir: str, resume: bool, *lines: str) -> list[str]:
+    """Train, or resume, and name the moments whose layout is not that of their parameter."""
+    start = resumed if resume else trained
+    engine = start(Path(run_dir), "data.loader.batch_size=32", *lines, distributed=distributed)
+    return [
+        f"{name} of {list(parameter.shape)}"
+        for parameter, state in engine.optimizer.state.items()
+        for name, value in state.items()
+        if value.shape == parameter.shape and local(value).stride() != local(parameter).stride()
+    ]
+
+
+def test_a_sharded_checkpoint_of_a_channels_last_model_goes_on_in_one_process(tmp_path: Path) -> None:
+    lines = (*ADAMW, "engine.channels_last=true")
+    on_ranks(2, on_a_rank, str(tmp_path), False, *lines, strategy="fsdp2")
+    contiguous = resumed(tmp_path, *ADAMW, "engine.channels_last=false")
+    (tmp_path / "checkpoints" / "iter_4.pth").unlink()
+    channels_last = resumed(tmp_path, *lines)
+    for name, value in weights(channels_last).items():
+        torch.testing.assert_close(value, weights(contiguous)[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_channels_last_checkpoint_goes_on_in_shards(tmp_path: Path) -> None:
+    trained(tmp_path, *ADAMW, "engine.channels_last=true")
+    assert on_ranks(2, on_a_rank, str(tmp_path), True, *ADAMW, strategy="fsdp2") == [[], []]
+
+
+def test_sgd_that_was_fused_in_one_process_goes_on_in_shards(tmp_path: Path) -> None:
+    """torch has no fused SGD for tensors in shards."""
+    engine = trained(tmp_path, "optimizer=sgd")
+    assert engine.optimizer.param_groups[0]["fused"]
+    assert on_ranks(2, on_a_rank, str(tmp_path), True, "optimizer=sgd", strategy="fsdp2") == [[], []]
+
+
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_the_implementation_is_that_of_the_config(tmp_path: Path, fused: str) -> None:
+    trained(tmp_path, f"optimizer.fused={'false' if fused == 'true' else 'true'}")
+    assert resumed(tmp_path, f"optimizer.fused={fused}").optimizer.param_groups[0]["fused"] is (fused == "true")
+
+
+# Hyperparameters. ----------------------------------------------------------------------------------------------------
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said about the optimizer."""
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("optimizer.")]
+
+
+def test_a_typed_hyperparameter_takes_effect_and_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained(tmp_path, "optimizer.lr=1e-2", "optimizer.weight_decay=0.3")
+    engine = resumed(tmp_path, "optimizer.lr=1e-5", "optimizer.betas=[0.8,0.99]", "++optimizer.eps=1e-8")
+    group = engine.optimizer.param_groups[0]
+    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-5, (0.8, 0.99), 0.3)
+    assert messages(caplog) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.99)", "optimizer.lr: 0.01 -> 1e-05"]
+
+
+@pytest.mark.parametrize("line", [[], ["optimizer.lr=1e-2"]])
+def test_what_is_not_typed_or_not_changed_stays_and_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: list[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained(tmp_path, "optimizer.lr=1e-2")
+    assert resumed(tmp_path, *line).optimizer.param_groups[0]["lr"] == 1e-2
+    assert not messages(caplog)
+
+
+def test_what_was_typed_stays_in_force_in_later_parts_of_the_run(tmp_path: Path) -> None:
+    trained(tmp_path)
+    resumed(tmp_path, "optimizer.lr=1e-5")
+    (tmp_path / "checkpoints" / "iter_4.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
+    engine = resumed(tmp_path, iters=6)
+    assert engine.optimizer.param_groups[0]["lr"] == 1e-5
+    (tmp_path / "checkpoints" / "iter_6.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
+    assert resumed(tmp_path, "optimizer.lr=1e-3", iters=8).optimizer.param_groups[0]["lr"] == 1e-3  # the config's own
+
+
+COSINE = ("scheduler=[cosine]", "scheduler.cosine.T_max=8")
+
+
+@pytest.mark.parametrize("schedule", [COSINE, ("scheduler=[linear,cosine]", "scheduler.cosine.T_max=8")])
+def test_under_a_schedule_the_run_goes_on_as_one_that_began_with_the_new_value(
+    tmp_path: Path, schedule: tuple[str, ...]
+) -> None:
+    trained(tmp_path / "parts", *schedule, "engine.max_iters=3", "optimizer.lr=1e-2")
+    engine = resumed(tmp_path / "parts", *schedule, "optimizer.lr=1e-4")
+    expected = trained(tmp_path / "whole", *schedule, "engine.max_iters=4", "optimizer.lr=1e-4")
+    for name in ("lr", "initial_lr"):
+        assert engine.optimizer.param_groups[0][name] == pytest.approx(expected.optimizer.param_groups[0][name])
+
+
+def test_a_finished_run_is_made_longer_with_another_lr(tmp_path: Path) -> None:
+    """Its cosine has come down to 0, of which a share says nothing."""
+    engine = trained(tmp_path, "scheduler=[cosine]", "optimizer.lr=1e-2")
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+    engine = resumed(tmp_path, "scheduler=[cosine]", "optimizer.lr=1e-4", iters=3)
+    assert engine.schedulers["cosine"].state_dict()["scheduler"]["base_lrs"] == [1e-4]
+    engine = resumed(tmp_path, "scheduler=[cosine]", "optimizer.lr=1e-4", "engine.max_iters=8", iters=8)
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+
+
+def test_betas_under_a_schedule(tmp_path: Path) -> None:
+    schedule = (*COSINE, "scheduler.cosine.param=momentum")
+    trained(tmp_path, *schedule)
+    group = resumed(tmp_path, *schedule, "optimizer.betas=[0.5,0.99]").optimizer.param_groups[0]
+    assert tuple(group["betas"]) == pytest.approx((0.5 * (1 + math.cos(math.pi / 2)) / 2, 0.99))
+
+
+def two_groups(run_dir: Path, lr: float, *hooks: Hook, **settings: Any) -> Engine:
+    """An engine whose groups have different lrs."""
+    save = at("after_train", lambda engine: engine.request_checkpoint("a"))
+    task = tiny_task()
+    groups = [{"params": [task.model.weight], "lr": lr}, {"params": [task.model.bias], "lr": lr * 10}]
+    return Engine(
+        task=task,
+        optimizer=torch.optim.SGD(groups, lr=lr, momentum=0.9),
+        loaders=Loaders(batches(2)),
+        hooks={f"hook{number}": hook for number, hook in enumerate((*hooks, save))},
+        settings=Settings(device="cpu", max_epochs=settings.pop("max_epochs", 1), **settings),
+        run_dir=run_dir,
+    )
+
+
+def test_each_group_gets_its_own_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    two_groups(tmp_path, 0.01).train()
+    file = tmp_path / "checkpoints" / "a.pth"
+    engine = two_groups(tmp_path, 0.001, resume=file, max_epochs=2, optimizer_overrides=frozenset({"lr"}))
+    engine.train()
+    assert [group["lr"] for group in engine.optimizer.param_groups] == [0.001, 0.01]
+    assert messages(caplog) == ["optimizer.lr: [0.01, 0.1] -> [0.001, 0.01]"]
+
+
+def test_a_command_line_that_is_repeated_does_not_undo_what_training_has_made_of_a_value(tmp_path: Path) -> None:
+    """As a queue repeats it: here a hook has changed the lr, which no schedule knows."""
+
+    def decay(engine: Engine) -> None:
+        engine.optimizer.param_groups[0]["lr"] = 0.005
+
+    two_groups(tmp_path, 0.01, at("before_train", decay)).train()
+    settings = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    for lr, expected in ((0.01, 0.005), (0.02, 0.02)):
+        engine = two_groups(tmp_path / "other", lr, max_epochs=2, resume_strict=False, **settings)
+        engine.train()
+        assert engine.optimizer.param_groups[0]["lr"] == expected
+
+
+def test_what_cannot_take_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cycle = ("scheduler=[onecycle]", "scheduler.onecycle.total_steps=10")
+    trained(tmp_path, *cycle)
+    resumed(tmp_path, *cycle, "optimizer.lr=1e-5")
+    assert messages(caplog) == [
+        "optimizer.lr has no effect on a resumed run: OneCycleLR in scheduler.onecycle has numbers of its own"
+    ]
+    with pytest.raises(UserError, match="does not fit True") as caught:
+        resumed(tmp_path, *cycle, "optimizer.amsgrad=true")
+    assert caught.value.key == "optimizer.amsgrad"
+
+
+def test_another_kind_of_optimizer_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
+    with pytest.raises(UserError, match="the checkpoint has the state of AdamW, this run uses SGD"):
+        resumed(tmp_path, "optimizer=sgd")
+
+
+def test_a_checkpoint_without_the_optimizer_goes_on_with_what_was_typed(tmp_path: Path) -> None:
+    lines = (*COSINE, "default_hooks.checkpoint.save_optimizer=false")
+    trained(tmp_path, *lines, "optimizer.lr=1e-2")
+    engine = resumed(tmp_path, *lines, "optimizer.lr=1e-4", "resume_strict=false")
+    expected = 1e-4 * (1 + math.cos(math.pi / 2)) / 2
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
