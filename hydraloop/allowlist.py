@@ -33,6 +33,8 @@ class Allowlist:
     def __init__(self) -> None:
         self._folders: set[Path] = set()
         self._trusted: set[str] = set()
+        self.is_in_main = False
+        """Whether `main()` is running, which then is what a remedy names; else `compose()`."""
 
     def trust_folder(self, folder: Path) -> None:
         """Allow the Python files under the folder of whoever calls; environments in it are excepted."""
@@ -41,6 +43,22 @@ class Allowlist:
     def trust(self, packages: Iterable[str]) -> None:
         """Allow everything in these packages, named as one would import them (`timm`)."""
         self._trusted.update(packages)
+
+    def may_import(self, module: str) -> bool:
+        """Whether a module is trusted, or one of the project's."""
+        if within(module, self._trusted):
+            return True
+        top_level = module.split(".")[0]
+        if not module.replace(".", "a").isidentifier() or top_level == _OURSELVES:
+            return False
+        return self._is_project_file(_file_of(top_level)) and self._is_project_file(_file_of(module))
+
+    def remedy(self, *packages: str) -> str:
+        """The call that trusts these packages, besides those that are trusted now."""
+        names = ", ".join(f'"{name}"' for name in sorted({*self._trusted, *packages}))
+        if self.is_in_main:
+            return f"say so in train.py: hydraloop.main(trusted=[{names}])."
+        return f"say so where you compose the config: hydraloop.compose(…, trusted=[{names}])."
 
     def locate(self, target: str, key: str) -> Any:
         """The object a `_target_` names.
@@ -74,7 +92,7 @@ class Allowlist:
         origin = _origin(found)
         if not self._object_allowed(found, origin):
             where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
-            raise self._refused(target, key, where)
+            raise self._refused(target, key, where, _package(origin, target) if origin else target)
         # Packages that are trusted also have functions of their own kind, such as NumPy's.
         of_its_own = isinstance(owner, ModuleType) and callable(found) and within(origin or "", self._trusted)
         if not of_its_own and not is_constructor(found, owner):
@@ -138,22 +156,22 @@ class Allowlist:
             file = _file_of(path) if isinstance(found, ModuleType) else None
             if file is None:
                 raise _missing(target, f"{'.'.join(parts[:index])} has no {part!r}", _public(found), key, part)
-            if not within(path, (*self._trusted, *COMPONENTS, *LIBRARIES)) and not self._is_project_file(file):
+            allowed = target in self._trusted or within(path, (*self._trusted, *COMPONENTS, *LIBRARIES))
+            if not allowed and not self._is_project_file(file):
                 # A link, or an environment, inside the project.
                 raise self._refused(target, key, f" (it comes from {file})")
             found, owner = importlib.import_module(path), found
         return found, owner
 
-    def _refused(self, target: str, key: str, where: str = "") -> UserError:
-        top_level = target.split(".")[0]
-        # Of these never all: they have functions that run what they are given, or write it to any file.
-        wide = top_level in ("torch", _OURSELVES) or top_level in sys.stdlib_module_names
-        package = target if wide else top_level
+    def _refused(self, target: str, key: str, where: str = "", package: str | None = None) -> UserError:
+        """The error; `package` is what has to be trusted, None: that of the target."""
+        package = package or _package(target, target)
+        folder = "train.py" if self.is_in_main else "the file that calls compose()"
         return UserError(
             f"{target}{where} is not among what a config may instantiate",
             key=f"{key}._target_",
-            remedy=f'If you trust it, say so in train.py: hydraloop.main(trusted=["{package}"]). A class of your own '
-            "works from any file under the folder of train.py.",
+            remedy=f"If you trust it, {self.remedy(package)} A class of your own works from any file under the folder "
+            f"of {folder}.",
         )
 
 
@@ -164,6 +182,13 @@ ALLOWLIST = Allowlist()
 def _is_path(target: str) -> bool:
     parts = target.split(".")
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
+
+
+def _package(module: str, target: str) -> str:
+    """What to trust for a target that is in a module: the package, or the target itself."""
+    package = module.split(".")[0]
+    # Of these never all: they have functions that run what they are given, or write it to any file.
+    return target if package in ("torch", _OURSELVES) or package in sys.stdlib_module_names else package
 
 
 def _in_environment(path: Path, folder: Path) -> bool:

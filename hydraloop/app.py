@@ -29,6 +29,7 @@ from hydraloop.cli.attempt import Attempt
 from hydraloop.cli.console import mask_handlers
 from hydraloop.cli.help import format_help
 from hydraloop.cli.jobs import Jobs
+from hydraloop.cli.search_path import check_search_path
 from hydraloop.engine.result import command, describe
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
@@ -63,6 +64,7 @@ def main(
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
+    ALLOWLIST.is_in_main = True
     show_all = os.environ.get(hydra_run.FULL_ERROR) == "1"
     if torchrun.is_several():
         torchrun.keep_quiet()
@@ -142,11 +144,12 @@ class _App:
         folder, name = self._where(args)
         if args.config_path is not None:  # Hydra would look for a relative one beside this file; the last one counts
             argv = [*argv, "--config-path", str(folder.absolute())]
+        extra = None if args.config_dir is None else Path(args.config_dir)
         if any(getattr(args, flag) for flag in _FOR_HYDRA):
-            composing.register_resolvers()
+            with composing.opened(folder, name, extra):
+                check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
             hydra_run.run(self._job, argv, folder, name)
             return
-        extra = None if args.config_dir is None else Path(args.config_dir)
         with composing.opened(folder, name, extra) as composer:
             if args.help:
                 print(format_help(composer, command()))
@@ -331,14 +334,12 @@ def _checked_sweep(
     if starts:
         launch_checks.check_single_run()
     parsed = arguments.parse(lines)
-    checked.check_sweep(lines, composer)
-    base = checked.composed([line for line in lines if line.startswith("hydra")], composer)
     first: DictConfig | None = None
-    swept = composing.swept(base, parsed)
+    swept = composing.swept(checked.compose_sweep(lines, composer), parsed)
     trackers.axes = [override.key_or_group for override in swept if arguments.is_sweep(override)]
     for job in composing.jobs(swept):
         try:
-            cfg = checked.compose(job, composer)
+            cfg = checked.compose(job, composer, typed=lines)
             if args.cfg is None:
                 _check_data(cfg)
             if starts:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from hydraloop.cli import arguments, checks, hydra_targets, mistakes, plan
+from hydraloop.cli import arguments, checks, hydra_targets, limits, mistakes, plan
 from hydraloop.cli.composing import Composer
 
 
-def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
+def compose(lines: Sequence[str], composer: Composer, typed: Sequence[str] | None = None) -> DictConfig:
     """The config of the overrides, with the node `hydra`.
+
+    Args:
+        typed: those of the lines that the user typed; a job of a sweep also has some of a config file. None: all.
 
     Raises:
         UserError: anything wrong with the overrides, the config files, or the order of hooks.
@@ -21,7 +24,9 @@ def compose(lines: Sequence[str], composer: Composer) -> DictConfig:
     checks.check_groups(parsed, composer)
     checks.check_overrides(parsed)
     cfg = composed(lines, composer)
-    hydra_targets.check_hydra(cfg)
+    keys = arguments.typed_keys(parsed if typed is None else arguments.parse(typed))
+    hydra_targets.check_hydra(cfg, keys)
+    limits.check_limits(cfg, keys)
     checks.check_complete(cfg)
     checks.check_hooks(cfg, composer.options)
     plan.check_plan(cfg)
@@ -40,8 +45,8 @@ def composed(lines: Sequence[str], composer: Composer) -> DictConfig:
         raise mistakes.explain(error, arguments.parse(lines), composer) from error
 
 
-def check_sweep(lines: Sequence[str], composer: Composer) -> None:
-    """Check what Hydra composes for the sweep itself, whose callbacks, sweeper and launcher it makes.
+def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
+    """What Hydra composes for the sweep itself, whose callbacks, sweeper and launcher it makes; checked.
 
     Raises:
         UserError: Hydra cannot compose it, or one of them is not allowed.
@@ -50,4 +55,7 @@ def check_sweep(lines: Sequence[str], composer: Composer) -> None:
         cfg = composer.compose_sweep(lines)
     except mistakes.COMPOSING_ERRORS as error:
         raise mistakes.explain(error, arguments.parse(lines), composer) from error
-    hydra_targets.check_hydra(cfg)
+    keys = arguments.typed_keys(arguments.parse(lines))
+    hydra_targets.check_hydra(cfg, keys)
+    limits.check_limits(cfg, keys)
+    return cfg

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import hydra_versions
 from hydraloop.cli.arguments import is_sweep, parse
+from hydraloop.cli.search_path import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run_directory import run_id
 
@@ -35,14 +36,21 @@ class Composer:
         self._last: tuple[list[str], DictConfig] | None = None
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """One job's config, with the node `hydra`. Raises whatever Hydra raises."""
+        """One job's config, with the node `hydra`.
+
+        Raises:
+            UserError: the search path has a package that is not trusted.
+            Exception: what Hydra raises.
+        """
         if self._last is None or self._last[0] != list(overrides):  # composing takes some 30 ms
+            check_search_path(self._name, overrides)
             cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
             self._last = (list(overrides), cfg)
         return self._last[1]
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """What Hydra composes for a sweep before its jobs: without the values that are swept."""
+        check_search_path(self._name, overrides)
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
 

@@ -7,7 +7,7 @@ import logging
 import logging.handlers
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hydraloop.allowed import within
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli.composing import hydra_config
+from hydraloop.cli.limits import check_file
 from hydraloop.errors import UserError
 
 _MADE = ("callbacks", "launcher", "sweeper")
@@ -24,6 +25,10 @@ _PLUGINS = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hyd
 """Packages of Hydra's own classes and of its plugins; Hydra has no public name for the first."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
+_FILENAME = "filename"
+"""Key of a handler's file."""
+_ATTRIBUTES = "."
+"""Key of what Python sets on a handler after it is made; its file name is an attribute."""
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 _LOG_CLASSES = (
     "hydraloop.cli.console.ConsoleHandler",
@@ -36,8 +41,11 @@ _SET_BY_HYDRA = re.compile(r"\$\{hydra[.:](runtime|job|run|sweep)\.\w+\}")
 """The start of a value known only once Hydra runs, `${hydra.runtime.output_dir}/train.log`."""
 
 
-def check_hydra(cfg: DictConfig) -> None:
+def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
     """Refuse what Hydra would import and call on its own, unless it is Hydra's, or the allowlist has it.
+
+    Args:
+        typed: keys that the command line sets, which may name log files anywhere.
 
     Raises:
         UserError: names the key.
@@ -48,9 +56,14 @@ def check_hydra(cfg: DictConfig) -> None:
         for section in (*_MADE, *_LOGGING):
             if section not in cfg.hydra and not OmegaConf.is_interpolation(cfg.hydra, section):
                 continue
-            for key, name, value in _values(cfg.hydra, section, "hydra"):
+            for key, node, name, value in _values(cfg.hydra, section, "hydra"):
                 if name in _FACTORIES and section in _LOGGING:
                     _check_factory(value, key)
+                elif name == _FILENAME and section in _LOGGING:
+                    if key not in typed:
+                        check_file(node, name, key, endings=(".log",))
+                elif name == _ATTRIBUTES and section in _LOGGING:
+                    raise UserError("attributes of a handler are refused", key=key, remedy="Leave it out.")
                 elif name == "_target_":
                     _check_target(value, key)
                 elif value is _UNKNOWN:
@@ -97,27 +110,32 @@ def _is_log_class(target: str) -> bool:
     return isinstance(found, type) and issubclass(found, logging.Handler | logging.Formatter | logging.Filter)
 
 
-def _values(node: Any, name: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
-    """(key, last part of it, value) of each value at and under `node[name]`; `_UNKNOWN` for what only a run knows."""
+def _values(node: Any, name: Any, prefix: str) -> Iterator[tuple[str, Any, str, Any]]:
+    """(key, node above it, last part of the key, value) of each value at and under `node[name]`.
+
+    The value is `_UNKNOWN` if only a run knows it. That of a file name is not resolved, and `.` is not looked into.
+    """
     key = f"{prefix}[{name}]" if isinstance(node, ListConfig) else f"{prefix}.{name}"
     value = _resolved(node, name)
-    if isinstance(value, DictConfig):
+    if isinstance(value, DictConfig) and name != _ATTRIBUTES:
         for inner in value:
             yield from _values(value, inner, key)
     elif isinstance(value, ListConfig):
         for index in range(len(value)):
             yield from _values(value, index, key)
     elif value is not None:
-        yield key, str(name), value
+        yield key, node, str(name), value
 
 
 def _resolved(node: Any, name: Any) -> Any:
     called = name in (*_FACTORIES, "_target_")
+    raw: Any = OmegaConf.to_container(node, resolve=False)
+    if name == _FILENAME and OmegaConf.is_interpolation(node, name):
+        return raw[name]
     if OmegaConf.is_missing(node, name):
         return _UNKNOWN if called else None
     try:
         return node[name]
     except OmegaConfBaseException:
         # Hydra fills some in: a path or a number, in text.
-        raw: Any = OmegaConf.to_container(node, resolve=False)
         return None if not called and _SET_BY_HYDRA.match(str(raw[name])) else _UNKNOWN

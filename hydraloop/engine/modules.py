@@ -16,6 +16,13 @@ from hydraloop.errors import UserError, suggestion
 
 log = logging.getLogger(__name__)
 
+_TEXT_OPTIONS = (
+    "max_autotune_gemm_backends",
+    "max_autotune_gemm_search_space",
+    "max_autotune_conv_backends",
+    "max_autotune_flex_search_space",
+)
+"""Options of torch.compile's backend whose text selects one of a few ways, and nothing else."""
 
 WRAP = "distributed.fsdp.wrap"
 """The option that names the modules FSDP2 gathers one at a time."""
@@ -77,7 +84,7 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
         options: true, or a mapping of torch.compile's options; false does nothing.
 
     Raises:
-        UserError: torch.compile has no such option.
+        UserError: torch.compile has no such option, or an option may name a program or a file (`cpp.cxx`).
     """
     if options is False:
         return
@@ -94,6 +101,7 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
             raise UserError(
                 "torch.compile has no such option", key=f"engine.compile.{name}", remedy=suggestion(name, known)
             )
+    _check_backend_options(arguments.get("options") or {}, "engine.compile.options")
     for module in modules:
         if type(module).__module__.startswith("torch.nn."):
             name = type(module).__name__
@@ -104,6 +112,23 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
             raise UserError(
                 f"torch.compile refuses its options: {str(error).strip().splitlines()[0]}", key="engine.compile"
             ) from error
+
+
+def _check_backend_options(options: Any, key: str) -> None:
+    """Refuse texts, which may be a compiler, its flags, a library or a folder; and caches on other machines."""
+    for name, value in options.items() if isinstance(options, Mapping) else [("", options)]:
+        inner = f"{key}.{name!s}".rstrip(".")
+        if isinstance(value, Mapping):
+            _check_backend_options(value, inner)
+            continue
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        plain = all(one is None or isinstance(one, bool | int | float) for one in values)
+        if "remote_cache" in str(name) or not (plain or name in _TEXT_OPTIONS):
+            raise UserError(
+                "an option that may name a program, a file or another machine is refused",
+                key=inner,
+                remedy=f"Options with numbers or true and false work, and {', '.join(_TEXT_OPTIONS)}.",
+            )
 
 
 def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True) -> bool:

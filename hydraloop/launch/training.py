@@ -56,6 +56,7 @@ def train(job: Job, rank: int, ending: Ending) -> Outcome:
     for folder in job.folders:
         ALLOWLIST.trust_folder(Path(folder))
     ALLOWLIST.trust(job.trusted)
+    ALLOWLIST.is_in_main = True
     try:
         result = _train(training, job)
     except BaseException as error:

@@ -34,7 +34,8 @@ class EngineConf:
     times faster where the machine has other work (the jobs of a sweep side by side), since threads wait by spinning."""
     compile: Any = False
     """Whether the model is compiled by torch.compile: false, true, or its options ({mode: max-autotune}). Not by
-    default: compiling takes from seconds to minutes, which a short run does not get back."""
+    default: compiling takes from seconds to minutes, which a short run does not get back. Among
+    the backend's `options`, those with numbers or true and false work; one that names a program or file is refused."""
     activation_checkpointing: List[str] = field(default_factory=list)
     """Class names of the modules ([Block]) whose activations are computed again in backward instead of kept: about a
     third more time for much less memory. Empty: none."""

@@ -106,7 +106,8 @@ class NPUProfilerHookConf:
     with_flops: bool = False
     """Estimate FLOPs; false: an estimate few need."""
     json_trace_path: Optional[str] = None
-    """Also write a Chrome trace here, relative to the run directory; null: `tb_trace` is enough."""
+    """Also write a Chrome trace here, relative to the run directory; a file outside it has to be typed on the command
+    line. Null: `tb_trace` is enough."""
 
 
 def register(store: ConfigStore) -> None:

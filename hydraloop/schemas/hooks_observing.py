@@ -143,7 +143,8 @@ class ProfilerHookConf:
     with_flops: bool = False
     """Estimate FLOPs of matrix products and 2D convolutions; false: an estimate few need (MMEngine's default)."""
     json_trace_path: Optional[str] = None
-    """Also write the trace here, relative to the run directory; null: `tb_trace` is enough (MMEngine's default)."""
+    """Also write the trace here, relative to the run directory; a file outside it has to be typed on the command line.
+    Null: `tb_trace` is enough (MMEngine's default)."""
     row_limit: int = 20
     """Rows of the table: about a screen."""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+
 import pytest
 
-from tests.e2e.projects import Project
+from tests.e2e.projects import REPOSITORY, Project
 
 MARK = "import pathlib\npathlib.Path('{}').touch()\n"
 CALLBACK = """
@@ -13,6 +17,33 @@ from hydra.experimental.callback import Callback
 class Mine(Callback):
     def on_run_start(self, config, **kwargs):
         print("the callback was called")
+"""
+VENDORED = """
+import hydraloop
+from hydra.experimental.callback import Callback
+
+class Mine(Callback):
+    pass
+
+class MyHook(hydraloop.Hook):
+    pass
+"""
+FROM_PYTHON = """
+import json, re
+import hydraloop
+
+def works(start):
+    trusted = []
+    for _ in range(3):
+        try:
+            start(trusted)
+            return print("works with", *trusted)
+        except hydraloop.UserError as error:
+            found = re.search(r"hydraloop\\.compose\\(…, trusted=(\\[.*?\\])", error.remedy)
+            trusted = json.loads(found[1])
+
+works(lambda trusted: hydraloop.compose(["+hydra.callbacks.x._target_=first.Mine"], trusted=trusted))
+works(lambda trusted: hydraloop.build(hydraloop.compose(["+hooks.x._target_=second.MyHook"], trusted=trusted)))
 """
 EXPERIMENTS = {
     "hydra.callbacks.x._target_": (
@@ -29,22 +60,102 @@ EXPERIMENTS = {
         "hooks:\n  x:\n    _target_: hydraloop.data.bundled.find_data_file\n    name: passwd\n    root: /etc\n"
     ),
     "hooks.y._target_": "hooks:\n  y:\n    _target_: torch.profiler.ExecutionTraceObserver\n",
+    "hydra.job.env_set.GIT_CONFIG_COUNT": (
+        "hydra:\n  job:\n    env_set:\n      GIT_CONFIG_COUNT: '1'\n      GIT_CONFIG_KEY_0: core.fsmonitor\n"
+        "      GIT_CONFIG_VALUE_0: ${hydra.runtime.cwd}/evil/git\n"
+    ),
+    "hydra.job.env_set.PATH": "hydra:\n  job:\n    env_set:\n      PATH: ${hydra.runtime.cwd}/evil\n",
+    "hydra.job_logging.handlers.x.filename": (
+        "hydra:\n  job_logging:\n    formatters:\n      x:\n        format: \"open('executed', 'w') # %(message)s\"\n"
+        "    handlers:\n      x:\n        class: logging.FileHandler\n        formatter: x\n"
+        "        filename: evil_log.py\n"
+        "    root:\n      handlers: [console, x]\n"
+    ),
+    "hydra.output_subdir": "hydra:\n  run:\n    dir: .\n  output_subdir: conf\n",
+    "hooks.profiler.json_trace_path": (
+        "defaults:\n  - override /hooks: [profiler]\nhooks:\n  profiler:\n    profile_times: 1\n"
+        "    json_trace_path: ${hydra:runtime.cwd}/evil_trace.py\n"
+    ),
 }
+WITHOUT_A_RUN = ("hydra.", "hooks.profiler.")
+"""Keys of which the mistake is found before there is a run directory."""
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
 def test_refused(key: str, project: Project) -> None:
     project.write("evil.py", MARK.format("executed"))
     project.write("evil.pt", "")
+    project.write("evil/git", "#!/bin/sh\ntouch executed\n")
+    (project.path / "evil" / "git").chmod(0o755)
+    subprocess.run(["git", "init", "-q"], cwd=project.path, check=True)
+    config = (project.path / "conf" / "config.yaml").read_text()
     project.write("conf/experiment/evil.yaml", f"# @package _global_\n{EXPERIMENTS[key]}")
     done = project.train("experiment=evil", "engine.max_epochs=1")
     assert done.code != 0
     assert f"error: {key}: " in done.text
     assert "Traceback" not in done.text
-    assert "executed" not in project.files
-    if key.startswith("hydra."):
+    assert not {"executed", "evil_log.py", "evil_trace.py"} & project.files
+    assert (project.path / "conf" / "config.yaml").read_text() == config
+    if key.startswith(WITHOUT_A_RUN):
         assert done.code == 2
         assert not project.runs
+
+
+def test_the_search_path_imports_no_package_that_is_not_trusted(project: Project) -> None:
+    config = (project.path / "conf" / "config.yaml").read_text()
+    project.write("conf/config.yaml", f"{config}\nhydra:\n  searchpath: [pkg://this]\n")
+    trains, shows = project.many([["debug=fast"], ["--info", "searchpath"]])
+    assert trains.code == shows.code == 2
+    for done in (trains, shows):
+        assert "error: hydra.searchpath: Hydra would import this" in done.err
+        assert "The Zen of Python" not in done.text
+    assert not project.runs
+
+
+def test_what_only_the_command_line_may_set(project: Project) -> None:
+    """The remedies of the errors work: the same config is accepted once the option is typed."""
+    project.write("conf/experiment/mine.yaml", "# @package _global_\nhydra:\n  job:\n    env_set: {MY_OWN: '1'}\n")
+    params = "hydra:\n  sweeper:\n    params:\n      ++hydra.job.env_set.MY_OWN: 1,2\n"
+    project.write("conf/experiment/params.yaml", f"# @package _global_\n{params}")
+    refused, typed, swept, params = project.many(
+        [
+            ["experiment=mine", "--dry-run"],
+            ["experiment=mine", "--dry-run", "++hydra.job.env_set.MY_OWN=2"],
+            ["-m", "experiment=mine", "--dry-run", "++hydra.job.env_set.MY_OWN=2", "seed=1,2"],
+            ["-m", "experiment=params", "--dry-run"],
+        ]
+    )
+    assert refused.code == 2
+    assert "type ++hydra.job.env_set.MY_OWN=" in refused.err
+    assert typed.code == swept.code == 0, typed.text + swept.text
+    assert params.code == 2
+    assert "hydra.job.env_set.MY_OWN" in params.err
+
+
+def test_following_the_remedies_works(project: Project) -> None:
+    """For a class that its package re-exports: of both packages, each named by an error of its own."""
+    for package in ("first", "second"):
+        folder = project.path.parent / "elsewhere"
+        (folder / package).mkdir(parents=True)
+        (folder / f"{package}_vendored.py").write_text(VENDORED)
+        (folder / package / "__init__.py").write_text(f"from {package}_vendored import *\n")
+    path = f"{folder}{os.pathsep}{REPOSITORY}"
+    script = (project.path / "train.py").read_text()
+    assert "hydraloop.main()" in script
+    for _ in range(2):
+        done = project.train("--dry-run", "+hydra.callbacks.x._target_=first.Mine", PYTHONPATH=path)
+        assert done.code == 2
+        remedy = re.search(r"hydraloop\.main\(trusted=\[.*?\]\)", done.err)
+        assert remedy, done.err
+        project.write("train.py", script.replace("hydraloop.main()", remedy[0]))
+    done = project.train("--dry-run", "+hydra.callbacks.x._target_=first.Mine", PYTHONPATH=path)
+    assert done.code == 0, done.text
+    project.write("script.py", FROM_PYTHON)
+    done = project.python("script.py", PYTHONPATH=path)
+    assert done.out.splitlines() == [
+        "works with first first_vendored",
+        "works with first first_vendored second second_vendored",
+    ], done.text
 
 
 def test_a_callback_of_the_projects_own_is_called(project: Project) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +163,11 @@ REFUSED = [
     "pytest.main",
 ]
 
+_NOT_CALLABLE = (".importlib", ".functional.torch", "__globals__", "__subclasses__", "arniqa")
+_MADE = (
+    *("own_project", "loose_file", "outside", "linked", "environment", "spoken_for"),
+    *("vendored", "reexporting"),
+)
 PARTS = """
 import logging, os, subprocess
 import torch
@@ -218,7 +225,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("own_project", "loose_file", "outside", "linked", "environment", "spoken_for"):
+        if name.split(".")[0] in _MADE:
             del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -246,7 +253,53 @@ def test_refused(target: str, allowlist: Allowlist) -> None:
     assert caught.value.key == "hooks.x._target_"
     assert target in caught.value.problem
     assert "is not among what a config may instantiate" in caught.value.problem
-    assert "hydraloop.main(trusted=[" in str(caught.value.remedy)
+    assert "hydraloop.compose(…, trusted=[" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(name for name in REFUSED if not name.endswith(_NOT_CALLABLE)),
+        "reexporting.Net",
+        "reexporting.Other",
+        "reexporting.inner.Net",
+        "reexporting.dumps",
+        "own_project.vendored.Net",
+        "own_project.vendored.Other",
+        "torch.utils.tensorboard.SummaryWriter",
+    ],
+)
+def test_following_the_remedies_works(
+    target: str, allowlist: Allowlist, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a class that a package or the project re-exports from another package."""
+    folder = project.parent / "elsewhere"
+    files = {
+        "vendored.py": "class Net:\n    pass\n",
+        "reexporting/__init__.py": "from json import dumps\nfrom vendored import Net\nfrom .inner import Other\n",
+        "reexporting/inner.py": "from vendored import Net\nclass Other:\n    pass\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (project / "own_project" / "vendored.py").write_text("from vendored import Net\nfrom reexporting import Other\n")
+    monkeypatch.syspath_prepend(str(folder))
+    trusted: list[str] | None = []
+    for _ in range(3):
+        allowlist.trust(trusted or ())
+        if (trusted := _trusted_by_the_remedy(target, allowlist)) is None:
+            return
+    raise AssertionError(f"the remedy for {target} does not help: {trusted}")
+
+
+def _trusted_by_the_remedy(target: str, allowlist: Allowlist) -> list[str] | None:
+    """What the error says to trust; None: there is none, or it is not about trust (the target is a module)."""
+    try:
+        allowlist.locate(target, "hooks.x")
+    except UserError as error:
+        found = re.search(r"hydraloop\.compose\(…, trusted=(\[.*?\])\)", str(error.remedy))
+        return json.loads(found[1]) if found else None
+    return None
 
 
 @pytest.mark.parametrize(

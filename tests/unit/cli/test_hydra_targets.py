@@ -107,7 +107,7 @@ def test_a_trusted_target_passes() -> None:
         {"class": "logging.StreamHandler", "stream": "ext://sys.stderr"},
         {"class": "logging.FileHandler", "filename": "${hydra.runtime.output_dir}/a.log"},
         {"class": "logging.FileHandler", "filename": "${hydra:runtime.output_dir}/${hydra.job.num}.log"},
-        {"()": "logging.handlers.RotatingFileHandler", "filename": "a"},
+        {"()": "logging.handlers.RotatingFileHandler", "filename": "${hydra.runtime.output_dir}/a.log"},
         {"class": "hydraloop.cli.console.ConsoleHandler"},
         {"()": "colorlog.ColoredFormatter"},
         {"filters": [{"()": "logging.Filter"}]},

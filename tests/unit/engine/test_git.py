@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.engine.result import git_state
+from hydraloop.engine.result import git_commit, git_diff
 
 
 @pytest.fixture
@@ -59,14 +59,13 @@ def test_the_environment_of_a_job_does_not_reach_git(
     meant = {"PROGRAM": program, "FOLDER": program.parent, "MARKER": marker}
     for name, value in environment.items():
         monkeypatch.setenv(name, str(meant.get(value, value)))
-    state = git_state(repository)
-    assert len(state["commit"]) == 40
-    assert "+new = 2" in state["diff"]
+    assert len(str(git_commit(repository))) == 40
+    assert "+new = 2" in str(git_diff(repository))
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("key", ["core.fsmonitor", "diff.external", "diff.shown.textconv", "diff.shown.command"])
 def test_the_repositorys_own_config_names_no_program(key: str, repository: Path, program: Path, tmp_path: Path) -> None:
     git(repository, "config", key, str(program))
-    assert "+new = 2" in git_state(repository)["diff"]
+    assert "+new = 2" in str(git_diff(repository))
     assert not (tmp_path / "executed").exists()

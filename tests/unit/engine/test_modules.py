@@ -176,6 +176,47 @@ def test_options_that_torch_does_not_know(options: object, key: str) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_a_config_names_no_compiler(tmp_path: Path) -> None:
+    """Inductor calls `cpp.cxx` for its version, then to compile."""
+    program = tmp_path / "c++"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/executed'\nexit 1\n")
+    program.chmod(0o755)
+    model = Net()
+
+    def train() -> None:
+        compile_modules([model], {"options": {"cpp.cxx": [None, str(program)]}})
+        model(torch.ones(2, 3))
+
+    with pytest.raises(UserError) as caught:
+        train()
+    assert not (tmp_path / "executed").exists()
+    assert caught.value.key == "engine.compile.options.cpp.cxx"
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"cpp": {"cxx": "evil"}}, "cpp.cxx"),
+        ({"cuda.cuda_cxx": "evil"}, "cuda.cuda_cxx"),
+        ({"cpp.march": "native; evil"}, "cpp.march"),
+        ({"aot_inductor.custom_op_libs": ["evil"]}, "aot_inductor.custom_op_libs"),
+        ({"fx_graph_remote_cache": True}, "fx_graph_remote_cache"),
+        (["cpp.cxx", "evil"], ""),
+    ],
+)
+def test_options_that_may_name_a_program_or_a_file(options: object, key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compile_modules([network()], {"options": options})
+    assert caught.value.key == f"engine.compile.options.{key}".rstrip(".")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_other_options_of_the_backend_work() -> None:
+    options = {"max_autotune": False, "cpp.threads": 1, "max_autotune_gemm_backends": "ATEN,CPP", "cpp.simdlen": None}
+    compile_modules([network()], {"options": options})
+
+
 # Recomputing. --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,58 @@
+"""Where Hydra looks for config files: folders, and packages that the allowlist has, since Hydra imports a package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from hydraloop.allowlist import ALLOWLIST
+from hydraloop.cli.arguments import parse
+from hydraloop.errors import UserError
+
+_KEY = "hydra.searchpath"
+_OF_HYDRA = "hydra.conf"
+_SCHEMES = ("pkg", "structured")
+"""Those whose rest is the name of a module that Hydra imports."""
+
+
+def check_search_path(name: str, overrides: Sequence[str]) -> None:
+    """Refuse packages that are not trusted, before Hydra composes with them. A composer has to be open.
+
+    Args:
+        name: of the primary config, which may have `hydra.searchpath`; it counts nowhere else.
+
+    Raises:
+        UserError: names the entry.
+        Exception: what reading the primary config raises.
+    """
+    found = [_in_primary(name)]
+    found += [override.value() for override in parse(overrides) if override.key_or_group == _KEY]
+    for entries in found:
+        for entry in entries if isinstance(entries, list | ListConfig) else [entries]:
+            if isinstance(entry, str):  # Hydra refuses anything else
+                _check(entry)
+
+
+def _in_primary(name: str) -> object:
+    for source in GlobalHydra.instance().config_loader().get_sources():
+        if source.is_config(name):
+            config = source.load_config(name).config
+            return OmegaConf.select(config, _KEY) if isinstance(config, DictConfig) else None
+    return None
+
+
+def _check(entry: str) -> None:
+    scheme, separator, rest = entry.partition("://")
+    if not separator or scheme == "file":
+        return
+    module = rest.replace("/", ".").rstrip(".")
+    if scheme not in _SCHEMES:
+        raise UserError(f"{entry} is not a folder", key=_KEY, remedy="Name a folder, or a package: pkg://package.conf")
+    if module != _OF_HYDRA and not ALLOWLIST.may_import(module):
+        raise UserError(
+            f"Hydra would import {module} to look for config files in it",
+            key=_KEY,
+            remedy=f"Name its folder instead, or, if you trust it, {ALLOWLIST.remedy(module.split('.')[0])}",
+        )
