@@ -7,29 +7,44 @@ import torch
 _DENSE_BF16: dict[str, float] = {
     "B200": 2250.0,
     "H200": 989.0,
+    "H200 NVL": 835.0,
+    "GH200 480GB": 989.0,
+    "H100 80GB HBM3": 989.0,
+    "H100 NVL": 835.0,
     "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
+    "A100-SXM4-40GB": 312.0,
+    "A100-SXM4-80GB": 312.0,
+    "A100-PCIE-40GB": 312.0,
+    "A100 80GB PCIe": 312.0,
     "A40": 149.7,
-    "A10G": 70.0,
+    "A30": 165.0,
     "A10": 125.0,
+    "A10G": 70.0,
     "L40S": 362.0,
+    "L40": 181.0,
     "L4": 121.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-    "MI300X": 1307.4,
-    "MI250X": 191.5,
+    "RTX A6000": 154.8,
+    "RTX A4000": 76.7,
+    "RTX 6000 Ada Generation": 364.2,
+    "GeForce RTX 4090": 165.2,
+    "GeForce RTX 3090": 71.0,
+    "AMD Instinct MI300X": 1307.4,
+    "AMD Instinct MI250X": 191.5,
 }
-"""By a part of the device's name, the first that occurs: 10^12 operations a second in bf16 or fp16, not sparse, of
-one device as torch counts them. Source: the vendors' data sheets."""
+"""By the whole name of the device, without the `NVIDIA` that newer drivers put before it: 10^12 operations a second in
+bf16 or fp16, not sparse, of one device as torch counts them. Source: the vendors' data sheets. A device with a longer
+name (a part of a GPU, a laptop's) has another peak."""
 
 _SHARE = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}
-"""Of that, by precision; tensor cores do half as much in tf32. What fp32 reaches is not in proportion."""
+"""The share of that by precision: tensor cores do half as much in tf32. What fp32 reaches is not in proportion."""
+_WITHOUT_TF32 = frozenset({"AMD Instinct MI250X"})
 
 
 def peak_tflops(device: torch.device, precision: str) -> float | None:
-    """10^12 floating-point operations a second; None where the device or the precision is not in the table."""
+    """Return 10^12 floating-point operations a second; None if the table does not have the device or the precision."""
     if device.type != "cuda" or precision not in _SHARE:
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak * _SHARE[precision] for part, peak in _DENSE_BF16.items() if part in name), None)
+    name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
+    if name not in _DENSE_BF16 or (precision == "tf32" and name in _WITHOUT_TF32):
+        return None
+    return _DENSE_BF16[name] * _SHARE[precision]
