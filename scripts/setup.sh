@@ -1,20 +1,34 @@
 #!/usr/bin/env bash
-# Sourced by run.sh and test.sh: makes .venv with everything installed, or finds it made already.
-# What is installed is remembered as a hash of the files that say so; a second call compares it and goes on at once.
+# Sourced by run.sh, test.sh and lint.sh: makes .venv with everything installed, or finds it made already.
+# What is installed is remembered as a hash of the files that say so; a second call compares it and continues at once.
+#   PYTHON=python3.13       the interpreter; .venv is made again if it has another
+#   HYDRALOOP_VENV=folder   instead of .venv
+#   HYDRALOOP_CONSTRAINTS=file   the versions to install, instead of constraints.txt
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${HYDRALOOP_VENV:-$root/.venv}"
-python="${PYTHON:-python3}"
+constraints="${HYDRALOOP_CONSTRAINTS:-$root/constraints.txt}"
 
-wanted="$(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum) $root"
-if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/.hydraloop-installed" 2>/dev/null)" != "$wanted" ]; then
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+interpreter() {
+    "$1" -c 'import sys; print(sys.version, sys.base_prefix)'
+}
+
+if [ ! -x "$venv/bin/python" ] ||
+    { [ -n "${PYTHON:-}" ] && [ "$(interpreter "$PYTHON")" != "$(interpreter "$venv/bin/python")" ]; }; then
+    "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
         echo "error: hydraloop needs Python 3.11 or later; PYTHON=/path/to/python names another" >&2
         exit 2
     }
+    clear=""
+    if [ -f "$venv/pyvenv.cfg" ]; then # any other folder is not ours to empty
+        clear="--clear"
+    fi
+    "${PYTHON:-python3}" -m venv $clear "$venv"
+fi
+wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum) $root"
+if [ "$(cat "$venv/.hydraloop-installed" 2>/dev/null)" != "$wanted" ]; then
     echo "installing into $venv (once, some minutes)" >&2
-    "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$root/constraints.txt" --editable "$root[dev]" >&2
+        --constraint "$constraints" --editable "$root[dev]" >&2
     echo "$wanted" > "$venv/.hydraloop-installed"
 fi

@@ -3,7 +3,7 @@
 # The whole suite runs in two processes (-n 8: in eight, -n 0: in one, as --pdb needs); with a path among the arguments in
 # one, which starts sooner. A file's tests stay in one process, for they share what its fixtures made. Files are taken in
 # their order, which has the longest, those of tests/e2e, among the first: so both processes end at about the same time.
-# Installs everything into .venv first, once. Needs Python 3.11 and pip.
+# Installs everything into .venv first, once. Needs Python 3.11, 3.12 or 3.13, and pip; PYTHON=python3.13 chooses one.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 whole=true

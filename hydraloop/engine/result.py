@@ -78,13 +78,15 @@ def describe(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result."""
+    """Versions of Python and of the packages that decide a result; of torch with its build, `2.13.0+cu130`."""
     found = {"python": platform.python_version()}
     for package in ("hydraloop", "torch", "hydra-core", "omegaconf", "numpy"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+    if "torch" in sys.modules:  # whose metadata does not always name the build
+        found["torch"] = str(sys.modules["torch"].__version__)
     return found
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.result import Best, Result, describe
+from hydraloop.engine.result import Best, Result, describe, versions
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from tests.helpers import at, batches, failing, make_engine
@@ -46,6 +47,13 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert result["versions"]["torch"] == torch.__version__
     assert returned is engine.result
     assert returned.status == "finished"
+
+
+def test_versions_name_the_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata of PyPI's CUDA build has 2.13.0 where torch itself has 2.13.0+cu130."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu130"))
+    assert versions()["torch"] == "2.13.0+cu130"
+    assert type(versions()["torch"]) is str  # what a checkpoint can hold
 
 
 def test_a_failed_run(tmp_path: Path) -> None:

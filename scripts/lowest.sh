@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the tests with the lower bounds of pyproject.toml: scripts/lowest.sh [pytest arguments]. PYTHON=… as for test.sh.
+# Installs into .venv-lowest first, once: 6 GB, since PyPI's build of that torch is for CUDA. No GPU is needed.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+export PYTHON="${PYTHON:-python3.11}" HYDRALOOP_VENV="$root/.venv-lowest" HYDRALOOP_CONSTRAINTS="$root/build/lowest.txt"
+mkdir -p "$root/build"
+"$PYTHON" - "$root/pyproject.toml" > "$HYDRALOOP_CONSTRAINTS" <<'EOF'
+import sys, tomllib
+from pathlib import Path
+
+for bound in tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"]:
+    print(bound.replace(">=", "=="))
+EOF
+exec bash "$root/scripts/test.sh" "$@"
