@@ -186,7 +186,9 @@ def _is_path(target: str) -> bool:
 
 def _package(module: str, target: str) -> str:
     """What to trust for a target that is in a module: the package, or the target itself."""
-    package = module.split(".")[0]
+    package, *rest = module.split(".")
+    if package == "hydra_plugins" and rest:  # a folder that all plugins share
+        return f"{package}.{rest[0]}"
     # Of these never all: they have functions that run what they are given, or write it to any file.
     return target if package in ("torch", _OURSELVES) or package in sys.stdlib_module_names else package
 

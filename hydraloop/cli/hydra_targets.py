@@ -21,7 +21,8 @@ from hydraloop.errors import UserError
 
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")
-_PLUGINS = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hydra_plugins")
+_PLUGINS = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hydra_plugins.hydraloop")
+"""Those of others have options that run code: submitit's `setup`, optuna's `custom_search_space`."""
 """Packages of Hydra's own classes and of its plugins; Hydra has no public name for the first."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
@@ -80,7 +81,7 @@ def _check_target(target: Any, key: str) -> None:
 
 
 def _is_plugin(target: str) -> bool:
-    """Whether it is a class of Hydra's own or of an installed plugin, in the module that defines it."""
+    """Whether it is a class of Hydra's own or of hydraloop's plugins, in the module that defines it."""
     module, _, name = target.rpartition(".")
     if not within(module, _PLUGINS):
         return False

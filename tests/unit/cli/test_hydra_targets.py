@@ -100,6 +100,25 @@ def test_a_trusted_target_passes() -> None:
     check_hydra(cfg)
 
 
+@pytest.mark.parametrize("section", ["launcher", "sweeper"])
+def test_an_installed_plugin_has_to_be_trusted(
+    section: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options may run code: optuna's `custom_search_space` names any function."""
+    installed = tmp_path_factory.mktemp("installed")
+    (installed / "hydra_plugins" / "some_plugin").mkdir(parents=True)
+    (installed / "hydra_plugins" / "some_plugin" / "code.py").write_text("class Plugin:\n    pass\n")
+    monkeypatch.syspath_prepend(str(installed))
+    cfg = config(**{section: {"_target_": "hydra_plugins.some_plugin.code.Plugin", "custom": "os.abort"}})
+    with pytest.raises(UserError, match=r'trusted=\["hydra_plugins\.some_plugin"\]') as caught:
+        check_hydra(cfg)
+    assert caught.value.key == f"hydra.{section}._target_"
+    ALLOWLIST.trust(["hydra_plugins.some_plugin"])
+    check_hydra(cfg)
+    for name in [name for name in sys.modules if name.split(".")[0] == "hydra_plugins"]:
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     "options",
     [
