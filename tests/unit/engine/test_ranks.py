@@ -349,11 +349,11 @@ def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> No
 class Full(CheckpointHook):
     """A checkpoint hook on a full disk; with `goes_on` its errors warn."""
 
-    def _save(self, engine: Engine, path: Path) -> None:
+    def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
         if engine.distributed.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(exist_ok=True)  # no file can be put there
-        super()._save(engine, path)
+        super()._save(engine, path, last=last)
 
 
 def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
