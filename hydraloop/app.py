@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ class _App:
                 attempt.put_back()
 
         if launch_checks.several(cfg):
-            ended = self._by_ranks(cfg, run_dir)
+            ended = self._by_ranks(cfg, run_dir, close)
             close(ended)
         else:
             ended = here.train(cfg, run_dir, close, self.restarted)
@@ -205,13 +205,13 @@ class _App:
             raise ended.error
         return ended.value
 
-    def _by_ranks(self, cfg: DictConfig, run_dir: Path) -> Ended:
+    def _by_ranks(self, cfg: DictConfig, run_dir: Path, close: Callable[[Ended], None]) -> Ended:
         """The run, trained by several processes: of our own, or of the torchrun this one is part of."""
         try:
             resumed = self.restarted or run_directory.settle(cfg, run_dir)
             job = Job.of(cfg, resumed, folders=[self.project], trusted=self.trusted)
             if torchrun.is_several():
-                return Ended.of(self.leader.lead(job))
+                return Ended.of(self.leader.lead(job, close))
             options = cfg.distributed
             return Ended.of(elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts))
         except BaseException as error:

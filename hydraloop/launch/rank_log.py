@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging.config
 import os
+import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,14 @@ from hydraloop import hydra_versions
 from hydraloop.cli.console import MaskingFormatter, mask_handlers
 from hydraloop.launch.job import Job
 
+_CRASHES = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+    "Floating-point exception": signal.SIGFPE,  # from Python 3.13 on
+}
+"""What faulthandler writes, by signal."""
 _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 
 
@@ -23,8 +34,24 @@ def path(job: Job, rank: int) -> Path:
     return Path(job.run_dir) / ("train.log" if rank == 0 else f"rank{rank}.log")
 
 
+def crash(file: Path, start: int) -> int:
+    """The signal of the crash that a rank's log reports; SIGKILL if there is no such report, as nothing can report it.
+
+    Args:
+        start: size of the file in bytes when the rank began.
+    """
+    with file.open("rb") as opened:
+        opened.seek(start)
+        found = re.search(rb"^Fatal Python error: ([\w -]+)", opened.read(), re.MULTILINE)
+    return signal.SIGKILL if found is None else _CRASHES.get(found[1].decode(), signal.SIGABRT)
+
+
 def configure(job: Job, rank: int) -> None:
-    """Set up logging as the job says; for a rank other than 0, send it and all output, native code's too, to a file."""
+    """Set up logging as the job says; for a rank other than 0, send it and all output, native code's too, to a file.
+
+    A crash in native code leaves its stack there, too.
+    """
+    faulthandler.enable(file=2)
     if rank == 0:
         config = None if job.logging is None else OmegaConf.create(_appending(job.logging))
         hydra_versions.configure_log(config, job.verbose)

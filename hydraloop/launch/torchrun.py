@@ -14,8 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ import psutil
 
 from hydraloop import run_directory
 from hydraloop.cli.arguments import read, take_dry_run
-from hydraloop.engine.result import Result
-from hydraloop.launch import rank_log
+from hydraloop.launch import deaths, rank_log
+from hydraloop.launch.ended import Ended
 from hydraloop.launch.ending import Ending, leave
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, Terminated
 from hydraloop.launch.training import train
-from hydraloop.masking import mask_text
 from hydraloop.run import atomic
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -40,6 +39,8 @@ _WAIT = timedelta(minutes=30)
 """For rank 0's job: composing a sweep's worth of configs on a slow disk takes minutes; torch's own half hour."""
 _LAST_WORDS = 10.0
 """Seconds that rank 0 waits for how another rank ended, once that has failed."""
+_SOON = timedelta(seconds=5)
+"""For the store, when the process is about to be ended: torchrun, which keeps it, may have gone."""
 _RECORD = "launch.json"
 """In a run's records: who launched it."""
 
@@ -84,24 +85,30 @@ class Leader:
         self._told = False
         self._outcome: Outcome | None = None
 
-    def lead(self, job: Job) -> Outcome:
+    def lead(self, job: Job, close: Callable[[Ended], None]) -> Outcome:
         """Give the job to the other ranks, and train with them. Returns the outcome that is the job's.
 
-        Signals stay handled afterwards: torchrun sends one as soon as another rank has failed, while the error is still
-        to be told.
+        Signals stay handled when this has returned: torchrun sends one as soon as another rank has failed, and the
+        error may not have been reported yet.
+
+        Args:
+            close: called from another thread if the main thread does not come back within `ending.GRACE` seconds after
+                a signal, as from a collective without the other ranks.
         """
         store = _store()
         record(Path(job.run_dir), None if job.checkpoint is None else Path(job.checkpoint), began=job.began)
         self._tell(store, {"job": job.to_json()})
 
-        def last(number: int) -> None:  # the main thread does not come back from a collective
+        def last(number: int) -> None:
             if self._outcome is None:
-                found = _first(_store(), Outcome.of(Terminated(number or signal.SIGTERM), 0)).error()
-                Result(status="failed", error=str(found)).write(Path(job.run_dir))
-                print(mask_text(f"error: {found}\n{getattr(found, 'trace', '')}"), file=sys.stderr, flush=True)
+                outcome = Outcome.of(Terminated(number or signal.SIGTERM), 0)
+                with contextlib.suppress(RuntimeError, OSError):
+                    outcome = _first(_store(_SOON), outcome, job)
+                close(Ended.of(outcome))
 
         outcome = train(job, 0, Ending(last=last).start())
-        self._outcome = _first(store, outcome) if outcome.kind in ("consequence", "lost") else outcome
+        told = outcome.kind in ("consequence", "lost", "signal")
+        self._outcome = _first(store, outcome, job) if told else outcome
         return self._outcome
 
     def leave(self, code: int) -> None:
@@ -117,19 +124,24 @@ class Leader:
         store.set("job", json.dumps(message))
 
 
-def _first(store: Any, own: Outcome) -> Outcome:
-    """The outcome of the rank that failed first; rank 0's own where none of them says so."""
-    until = time.monotonic() + _LAST_WORDS
-    while time.monotonic() < until:
+def _first(store: Any, own: Outcome, job: Job) -> Outcome:
+    """The outcome of the rank that failed first; rank 0's own if no other rank has failed by itself."""
+    began, patience = time.monotonic(), _LAST_WORDS
+    while True:
         try:
             if store.check(["cause"]):
                 return Outcome.from_json(store.get("cause"))
-        except (RuntimeError, OSError):  # whoever keeps the store has gone
-            break
-        if own.kind == "lost":  # it may have been killed, and say nothing
-            until = min(until, time.monotonic() + 1)
+            died, others_live = deaths.look(store, job)
+        except (RuntimeError, OSError):  # the process that keeps the store has gone
+            return own
+        if died is not None:
+            return replace(died, trained=own.trained)
+        if own.kind == "lost" and not others_live:  # a rank on another machine, which may have been killed
+            patience = 1.0
+        # A signal comes from torchrun: if another rank has failed, it did so before.
+        if own.kind == "signal" or time.monotonic() > began + patience:
+            return own
         time.sleep(0.05)
-    return own
 
 
 # The other ranks. ----------------------------------------------------------------------------------------------------
@@ -151,14 +163,18 @@ def follow(argv: Sequence[str]) -> int:
 
     def last(number: int) -> None:
         print(f"ended by signal {number} in the middle of it", file=sys.stderr, flush=True)
+        with contextlib.suppress(RuntimeError, OSError):
+            deaths.ended(_store(_SOON), rank())
 
     ending = Ending(last=last).start()
+    deaths.begun(store, rank(), rank_log.path(job, rank()))
     outcome = train(job, rank(), ending)
-    if outcome.kind == "done":
-        return 0
     if outcome.kind in ("mistake", "error"):
         with contextlib.suppress(RuntimeError, OSError):
             store.compare_set("cause", "", outcome.to_json())
+    deaths.ended(store, rank())
+    if outcome.kind == "done":
+        return 0
     leave(1)
     return 1
 
@@ -176,12 +192,12 @@ def _prints(argv: Sequence[str]) -> bool:
     return dry_run or any(getattr(args, flag, None) for flag in _PRINTING)
 
 
-def _store() -> Any:
+def _store(timeout: timedelta = _WAIT) -> Any:
     """The ranks' store, this attempt's part of it: torchrun keeps one over its restarts."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://", timeout=_WAIT))
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
     return PrefixStore(f"hydraloop-launch-{attempt()}", store)
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import time
 
 from hydraloop import Hook, UserError
 
@@ -33,15 +34,18 @@ class Trouble(Hook):
 
     priority = 10
 
-    def __init__(self, *, what: str, rank: int = 1, at: int = 5, once: str | None = None) -> None:
-        self.what, self.rank, self.at, self.once = what, rank, at, once
+    def __init__(self, *, what: str, rank: int = 1, at: int = 5, once: str | None = None, busy: float = 0.0) -> None:
+        self.what, self.rank, self.at, self.once, self.busy = what, rank, at, once, busy
 
     def before_run(self, engine) -> None:
         if self.what == "mistake":
             raise UserError("a mistake of all ranks", key="hooks.trouble.what", remedy="Use another.")
 
     def before_train_iter(self, engine, batch_idx, batch) -> None:
-        if engine.progress.iteration + 1 != self.at or engine.distributed.rank != self.rank:
+        if engine.progress.iteration + 1 != self.at:
+            return
+        if engine.distributed.rank != self.rank:
+            time.sleep(self.busy)
             return
         if self.once is not None:
             if os.path.exists(self.once):
@@ -50,8 +54,8 @@ class Trouble(Hook):
         if self.what == "raise":
             print("on the way to trouble")
             raise ValueError("it is this rank's")
-        if self.what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what in ("kill", "crash"):
+            os.kill(os.getpid(), signal.SIGKILL if self.what == "kill" else signal.SIGSEGV)
 '''
 TROUBLE = "+hooks.trouble._target_=my_project.trouble.Trouble"
 QUICK = ("experiment=spirals", "engine.max_epochs=1", "engine.test=false")
@@ -98,12 +102,17 @@ def files(run: Run) -> set[str]:
 def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
     """A run without end on two ranks, in the middle of it."""
     process = project.start("experiment=spirals", "engine.max_epochs=1000000", TWO, *arguments)
+    wait_for_checkpoint(project, process)
+    return process
+
+
+def wait_for_checkpoint(project: Project, process: subprocess.Popen[str]) -> None:
+    """Until the run that a process trains has one."""
     until = time.monotonic() + 120
     while not list(project.path.glob("outputs/*/*/checkpoints/last_checkpoint")):
         assert process.poll() is None, "the run has ended"
         assert time.monotonic() < until, "the run has no checkpoint"
         time.sleep(0.05)
-    return process
 
 
 def wait_for_none(project: Project) -> None:
@@ -181,7 +190,9 @@ def test_a_sweep_goes_on_after_each_kind_of_failure(project: Project) -> None:
     assert done.err.count("Traceback") == 1
     assert done.err.count("in before_train_iter\n    raise ValueError") == 1
     assert "error: hooks.trouble.what: a mistake of all ranks\n  Use another.\n" in done.err
-    assert "3 of 4 jobs failed" in done.err
+    trouble = "+hooks.trouble.what="
+    failed = f"job 0 ({trouble}raise), job 1 ({trouble}kill), job 2 ({trouble}mistake)"
+    assert f"error: 3 of 4 jobs failed: {failed}\n" in done.err
     for job in (raised, killed, mistake):
         assert job.log.count(job.result["error"].splitlines()[0]) == 1
     assert "on the way to trouble" not in done.out
@@ -196,6 +207,46 @@ def test_under_torchrun_rank_0_tells_what_another_raised(project: Project) -> No
     assert done.err.count("raise ValueError") == 1
     assert project.run.result["status"] == "failed"
     assert project.run.result["error"] == "rank 1: ValueError: it is this rank's"
+
+
+@pytest.mark.parametrize("busy", [0, 60], ids=["that waits for it", "that is busy"])
+def test_under_torchrun_a_killed_rank_is_named_in_the_same_words(busy: int, project: Project) -> None:
+    """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
+    line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
+    done = torchrun(project, "--nproc-per-node=2", "train.py", *line)
+    said = "rank 1 was killed by SIGKILL (out of memory?)"
+    assert (project.run.result["status"], project.run.result["error"]) == ("failed", said)
+    assert done.err.count(f"error: {said}") == 1, done.text
+    assert "error: ended by SIGTERM" not in done.err
+
+
+@pytest.mark.parametrize("torchrun", [False, True], ids=["ours", "torchrun's"])
+def test_a_rank_that_crashed_says_where_in_its_log(torchrun: bool, project: Project) -> None:
+    line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
+    done = project.python(*launcher, *line, *([] if torchrun else [TWO]))
+    log = project.run.path / "rank1.log"
+    said = f"rank 1 was killed by SIGSEGV, see {log.relative_to(project.path)}"
+    assert (project.run.result["status"], project.run.result["error"]) == ("failed", said)
+    assert done.err.count(f"error: {said}") == 1, done.text
+    assert "in before_train_iter" in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_torchrun_that_is_ended(number: signal.Signals, project: Project) -> None:
+    endless = ["experiment=spirals", "engine.max_epochs=1000000"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *endless]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=project.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_checkpoint(project, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert output.count("error: ended by SIGTERM") == 1, output
+    assert project.run.result["status"] == "interrupted"
+    wait_for_none(project)
 
 
 @pytest.mark.parametrize(
