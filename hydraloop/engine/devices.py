@@ -16,6 +16,10 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions: `[N, C, H, W]` and `[N, C, D, H, W]`."""
 
 
+_WHOLE = (Tensor, PackedSequence)
+"""What `leaves_of` does not look into; a `PackedSequence` is a tuple, too."""
+
+
 def has_streams(device: torch.device) -> bool:
     """Whether copies from pinned memory to such a device are asynchronous, and can go on a stream of their own."""
     return device.type in ("cuda", "xpu")
@@ -88,11 +92,13 @@ def _move_itself(batch: Any, device: torch.device) -> Any:
 
 def leaves_of(batch: Any) -> Iterator[Any]:
     """Every entry of the containers that `mover` looks into: tensors, strings, packed sequences, other objects."""
-    if isinstance(batch, Mapping):
-        for item in batch.values():
-            yield from leaves_of(item)
-    elif isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence):
+    if isinstance(batch, _WHOLE):  # first, since a task asks in every iteration
+        yield batch
+    elif isinstance(batch, list | tuple):
         for item in batch:
+            yield from leaves_of(item)
+    elif isinstance(batch, Mapping):
+        for item in batch.values():
             yield from leaves_of(item)
     elif _is_dataclass(batch):
         for _, item in _fields_of(batch):
