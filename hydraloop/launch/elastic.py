@@ -56,6 +56,9 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Outcome:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),
         )
+        # What is ignored (nohup) stays ignored. An assignment, as torch 2.8 has no such option and handles them all.
+        handled = [number.name for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        config.signals_to_handle = ",".join(handled)
         worker = str(Path(__file__).with_name("worker.py"))
         exit_codes: dict[int, int] = {}
         told = 0
@@ -95,8 +98,6 @@ def _around_launcher(processes: int) -> Iterator[None]:
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if sys.platform == "linux" else 1
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # else each rank would use all cores
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of each broken connection, when a rank has gone
-    handled = [number.name for number in _SIGNALS if handlers[number] is not signal.SIG_IGN]
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)  # read by torch 2.9 and later
     names = [name for name in logging.root.manager.loggerDict if name.startswith(_LAUNCHER)]
     loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
     for logger in loggers:

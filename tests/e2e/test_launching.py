@@ -286,7 +286,11 @@ def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, "error: interrupted"), (signal.SIGTERM, 143, "error: ended by SIGTERM")],
+    [
+        (signal.SIGINT, 130, "error: interrupted"),
+        (signal.SIGTERM, 143, "error: ended by SIGTERM"),
+        (signal.SIGHUP, 129, "error: ended by SIGHUP"),
+    ],
 )
 def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:
     process = start(project)
