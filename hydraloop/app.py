@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import RankError, Terminated
 from hydraloop.masked_config import mask_files, mask_records, remember_config
 from hydraloop.masking import mask_text, remember_overrides
+from hydraloop.run.lock import RunLock
 from hydraloop.tracking.sweeps import SweepTrackers
 
 log = logging.getLogger("hydraloop")
@@ -159,24 +161,53 @@ class _App:
             if dry_run:
                 print(plan.format_plan(cfg))
                 return
-        if args.cfg is None:
-            directory, overrides = self._settled(cfg, overrides, multirun)
+        with ExitStack() as locks:
+            sweep: Path | None = None
+            if args.cfg is None:
+                directory, overrides = self._settled(cfg, overrides, multirun, locks)
+                sweep = directory if multirun else None
+            self._run([*_flags(argv, args), *overrides], folder, name, sweep)
+
+    def _run(self, argv: list[str], folder: Path, name: str, sweep: Path | None) -> None:
+        """Hand the command line to Hydra.
+
+        Args:
+            sweep: the directory of the sweep; None: there is one job, or none.
+        """
         try:
-            if args.cfg is None and multirun:
-                self.trackers.begin(directory)
-            hydra_run.run(self._job, [*_flags(argv, args), *overrides], folder, name)
+            if sweep is not None:
+                self.trackers.begin(sweep)
+            hydra_run.run(self._job if sweep is None else self._job_of_sweep, argv, folder, name)
         except KeyboardInterrupt:
             self.trackers.interrupted = True
             raise
         finally:
             self.trackers.end()
-            summary = self.jobs.summary(interrupted=self.trackers.interrupted) if multirun else None
+            summary = self.jobs.summary(interrupted=self.trackers.interrupted) if sweep is not None else None
             if summary is not None:
                 print(summary, file=sys.stderr)
 
     def _where(self, args: argparse.Namespace) -> tuple[Path, str]:
         folder = self.folder if args.config_path is None else self.folder.parent / args.config_path
         return folder, args.config_name or self.name
+
+    def _job_of_sweep(self, cfg: DictConfig) -> float | None:
+        """`_job`, with the lock of its directory. That of a single run is locked before Hydra makes it."""
+        hydra = HydraConfig.get()
+        run_dir = Path(hydra.runtime.output_dir)
+        if run_dir.resolve() == Path(hydra.sweep.dir).resolve():  # locked already
+            return self._job(cfg)
+        lock = RunLock(run_dir, key="hydra.sweep.subdir")
+        try:
+            lock.acquire()
+        except UserError as error:
+            self.jobs.start(self.trackers.axes)
+            self._report(error)
+            raise
+        try:
+            return self._job(cfg)
+        finally:
+            lock.release()
 
     def _job(self, cfg: DictConfig) -> float | None:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
@@ -217,25 +248,32 @@ class _App:
         except BaseException as error:
             return Ended(error=error, trained=False)
 
-    def _settled(self, cfg: DictConfig, overrides: list[str], multirun: bool) -> tuple[Path, list[str]]:
-        """The directory, and the overrides that fix it: it is known to be writable and not another run's.
+    def _settled(
+        self, cfg: DictConfig, overrides: list[str], multirun: bool, locks: ExitStack
+    ) -> tuple[Path, list[str]]:
+        """The directory, and the overrides that fix it: it is locked, known to be writable and not another run's.
+
+        Args:
+            locks: gets the lock.
 
         Raises:
-            UserError: it cannot be written, it holds a run, or there is nothing to resume.
+            UserError: it cannot be written, it is locked, it holds a run, or there is nothing to resume.
         """
         key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
         typed = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
         with composing.hydra_config(cfg):
             directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
         fixed = {key: directory}
-        found = run_directory.Resumed(None, None)
         launched = None if multirun else torchrun.earlier(*_patterns(cfg, directory))
+        named = directory if typed or (cfg.resume == "auto" and _is_constant(cfg)) else None
+        found = _found(cfg, launched, named)
+        wait = cfg.resume == "auto" or launched is not None
+        locked = found.run_dir or directory
+        locks.enter_context(RunLock(locked, key=key if cfg.resume is None else "resume", wait=wait))
+        found = _found(cfg, launched, found.run_dir or named)  # another process may have trained there until now
         if launched is not None:
-            found = self.restarted = launched.resumed()
+            self.restarted = found
             print(f"restarted in {found.run_dir}, from {found.checkpoint or 'the beginning'}")
-        elif cfg.resume is not None:
-            named = typed or (cfg.resume == "auto" and _is_constant(cfg))
-            found = run_directory.find(cfg, directory if named else None)
         if found.run_dir is not None:
             fixed = {key: found.run_dir, "hydra.output_subdir": run_directory.next_attempt(found.run_dir)}
             fixed["hydra.output_subdir"] = fixed["hydra.output_subdir"].relative_to(found.run_dir)
@@ -246,17 +284,8 @@ class _App:
             run_directory.refuse_held(directory, key=key, remedy=remedy)
             if multirun and (directory / "multirun.yaml").exists():
                 raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
-        directory = fixed[key]
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / ".writable").touch()
-            (directory / ".writable").unlink()
-        except OSError as error:
-            raise UserError(
-                f"{directory} cannot be written: {error.strerror}", key=key, remedy="Name another."
-            ) from error
         others = [line for line in overrides if line.lstrip("+").partition("=")[0] not in fixed]
-        return directory, [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
+        return fixed[key], [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
 
     def _own(self, run_dir: Path) -> None:
         """Refuse a directory that another job of this sweep has had."""
@@ -386,6 +415,18 @@ def _written(cfg: DictConfig) -> str:
     """`hydra.run.dir` with its interpolations."""
     run: Any = OmegaConf.to_container(cfg.hydra.run, resolve=False)
     return str(run["dir"])
+
+
+def _found(cfg: DictConfig, launched: torchrun.Launched | None, named: Path | None) -> run_directory.Resumed:
+    """Where the run continues; nowhere if it is new.
+
+    Args:
+        launched: the first start, if this is torchrun's restart of the run.
+        named: the run directory that the user has named, if any.
+    """
+    if launched is not None:
+        return launched.resumed()
+    return run_directory.Resumed(None, None) if cfg.resume is None else run_directory.find(cfg, named)
 
 
 def _patterns(cfg: DictConfig, directory: Path) -> list[str]:

@@ -39,6 +39,7 @@ from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.overlap import introduce
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.run.lock import RunLock
 from hydraloop.tasks.task import Task
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ def build(
     settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
     optimizer = _build_optimizer(cfg, task)
     hooks, slots, on_error = _build_hooks(cfg, several=distributed.world_size > 1)
+    directory = settled.run_dir or run_directory.new()
     engine = Engine(
         task=task,
         optimizer=optimizer,
@@ -108,10 +110,11 @@ def build(
         on_error=on_error,
         schedules=_build_schedules(cfg, optimizer, settings, loaders),
         settings=settings,
-        run_dir=settled.run_dir or run_directory.new(),
+        run_dir=directory,
         seed=cfg.seed,
         distributed=distributed,
         precision=precision,
+        lock=_lock(cfg, directory) if resumed is None and distributed.is_main else None,
     )
     if distributed.is_main:
         checkpointing = [hook for hook in hooks.values() if isinstance(hook, CheckpointHook)]
@@ -128,9 +131,16 @@ def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> 
     found: list[str | None] = [None, None]
     if distributed.is_main:
         settled = run_directory.settle(cfg, run_dir)
+        if settled.run_dir is not None:
+            with _lock(cfg, settled.run_dir):  # refused before anything is written; training takes it again
+                settled = run_directory.settle(cfg, settled.run_dir if run_dir is None else run_dir)
         found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
     shared = distributed.from_main(found)
     return run_directory.Resumed(*(None if path is None else Path(path) for path in shared))
+
+
+def _lock(cfg: DictConfig, run_dir: Path) -> RunLock:
+    return RunLock(run_dir, key="run_dir" if cfg.resume is None else "resume", wait=cfg.resume == "auto")
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from hydraloop.engine.schedule import Every
 from hydraloop.engine.stages import Call, Slot, Stages
 from hydraloop.engine.window import Pair, Window, mean_of
 from hydraloop.errors import UserError
+from hydraloop.run.lock import RunLock
 
 Outputs = dict[str, Any]
 
@@ -50,6 +51,7 @@ class Engine:
         settings: the options.
         run_dir: where this run's files go.
         seed: of the run; the generators are seeded by whoever builds the objects.
+        lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Engine:
         seed: int = 0,
         distributed: Distributed | None = None,
         precision: Precision | None = None,
+        lock: RunLock | None = None,
     ) -> None:
+        self.lock = lock
         self.settings = settings or Settings()
         self.distributed = distributed or Distributed()
         self.precision = precision or Precision()
@@ -144,7 +148,7 @@ class Engine:
             BaseException: whatever a hook, the task or the data raised, after on_exception, after_train and after_run.
         """
         at, progress = self.stages, self.progress
-        with lifecycle.run(self, write_result=True):
+        with lifecycle.locked(self), lifecycle.run(self, write_result=True):
             check_trainable(self)
             rng = loading.load(self)  # after_load_checkpoint
             modes.begin_training(self.task, self.distributed)

@@ -23,6 +23,27 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
+def locked(engine: Engine) -> Iterator[None]:
+    """Hold the lock of the run directory in the body. Before it is taken, nothing is written and no hook is called.
+
+    Raises:
+        UserError: another process trains in the directory; other ranks get a `PeerError`.
+    """
+    if engine.lock is None:
+        yield
+        return
+    try:
+        engine.lock.acquire()
+    except UserError as error:
+        engine.distributed.abandon(error)
+        raise
+    try:
+        yield
+    finally:
+        engine.lock.release()
+
+
+@contextmanager
 def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
     """before_run … after_run around the body; between the body and after_run, `result.json`.
 

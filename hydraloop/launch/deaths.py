@@ -16,7 +16,7 @@ from typing import Any
 from hydraloop.launch import rank_log
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome
-from hydraloop.tracking.processes import is_alive, started
+from hydraloop.run.processes import is_alive, started
 
 
 def begun(store: Any, rank: int, log: Path) -> None:

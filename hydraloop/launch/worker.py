@@ -28,11 +28,14 @@ def main(folder: Path) -> int:
     from hydraloop.launch.job import Job
     from hydraloop.launch.outcome import Outcome, Terminated
     from hydraloop.launch.training import train
+    from hydraloop.run import lock
 
     job, rank, attempt = Job.from_json(text), int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if any(outcome.kind == "mistake" for outcome in files.outcomes(folder)):  # each attempt would find it again
         return 1
     rank_log.configure(job, rank)
+    if rank == 0:
+        lock.join(Path(job.run_dir))
     if attempt > 0:
         job = files.restarted(job, files.outcomes(folder, attempt - 1), attempt)
 

@@ -17,8 +17,8 @@ from hydraloop.engine import code_patch
 from hydraloop.engine.result import command, git_commit, versions
 from hydraloop.masking import mask_command, mask_overrides, mask_text, masked
 from hydraloop.run import attempts
+from hydraloop.run.processes import started
 from hydraloop.tracking import description
-from hydraloop.tracking.processes import started
 from hydraloop.tracking.tracker import Attempt, Run
 
 if TYPE_CHECKING:

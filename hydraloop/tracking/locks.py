@@ -76,8 +76,8 @@ def end_orphans(run_dir: Path, name: str, training: int) -> None:
     """
     import psutil
 
+    from hydraloop.run.processes import is_alive
     from hydraloop.tracking import description
-    from hydraloop.tracking.processes import is_alive
 
     run = description.read(run_dir)
     attempts = () if run is None else run.attempts

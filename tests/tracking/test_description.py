@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hydraloop.engine.result import Result
+from hydraloop.run.processes import is_alive, started
 from hydraloop.tracking import description
 from hydraloop.tracking.describing import experiment_name, run_of
-from hydraloop.tracking.processes import is_alive, started
 from hydraloop.tracking.tracker import Sweep
 from tests.helpers import make_engine
 from tests.tracking.runs import described_run

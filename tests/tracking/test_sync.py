@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hydraloop.engine.result import Result
+from hydraloop.run.processes import started
 from hydraloop.tracking import description, sync
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.processes import started
 from tests.tracking.runs import attempt, described_run, log_records
 
 

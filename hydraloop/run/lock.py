@@ -1,0 +1,241 @@
+"""RunLock: only one process at a time writes to a run directory.
+
+The file `.lock` in the directory names the processes of the run that is training there. On the same machine, the lock
+is free when none of them exists any more. From another machine (or container), where process ids mean nothing, it is
+held until its modification time, which the holder renews every 10 s, is 60 s old. The clock of the file system measures
+that age, so the clocks of two machines need not agree.
+
+Taking a lock is guarded by flock on the same file. On a file system without it, two starts within milliseconds can both
+succeed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hydraloop.errors import UserError
+from hydraloop.run.processes import is_alive, machine, started
+
+if sys.platform != "win32":
+    import fcntl
+
+log = logging.getLogger(__name__)
+
+FILENAME = ".lock"
+"""In a run directory."""
+BEAT = 10.0
+"""Seconds between two renewals."""
+HELD = 60.0
+"""Seconds without a renewal after which a lock from another machine is free: five may be late."""
+_MARGIN = 5.0
+"""Seconds that a start waits beyond that, before it believes that the holder is alive."""
+_POLL = 0.5
+"""Seconds between two looks while a start waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The contents of the file."""
+
+    token: str
+    """Tells one acquisition from another."""
+    host: str
+    machine: str
+    """As of `processes.machine`."""
+    since: str
+    """For people: local time of the acquisition."""
+    processes: tuple[tuple[int, float | None], ...]
+    """Ids and starts, as of `processes.started`: the process that took the lock, and rank 0 if that is another one."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine."""
+        return self.machine == machine()
+
+    def holds(self, path: Path, handle: int) -> bool:
+        """Whether the lock is not free."""
+        if self.is_here:
+            return any(is_alive(pid, since) for pid, since in self.processes)
+        with tempfile.TemporaryFile(dir=path.parent) as new:
+            return os.fstat(new.fileno()).st_mtime - os.fstat(handle).st_mtime < HELD
+
+
+class RunLock:
+    """The lock of a directory, for `with`, or for `acquire` and `release`. Can be used again after it was released.
+
+    While it is held, a daemon thread renews it. It does nothing in forked processes.
+
+    Args:
+        folder: the run directory. It is made if it does not exist.
+        key: the option that has named it, for the error.
+        wait: wait until a lock from another machine is free, up to 65 s. One on the same machine is never waited for.
+    """
+
+    def __init__(self, folder: Path, *, key: str, wait: bool = False) -> None:
+        self._path = folder / FILENAME
+        self._key, self._wait = key, wait
+        self._token = ""
+        self._owner = 0
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> Self:
+        """Take the lock.
+
+        Raises:
+            UserError: another process has it, or the directory cannot be written to.
+        """
+        own = Holder(
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+            machine=machine(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            processes=((os.getpid(), started(os.getpid())),),
+        )
+        until = time.monotonic() + (HELD + _MARGIN if self._wait else 0.0)
+        waited = False
+        while (holder := self._taken_by(own)) is not own:
+            if holder.is_here or time.monotonic() > until:
+                raise self._refusal(holder)
+            if not waited:
+                waited = True
+                log.warning(
+                    "%s is locked from %s; waiting up to %.0f s", self._path.parent, holder.host, HELD + _MARGIN
+                )
+            time.sleep(_POLL)
+        self._token, self._owner = own.token, os.getpid()
+        self._done.clear()
+        self._thread = threading.Thread(target=self._renew, name="hydraloop-lock", daemon=True)
+        self._thread.start()
+        return self
+
+    def release(self) -> None:
+        """Remove the lock, if this process has it."""
+        if self._thread is None or self._owner != os.getpid():
+            return
+        self._done.set()
+        self._thread.join()
+        self._thread = None
+        with suppress(OSError), _opened(self._path) as handle:
+            if self._is_ours(handle):
+                self._path.unlink()
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _taken_by(self, own: Holder) -> Holder:
+        """Take the lock if it is free. Returns who has it now."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _opened(self._path, os.O_CREAT) as handle:
+                found = _read(handle)
+                if found is not None and found.holds(self._path, handle):
+                    return found
+                _write(handle, own)
+                return own
+        except OSError as error:
+            raise UserError(
+                f"{self._path.parent} cannot be written: {error.strerror}", key=self._key, remedy="Name another."
+            ) from error
+
+    def _refusal(self, holder: Holder) -> UserError:
+        alive = [pid for pid, since in holder.processes if not holder.is_here or is_alive(pid, since)]
+        pid = alive[0] if alive else holder.processes[0][0]
+        remedy = f"Wait until it has ended, or end it: kill {pid}."
+        if not holder.is_here:
+            remedy = f"Wait until it has ended. After a crash of {holder.host}, the lock is free within {HELD:.0f} s."
+        return UserError(
+            f"process {pid} on {holder.host} is training in {self._path.parent}, since {holder.since}",
+            key=self._key,
+            remedy=remedy,
+        )
+
+    def _renew(self) -> None:
+        while not self._done.wait(BEAT):
+            with suppress(OSError):  # the disk may come back
+                handle = os.open(self._path, os.O_RDONLY)
+                try:
+                    ours = self._is_ours(handle)
+                finally:
+                    os.close(handle)
+                if not ours:
+                    log.error("%s: another process has taken it, since this one did not renew it", self._path)
+                    return
+                os.utime(self._path)
+
+    def _is_ours(self, handle: int) -> bool:
+        found = _read(handle)
+        return found is not None and found.token == self._token
+
+
+def join(folder: Path) -> None:
+    """Make this process one of the holders of a lock that the process which has started it has taken.
+
+    So the lock is held until this process has ended, also if the other one is killed.
+    """
+    with suppress(OSError), _opened(folder / FILENAME) as handle:
+        holder = _read(handle)
+        if holder is not None and holder.is_here:
+            alive = tuple(one for one in holder.processes if is_alive(*one))
+            _write(handle, replace(holder, processes=(*alive, (os.getpid(), started(os.getpid())))))
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    """The file, with nobody else in this body; again where it was removed while this process waited for it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | flags, 0o666)
+        try:
+            _flock(handle, exclusive=True)
+            try:
+                current = os.path.samestat(os.stat(path), os.fstat(handle))
+            except FileNotFoundError:
+                current = False
+            if current:
+                yield handle
+                return
+        finally:
+            _flock(handle, exclusive=False)  # a process that was forked meanwhile would keep it
+            os.close(handle)
+
+
+def _flock(handle: int, *, exclusive: bool) -> None:
+    if sys.platform != "win32":
+        with suppress(OSError):  # a file system without flock
+            fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_UN)
+
+
+def _read(handle: int) -> Holder | None:
+    """None for a file that nobody has written to, or that a kill has cut off."""
+    try:
+        os.lseek(handle, 0, os.SEEK_SET)
+        found = json.loads(os.read(handle, 1 << 16))
+        return Holder(**{**found, "processes": tuple((int(pid), since) for pid, since in found["processes"])})
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _write(handle: int, holder: Holder) -> None:
+    content = json.dumps(asdict(holder)).encode()
+    os.ftruncate(handle, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, content)

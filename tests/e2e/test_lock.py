@@ -1,0 +1,160 @@
+"""One run directory, several processes: one trains there, the others say who does, and change nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.projects import REPOSITORY, Project, Run
+
+ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000", "default_hooks.checkpoint.interval=1000000",
+           "default_hooks.checkpoint.save_begin=2")  # fmt: skip
+"""A run that goes on for hours, with one checkpoint, after its second epoch."""
+QUICK = ("experiment=spirals", "engine.max_epochs=2", "engine.test=false")
+PATIENCE = 120
+
+
+def until(happened: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def training(project: Project, *arguments: str) -> subprocess.Popen[str]:
+    """A run without end in `mine`, in the middle of it."""
+    process = project.start(*ENDLESS, "hydra.run.dir=mine", *arguments)
+    last = project.path / "mine" / "checkpoints" / "last_checkpoint"
+    try:
+        until(lambda: last.exists() or process.poll() is not None, "it has a checkpoint")
+        assert process.poll() is None, "it has ended"
+    except BaseException:
+        end(process)
+        raise
+    return process
+
+
+@pytest.fixture
+def running(project: Project) -> Iterator[subprocess.Popen[str]]:
+    process = training(project)
+    yield process
+    end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def names(folder: Path) -> set[str]:
+    """Its files."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_the_second_process_says_who_trains_and_changes_nothing(
+    project: Project, running: subprocess.Popen[str]
+) -> None:
+    before = names(project.path / "mine")
+    for resume in ("mine", "auto", "mine/checkpoints/epoch_2.pth"):
+        line = ["hydra.run.dir=mine"] if resume == "auto" else []
+        done = project.train("experiment=spirals", f"resume={resume}", *line)
+        assert done.code == 2, done.text
+        assert done.err.startswith(f"error: resume: process {running.pid} on "), done.err
+        assert done.err.count("is training in") == 1
+        assert f"kill {running.pid}" in done.err
+        assert done.out == ""
+    done = project.train(*QUICK, "hydra.run.dir=mine")
+    assert done.code == 2
+    assert done.err.startswith(f"error: hydra.run.dir: process {running.pid} on "), done.err
+    assert names(project.path / "mine") == before
+    assert running.poll() is None
+
+    end(running)
+    done = project.train("experiment=spirals", "resume=mine", "engine.max_iters=1", "engine.test=false")
+    assert done.code == 0, done.text
+    assert not (project.path / "mine" / ".lock").exists()
+
+
+def test_of_two_first_starts_in_one_directory_one_trains(project: Project) -> None:
+    starts = [project.start(*QUICK, "hydra.run.dir=mine") for _ in range(2)]
+    outputs = [process.communicate(timeout=PATIENCE)[0] for process in starts]
+    codes = [process.returncode for process in starts]
+    assert sorted(codes) == [0, 2], outputs
+    refused = outputs[codes.index(2)]
+    assert refused.count("error: ") == 1
+    assert f"process {starts[codes.index(0)].pid} on " in refused or "holds a run already" in refused
+    records = Run(project.path / "mine").records
+    keys = [(record["mode"], record["iteration"]) for record in records]
+    assert len(keys) == len(set(keys))
+    assert not (project.path / "mine" / ".lock").exists()
+
+
+def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> None:
+    sweep = project.start("-m", *ENDLESS, "seed=1,2", "hydra.sweep.dir=all")
+    try:
+        until(lambda: list(project.path.glob("all/0/checkpoints/last_checkpoint")), "the first job has a checkpoint")
+        for line in (["resume=all/0"], ["-m", "seed=1,2", "hydra.sweep.dir=all"]):
+            done = project.train("experiment=spirals", *line)
+            assert done.code == 2, done.text
+            assert f"process {sweep.pid} on " in done.err
+        assert not (project.path / "all/0/.hydra/resume_1").exists()
+        assert not (project.path / "all/1").exists()
+    finally:
+        end(sweep)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import hydraloop
+
+hydraloop.build(hydraloop.compose(sys.argv[1:]), run_dir=Path("mine")).train()
+"""
+
+
+def test_from_python_too(project: Project, running: subprocess.Popen[str]) -> None:
+    project.write("own.py", SCRIPT)
+    before = names(project.path / "mine")
+    done = project.python("own.py", *QUICK, "resume=mine")
+    assert done.code == 1
+    assert f"UserError: resume: process {running.pid} on " in done.err, done.err
+    assert names(project.path / "mine") == before
+
+
+def test_training_from_python_holds_the_lock(project: Project) -> None:
+    project.write("own.py", SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "own.py", *ENDLESS],
+        cwd=project.path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        until(lambda: (project.path / "mine/checkpoints/last_checkpoint").exists(), "it has a checkpoint")
+        done = project.train("experiment=spirals", "resume=mine")
+        assert done.code == 2, done.text
+        assert f"process {process.pid} on " in done.err
+    finally:
+        end(process)
+
+
+@pytest.mark.slow
+def test_ranks_and_their_restarts_are_not_locked_out_and_others_are(project: Project) -> None:
+    process = training(project, "distributed.nproc_per_node=2")
+    done = project.train("experiment=spirals", "resume=mine")
+    assert done.code == 2, done.text
+    assert f"process {process.pid} on " in done.err
+    end(process)  # the ranks end soon after it, and hold the lock until then
+    line = ["experiment=spirals", "resume=mine", "engine.max_iters=1", "engine.test=false"]
+    until(lambda: project.train(*line).code == 0, "the lock is free again")
