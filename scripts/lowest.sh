@@ -3,7 +3,8 @@
 # Installs into .venv-lowest first, once: 6 GB, since PyPI's build of that torch is for CUDA. No GPU is needed.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-export PYTHON="${PYTHON:-python3.11}" HYDRALOOP_VENV="$root/.venv-lowest" HYDRALOOP_CONSTRAINTS="$root/build/lowest.txt"
+export PYTHON="${PYTHON:-python3.11}" HYDRALOOP_VENV="${HYDRALOOP_VENV:-$root/.venv-lowest}"
+export HYDRALOOP_CONSTRAINTS="$root/build/lowest.txt"
 mkdir -p "$root/build"
 "$PYTHON" - "$root/pyproject.toml" > "$HYDRALOOP_CONSTRAINTS" <<'EOF'
 import sys, tomllib

@@ -53,8 +53,14 @@ class _MaskingAnother(MaskingFormatter):
         return mask_text(self._other.format(record))
 
 
+def _is_ours_to_report(record: logging.LogRecord) -> bool:
+    """False for Hydra 1.4's "Job failed" with a traceback: we log each error ourselves, a mistake without one."""
+    return not (record.name == "hydra.core.utils" and record.msg == "Job failed")
+
+
 def mask_handlers() -> None:
     """Let every handler of the root mask secrets, whatever logging the user has configured."""
     for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_ours_to_report)  # a second time it changes nothing
         if not isinstance(handler.formatter, MaskingFormatter):
             handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))
