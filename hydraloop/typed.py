@@ -1,14 +1,16 @@
-"""Which options were typed, on the command line or as an argument of `hydraloop.compose`. Without torch.
+"""Which options were typed, on the command line or as an argument of `hydraloop.compose`. Imports no torch.
 
-A resumed run keeps the values of its checkpoint, except for options that were typed when it was resumed.
+A resumed run keeps the values of its checkpoint, except for options that were typed when it was resumed. Some options
+may name a file or set an environment variable only if they were typed (`cli/limits.py`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 _remembered: dict[int, list[str]] = {}
@@ -16,8 +18,26 @@ _remembered: dict[int, list[str]] = {}
 
 
 def keys_of(overrides: Iterable[str]) -> list[str]:
-    """The keys of overrides that set a value: `optimizer.lr` of `++optimizer.lr=1e-2`."""
-    return [line.lstrip("+").partition("=")[0] for line in overrides if not line.startswith("~")]
+    """Return the keys of the options that overrides set: `a.b` and `a.c` for `++a={b: 1, c: 2}`, none for `~a`.
+
+    Args:
+        overrides: as typed; all of them are valid.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = (
+        _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
+        for one in parsed
+        if not one.is_delete()
+    )
+    return list(dict.fromkeys(key for found in keys for key in found))
+
+
+def _leaves(key: str, value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name!s}", inner)
 
 
 def remember(cfg: DictConfig, keys: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
@@ -55,24 +55,6 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 def is_sweep(override: Override) -> bool:
     """Whether the override has several values."""
     return bool(override.is_sweep_override())
-
-
-def typed_keys(overrides: Sequence[Override]) -> set[str]:
-    """The keys of the options that the overrides set themselves: `a.b` and `a.c` for `a={b: 1, c: 2}`."""
-    keys: set[str] = set()
-    for override in overrides:
-        if not override.is_delete():
-            value = None if is_sweep(override) else override.value()
-            keys.update(_leaves(override.key_or_group, value))
-    return keys
-
-
-def _leaves(key: str, value: object) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield key
-        return
-    for name, inner in value.items():
-        yield from _leaves(f"{key}.{name!s}", inner)
 
 
 def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from hydraloop.cli import arguments, checks, hydra_targets, limits, mistakes, plan
 from hydraloop.cli.composing import Composer
+from hydraloop.typed import keys_of
 
 
 def compose(lines: Sequence[str], composer: Composer, typed: Sequence[str] | None = None) -> DictConfig:
@@ -24,7 +25,7 @@ def compose(lines: Sequence[str], composer: Composer, typed: Sequence[str] | Non
     checks.check_groups(parsed, composer)
     checks.check_overrides(parsed)
     cfg = composed(lines, composer)
-    keys = arguments.typed_keys(parsed if typed is None else arguments.parse(typed))
+    keys = keys_of(lines if typed is None else typed)
     hydra_targets.check_hydra(cfg, keys)
     limits.check_limits(cfg, keys)
     checks.check_complete(cfg)
@@ -55,7 +56,7 @@ def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
         cfg = composer.compose_sweep(lines)
     except mistakes.COMPOSING_ERRORS as error:
         raise mistakes.explain(error, arguments.parse(lines), composer) from error
-    keys = arguments.typed_keys(arguments.parse(lines))
+    keys = keys_of(lines)
     hydra_targets.check_hydra(cfg, keys)
     limits.check_limits(cfg, keys)
     return cfg

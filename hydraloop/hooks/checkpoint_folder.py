@@ -28,8 +28,14 @@ class CheckpointFolder:
         """Make the folder and try to write into it; leave the way back to the run where it is not `default`.
 
         Raises:
-            UserError: it cannot be written to, or has the checkpoints of another run; names `key`.
+            UserError: it cannot be written to, has the checkpoints of another run, or is one of Python's; names `key`.
         """
+        if self.path.resolve().name in ("site-packages", "dist-packages"):
+            raise UserError(
+                f"Python reads .pth files in {self.path} at its start, and would take checkpoints for its own",
+                key=key,
+                remedy="Use another folder.",
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".{os.getpid()}.part"

@@ -8,10 +8,11 @@ import pytest
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments, checked
+from hydraloop.cli import checked
 from hydraloop.cli.hydra_targets import check_hydra
 from hydraloop.cli.limits import ENVIRONMENT, check_limits
 from hydraloop.errors import UserError
+from hydraloop.typed import keys_of
 from tests.config.composed import composer
 
 HARMFUL = [
@@ -50,9 +51,9 @@ def test_variables_that_training_needs_may_be_set() -> None:
 
 def test_a_typed_variable_may_be_set_and_brings_no_other_along() -> None:
     cfg = config(hydra__job__env_set={"PATH": "x", "CXX": "y"})
-    typed = arguments.typed_keys(arguments.parse(["++hydra.job.env_set={CXX: y}"]))
+    typed = keys_of(["++hydra.job.env_set={CXX: y}"])
     assert refused(cfg, typed).key == "hydra.job.env_set.PATH"
-    check_limits(cfg, typed | {"hydra.job.env_set.PATH"})
+    check_limits(cfg, [*typed, "hydra.job.env_set.PATH"])
 
 
 def test_an_interpolation_hides_no_variable() -> None:
@@ -157,4 +158,4 @@ def test_composing_tells_what_is_typed_from_what_a_sweep_in_a_config_sets() -> N
 
 def test_keys_that_overrides_set() -> None:
     lines = ["a.b=1", "+c={d: 1, e: {f: 2}}", "~g.h", "i=1,2", "++j=[{k: 1}]"]
-    assert arguments.typed_keys(arguments.parse(lines)) == {"a.b", "c.d", "c.e.f", "i", "j"}
+    assert keys_of(lines) == ["a.b", "c.d", "c.e.f", "i", "j"]

@@ -129,6 +129,13 @@ def test_a_typed_hyperparameter_takes_effect_and_is_reported_once(
     assert messages(caplog) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.99)", "optimizer.lr: 0.01 -> 1e-05"]
 
 
+def test_a_typed_mapping_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trained(tmp_path)
+    assert resumed(tmp_path, "optimizer={lr: 1e-5}").optimizer.param_groups[0]["lr"] == 1e-5
+    assert messages(caplog) == ["optimizer.lr: 0.001 -> 1e-05"]
+
+
 @pytest.mark.parametrize("line", [[], ["optimizer.lr=1e-2"]])
 def test_what_is_not_typed_or_not_changed_stays_and_is_not_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, line: list[str]
