@@ -257,11 +257,19 @@ def _newest(run_dir: Path) -> Path:
 
 def _is_of(folder: Path, run_dir: Path) -> bool:
     """Whether a folder's checkpoints are the run's: an attempt to resume may have named another run's folder."""
-    pointer = folder / RUN_DIR_FILE
-    if folder.resolve().is_relative_to(run_dir.resolve()) or not pointer.is_file():
+    if folder.resolve().is_relative_to(run_dir.resolve()):
         return True
-    owner = Path(pointer.read_text(encoding="utf-8").strip())
-    return owner.resolve() == run_dir.resolve() or not owner.exists()  # a run may have been moved
+    found = owner(folder)
+    return found is None or found.resolve() == run_dir.resolve() or not found.exists()  # a run may have been moved
+
+
+def owner(folder: Path) -> Path | None:
+    """Return the run that a folder of checkpoints belongs to: the one it names, else the one above it, else None."""
+    pointer = folder / RUN_DIR_FILE
+    if pointer.is_file():
+        return Path(pointer.read_text(encoding="utf-8").strip())
+    above = folder.resolve().parent
+    return above if (above / RECORDS).exists() else None
 
 
 def run_of(path: Path) -> Path | None:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydraloop import run_directory
 from hydraloop.engine.checkpoint_files import RUN_DIR_FILE, SUFFIX, point_to
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
@@ -51,9 +52,8 @@ class CheckpointFolder:
             ) from error
 
     def _point_to(self, run_dir: Path, key: str) -> None:
-        pointer = self.path / RUN_DIR_FILE
-        owner = Path(pointer.read_text(encoding="utf-8").strip()) if pointer.is_file() else run_dir
-        # A run that goes on from a file in this folder is the one whose folder it is; it may have been moved.
+        owner = run_directory.owner(self.path) or run_dir
+        # A run that continues from a file in this folder is the one whose folder it is; it may have been moved.
         goes_on = self.resumed_beside is not None and self.resumed_beside.resolve() == self.path.resolve()
         if owner != run_dir and not goes_on and any(self.path.glob(f"*{SUFFIX}")):
             raise UserError(
@@ -61,7 +61,7 @@ class CheckpointFolder:
                 key=key,
                 remedy="Use a folder of its own for each run.",
             )
-        atomic.write_text(pointer, f"{run_dir}\n")
+        atomic.write_text(self.path / RUN_DIR_FILE, f"{run_dir}\n")
 
     def resume_from(self, path: Path, run_dir: Path) -> None:
         """Make a later start continue from `path` too, also if this one is killed before its first checkpoint.

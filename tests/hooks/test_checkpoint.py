@@ -470,6 +470,23 @@ def test_the_files_of_another_run_are_not_overwritten(tmp_path: Path) -> None:
     assert load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"] == before
 
 
+def test_the_own_folder_of_another_run_is_not_written_to(tmp_path: Path) -> None:
+    """It has no `run_dir` file, because a run's own folder needs none."""
+    run(tmp_path / "one", CheckpointHook(), max_epochs=1)
+    (tmp_path / "one" / ".hydra").mkdir()
+    folder = tmp_path / "one" / "checkpoints"
+    (tmp_path / "link").symlink_to(folder)
+    before = load(folder / "epoch_1.pth")["meta"]["time"]
+    for out_dir in (folder, tmp_path / "link"):
+        with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: .*another run, .*one,"):
+            run(tmp_path / "two", CheckpointHook(out_dir=out_dir, max_keep_ckpts=1), max_epochs=2)
+    assert files(tmp_path / "one") == {"epoch_1"}
+    assert load(folder / "epoch_1.pth")["meta"]["time"] == before
+    hook = CheckpointHook(out_dir=folder)
+    run(tmp_path / "two", hook, max_epochs=2, resume=folder / "epoch_1.pth")  # continues from the file there
+    assert files(tmp_path / "one") == {"epoch_1", "epoch_2"}
+
+
 def test_a_resumed_run_does_not_overwrite_those_of_another_either(tmp_path: Path) -> None:
     run(tmp_path / "one", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=2)
     before = load(tmp_path / "disk" / "epoch_2.pth")["meta"]["time"]

@@ -286,3 +286,14 @@ def test_going_on_elsewhere_is_refused_from_python_too() -> None:
     with pytest.raises(UserError, match="goes on in its own directory") as caught:
         run_directory.settle(config(resume=str(run_dir)), Path("other"))
     assert caught.value.key == "run_dir"
+
+
+def test_a_run_that_names_the_own_folder_of_another_has_no_checkpoint_there() -> None:
+    """It was refused; `resume=` does not take the other run's checkpoint for its own."""
+    other = make_run("2026-01-01/00-00-00-a", "epoch_1.pth")
+    cfg = config()
+    OmegaConf.update(cfg, "default_hooks.checkpoint.out_dir", str((other / "checkpoints").resolve()), force_add=True)
+    records = Path("outputs/2026-01-02/00-00-00-b/.hydra")
+    records.mkdir(parents=True)
+    OmegaConf.save(cfg, records / "config.yaml")
+    assert run_directory.checkpoint_folders(records.parent) == []
