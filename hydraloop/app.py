@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import run_directory
+from hydraloop import run_directory, typed
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
 from hydraloop.cli.attempt import Attempt
@@ -122,6 +122,8 @@ class _App:
     """The folder whose Python files a config may name."""
     trusted: tuple[str, ...] = ()
     """Packages that a config may name."""
+    typed: list[str] = field(default_factory=list)
+    """Keys that the command line sets; Hydra's own list of overrides also has those of a sweep in a config file."""
     leader: torchrun.Leader = field(default_factory=torchrun.Leader)
     """What is told to the other ranks of a torchrun."""
     restarted: run_directory.Resumed | None = None
@@ -158,6 +160,7 @@ class _App:
                 return
             starts = args.cfg is None and not dry_run
             overrides, multirun, cfg = _checked(args, composer, self.trackers, starts=starts)
+            self.typed = typed.keys_of(overrides)
             if dry_run:
                 print(plan.format_plan(cfg))
                 return
@@ -213,6 +216,7 @@ class _App:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
         self.jobs.start(self.trackers.axes)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
+        typed.remember(cfg, self.typed)
         _hide_secrets(cfg, run_dir)
         self._own(run_dir)
         attempt = Attempt.in_job(run_dir)

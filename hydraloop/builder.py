@@ -100,6 +100,7 @@ def build(
     settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
     optimizer = _build_optimizer(cfg, task)
     hooks, slots, on_error = _build_hooks(cfg, several=distributed.world_size > 1)
+    _check_traces(cfg, settled.run_dir)
     directory = settled.run_dir or run_directory.new()
     engine = Engine(
         task=task,
@@ -348,6 +349,25 @@ _SCHEDULE_FIELDS = {
     "end": None,
     "monitor": None,
 }
+
+
+def _check_traces(cfg: DictConfig, run_dir: Path | None) -> None:
+    """Refuse a trace of a hook that would overwrite a file outside the run directory, unless its path was typed.
+
+    Raises:
+        UserError: the path.
+    """
+    folder = (run_dir or Path("run")).resolve()
+    for key in (f"{group}.{name}.json_trace_path" for group in ("default_hooks", "hooks") for name in cfg[group]):
+        path = OmegaConf.select(cfg, key)
+        inside = path is None or (folder / str(path)).resolve().is_relative_to(folder)
+        if key not in typed.keys(cfg) and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
+            raise UserError(
+                f"{path} may be a file outside the run directory, or not a trace",
+                key=key,
+                remedy="In a config file, name one in the run directory that ends in .json or .json.gz: trace.json. "
+                f"Any other has to be typed on the command line: {key}=…",
+            )
 
 
 def _build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:

@@ -1,82 +1,117 @@
-"""What Hydra itself makes from a config (callbacks, launcher, sweeper, log handlers): behind the allowlist, too."""
+"""What Hydra itself makes from a config (callbacks, launcher, sweeper, log handlers): the allowlist covers it, too.
+
+The text of the config is checked, not what it resolves to: `${now:}` and others resolve to another value in the run.
+"""
 
 from __future__ import annotations
 
 import importlib
-import logging
-import logging.handlers
 import re
-import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.allowed import within
 from hydraloop.allowlist import ALLOWLIST
-from hydraloop.cli.composing import hydra_config
 from hydraloop.cli.limits import check_file
 from hydraloop.errors import UserError
 
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")
-_PLUGINS = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hydra_plugins.hydraloop")
-"""Those of others have options that run code: submitit's `setup`, optuna's `custom_search_space`."""
-"""Packages of Hydra's own classes and of its plugins; Hydra has no public name for the first."""
+_PLUGINS = ("hydra._internal.core_plugins", "hydra_plugins.hydraloop")
+"""Packages of Hydra's own classes, which have no public name, and of hydraloop's plugins. Those of others have options
+that run code: submitit's `setup`, optuna's `custom_search_space`."""
+_CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)
+"""Hydra's other one, PickleJobInfoCallback, writes the config into a pickle file with its secrets."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
-_FILENAME = "filename"
-"""Key of a handler's file."""
 _ATTRIBUTES = "."
 """Key of what Python sets on a handler after it is made; its file name is an attribute."""
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-_LOG_CLASSES = (
-    "hydraloop.cli.console.ConsoleHandler",
-    "hydraloop.cli.console.MaskingFormatter",
-    *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),
-    "colorlog.formatter.ColoredFormatter",
-)
-_UNKNOWN = object()
-_SET_BY_HYDRA = re.compile(r"\$\{hydra[.:](runtime|job|run|sweep)\.\w+\}")
-"""The start of a value known only once Hydra runs, `${hydra.runtime.output_dir}/train.log`."""
+_WHOLE = re.compile(r"\s*\$\{.*\}\s*", re.DOTALL)
+"""An interpolation that can become a section; one with more text around it is always text."""
+_LOG_CLASSES = {
+    "formatters": (
+        "hydraloop.cli.console.MaskingFormatter",
+        *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),
+        "colorlog.formatter.ColoredFormatter",
+    ),
+    "filters": ("logging.Filter",),
+    "handlers": (
+        "hydraloop.cli.console.ConsoleHandler",
+        *(f"logging.{name}" for name in ("StreamHandler", "FileHandler", "NullHandler")),
+        *(f"logging.handlers.{name}Handler" for name in ("RotatingFile", "TimedRotatingFile", "WatchedFile", "Memory")),
+    ),
+}
+"""By section, since Python calls a formatter's class with the text of `format`, which a handler takes for a file name.
+Handlers that send records to another machine have to be trusted."""
 
 
 def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
     """Refuse what Hydra would import and call on its own, unless it is Hydra's, or the allowlist has it.
 
     Args:
-        typed: keys that the command line sets, which may name log files anywhere.
+        typed: keys that the command line sets. They may name log files anywhere, and use interpolations.
 
     Raises:
         UserError: names the key.
     """
-    if "hydra" not in cfg:
-        return
-    with hydra_config(cfg):
-        for section in (*_MADE, *_LOGGING):
-            if section not in cfg.hydra and not OmegaConf.is_interpolation(cfg.hydra, section):
-                continue
-            for key, node, name, value in _values(cfg.hydra, section, "hydra"):
-                if name in _FACTORIES and section in _LOGGING:
-                    _check_factory(value, key)
-                elif name == _FILENAME and section in _LOGGING:
-                    if key not in typed:
-                        check_file(node, name, key, endings=(".log",))
-                elif name == _ATTRIBUTES and section in _LOGGING:
-                    raise UserError("attributes of a handler are refused", key=key, remedy="Leave it out.")
-                elif name == "_target_":
-                    _check_target(value, key)
-                elif value is _UNKNOWN:
-                    raise UserError("does not resolve before the run", key=key, remedy="Write the value itself.")
-                elif section in _LOGGING and str(value).startswith("ext://") and value not in _STREAMS:
-                    raise UserError(f"{value} is refused", key=key, remedy=f"Use {' or '.join(_STREAMS)}.")
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    hydra = raw.get("hydra") or {}
+    if not isinstance(hydra, dict):
+        raise _not_written("hydra")
+    for section in _MADE:
+        for key, name, value in _leaves(hydra.get(section), f"hydra.{section}", section):
+            swept = key.startswith("hydra.sweeper.params.")  # these become overrides
+            if key not in typed and _interpolates(value, anywhere=swept or name == "_target_"):
+                raise _not_written(key)
+            if name == "_target_":
+                _check_target(value, key)
+    for section in _LOGGING:
+        for key, name, value in _leaves(hydra.get(section), f"hydra.{section}", section):
+            if name == "filename":
+                if key not in typed:
+                    check_file(value, key, hydra.get("job"))
+            elif name == _ATTRIBUTES:
+                raise UserError("attributes of a handler are refused", key=key, remedy="Leave it out.")
+            elif key not in typed and _interpolates(value, anywhere=True):
+                raise _not_written(key)
+            elif name in _FACTORIES:
+                _check_factory(value, key)
+            elif str(value).startswith(("ext://", "cfg://")) and value not in _STREAMS:
+                raise UserError(f"{value} is refused", key=key, remedy=f"Use {' or '.join(_STREAMS)}.")
+
+
+def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
+    """(key, last part of the key, value as it is written) of each value in a container; `.` is not looked into."""
+    if isinstance(node, dict) and name != _ATTRIBUTES:
+        for inner, value in node.items():
+            yield from _leaves(value, f"{key}.{inner!s}", str(inner))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _leaves(value, f"{key}[{index}]", name)
+    elif node is not None:
+        yield key, name, node
+
+
+def _interpolates(value: Any, *, anywhere: bool) -> bool:
+    """Whether a value is an interpolation, which may become a whole section, or has one in it."""
+    return isinstance(value, str) and "${" in value and (anywhere or _WHOLE.fullmatch(value) is not None)
+
+
+def _not_written(key: str) -> UserError:
+    return UserError(
+        "an interpolation is refused here, since it can become a target or a file that nobody has checked",
+        key=key,
+        remedy=f"In a config file, write the value itself; or type it on the command line: {key}=…",
+    )
 
 
 def _check_target(target: Any, key: str) -> None:
     if not isinstance(target, str):
         raise UserError("is not the path of a class", key=key, remedy="Write package.module.Class.")
-    if not _is_plugin(target):
+    if target not in _CALLBACKS and not _is_plugin(target):
         ALLOWLIST.locate(target, key.removesuffix("._target_"))
 
 
@@ -95,48 +130,9 @@ def _is_plugin(target: str) -> bool:
 def _check_factory(target: Any, key: str) -> None:
     if not isinstance(target, str) or ":" in target:
         raise UserError("is not the path of a class", key=key, remedy="Write logging.FileHandler, or the like.")
-    if not _is_log_class(target):
+    section = "formatters" if ".formatters." in key else "filters" if ".filters" in key else "handlers"
+    if target not in _LOG_CLASSES[section]:
         try:
             ALLOWLIST.locate(target, key)
         except UserError as error:
             raise UserError(error.problem, key=key, remedy=error.remedy) from error
-
-
-def _is_log_class(target: str) -> bool:
-    """Whether it is a handler, formatter or filter of the standard library, or one of ours or colorlog's."""
-    module, _, name = target.rpartition(".")
-    if module not in ("logging", "logging.handlers"):
-        return target in _LOG_CLASSES
-    found = getattr(sys.modules[module], name, None)
-    return isinstance(found, type) and issubclass(found, logging.Handler | logging.Formatter | logging.Filter)
-
-
-def _values(node: Any, name: Any, prefix: str) -> Iterator[tuple[str, Any, str, Any]]:
-    """(key, node above it, last part of the key, value) of each value at and under `node[name]`.
-
-    The value is `_UNKNOWN` if only a run knows it. That of a file name is not resolved, and `.` is not looked into.
-    """
-    key = f"{prefix}[{name}]" if isinstance(node, ListConfig) else f"{prefix}.{name}"
-    value = _resolved(node, name)
-    if isinstance(value, DictConfig) and name != _ATTRIBUTES:
-        for inner in value:
-            yield from _values(value, inner, key)
-    elif isinstance(value, ListConfig):
-        for index in range(len(value)):
-            yield from _values(value, index, key)
-    elif value is not None:
-        yield key, node, str(name), value
-
-
-def _resolved(node: Any, name: Any) -> Any:
-    called = name in (*_FACTORIES, "_target_")
-    raw: Any = OmegaConf.to_container(node, resolve=False)
-    if name == _FILENAME and OmegaConf.is_interpolation(node, name):
-        return raw[name]
-    if OmegaConf.is_missing(node, name):
-        return _UNKNOWN if called else None
-    try:
-        return node[name]
-    except OmegaConfBaseException:
-        # Hydra fills some in: a path or a number, in text.
-        return None if not called and _SET_BY_HYDRA.match(str(raw[name])) else _UNKNOWN

@@ -14,10 +14,7 @@ from pathlib import PureWindowsPath
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from hydraloop.cli.arguments import HOOK_GROUPS
-from hydraloop.cli.composing import hydra_config
 from hydraloop.errors import UserError
 
 ENVIRONMENT = frozenset(
@@ -52,14 +49,15 @@ ENVIRONMENT = frozenset(
         *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "TORCH_DISTRIBUTED_DEBUG"),
         # Messages, and no network.
         *("TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "HYDRA_FULL_ERROR", "TQDM_DISABLE", "WANDB_MODE"),
+        "TF_CPP_MIN_LOG_LEVEL",
         *("WANDB_SILENT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY"),
     )
 )
 """Variables that a config may set: exact names, none of which names a program, library, folder or address."""
 
 _OUTPUT_DIR = re.compile(r"\$\{hydra[.:]runtime\.output_dir\}/")
-_JOB = re.compile(r"\$\{hydra[.:]job\.num\}")
-"""Known once the job runs; always a number."""
+_JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
+_JOB_NAME = re.compile(r"\$\{hydra[.:]job\.name\}")
 
 
 def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
@@ -72,69 +70,50 @@ def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
     Raises:
         UserError: names the key.
     """
-    if "hydra" not in cfg:
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    hydra = raw.get("hydra")
+    if not isinstance(hydra, dict):
         return
-    with hydra_config(cfg):
-        _check_environment(cfg, typed)
-        if "hydra.output_subdir" not in typed:
-            _check_output_subdir(cfg.hydra)
-        for group in HOOK_GROUPS:
-            for name, hook in (cfg.get(group) or {}).items():
-                key = f"{group}.{name}.json_trace_path"
-                if isinstance(hook, DictConfig) and "json_trace_path" in hook and key not in typed:
-                    check_file(hook, "json_trace_path", key, endings=(".json", ".json.gz"), relative=True)
+    _check_environment(hydra.get("job"), typed)
+    if "hydra.output_subdir" not in typed:
+        _check_output_subdir(hydra.get("output_subdir"))
 
 
-def check_file(node: DictConfig, name: str, key: str, *, endings: tuple[str, ...], relative: bool = False) -> None:
-    """Refuse a file outside the run directory, or one that may be more than data.
+def check_file(path: object, key: str, job: Any) -> None:
+    """Refuse a log file that is not in the run directory, or whose name does not end in `.log`.
 
     Args:
-        node: has the path under `name`.
-        key: the full key of the path, for the error.
-        endings: what the path may end in.
-        relative: whether a relative path is in the run directory; else it is in the working directory.
+        path: as it is written. It begins with `${hydra.runtime.output_dir}/`; of other interpolations it may have
+            `${hydra.job.num}` and `${hydra.job.name}`, if that name has none.
+        key: its full key, for the error.
+        job: `hydra.job`, as it is written.
 
     Raises:
-        UserError: the path, or that it is known only once the job runs.
+        UserError: the path.
     """
-    raw = next(value for other, value in node.items_ex(resolve=False) if other == name)
-    if raw is None:
-        return
-    example = ("" if relative else "${hydra.runtime.output_dir}/") + f"name{endings[0]}"
-    error = UserError(
-        f"{raw} may be a file outside the run directory" if str(raw).endswith(endings) else f"{raw} is refused",
-        key=key,
-        remedy=f"In a config file, name one in the run directory that ends in {' or '.join(endings)}: {example}. "
-        f"Any other has to be typed on the command line: {key}=…",
-    )
-    inside = _OUTPUT_DIR.match(str(raw))
-    if not isinstance(raw, str) or (inside is None and not relative):
-        raise error
-    # Each part alone, so that nothing is looked up by what is known only later: ${names.${hydra.job.num}}
-    parts = [_text(node, part) for part in _JOB.split(raw[inside.end() :] if inside else raw)]
-    path = posixpath.normpath("0".join(part for part in parts if part is not None).replace("\\", "/"))
-    outside = path.startswith(("/", "../")) or PureWindowsPath(path).drive != ""
-    if None in parts or outside or not path.endswith(endings):
-        raise error
+    text = str(path)
+    inside = _OUTPUT_DIR.match(text)
+    rest = _JOB_NUMBER.sub("0", text[inside.end() :] if inside else "/")
+    name = str(job.get("name")) if isinstance(job, dict) else "${}"
+    rest = posixpath.normpath(_JOB_NAME.sub(lambda found: name, rest).replace("\\", "/"))
+    if "${" in rest or rest.startswith(("/", "../")) or PureWindowsPath(rest).drive or not rest.endswith(".log"):
+        problem = "may be a file outside the run directory" if text.endswith(".log") else "is refused"
+        raise UserError(
+            f"{text} {problem}",
+            key=key,
+            remedy="In a config file, name one in the run directory that ends in .log: "
+            f"${{hydra.runtime.output_dir}}/name.log. Any other has to be typed on the command line: {key}=…",
+        )
 
 
-def _text(node: DictConfig, part: str) -> str | None:
-    """A part of a value, resolved; None if it cannot be."""
-    try:
-        return str(OmegaConf.create({"part": part}, parent=node).part)
-    except OmegaConfBaseException:
-        return None
-
-
-def _check_environment(cfg: DictConfig, typed: Collection[str]) -> None:
-    job = cfg.hydra.job
-    try:
-        variables, copied = dict(job.env_set), list(job.env_copy)
-    except OmegaConfBaseException as error:
-        raise UserError("does not resolve before the run", key="hydra.job.env_set", remedy="Write it out.") from error
-    for name, value in variables.items():
+def _check_environment(job: Any, typed: Collection[str]) -> None:
+    variables = job.get("env_set") if isinstance(job, dict) else job
+    if variables is not None and not isinstance(variables, dict):
+        raise UserError(f"{variables} is not a mapping", key="hydra.job.env_set", remedy="Write it out.")
+    copied = job.get("env_copy") if isinstance(job, dict) else None
+    for name, value in (variables or {}).items():
         key = f"hydra.job.env_set.{name}"
-        as_it_is = name in copied and os.environ.get(name) == value
+        as_it_is = isinstance(copied, list) and name in copied and os.environ.get(name) == value
         if name not in ENVIRONMENT and key not in typed and not as_it_is:
             raise UserError(
                 "a config file may not set this environment variable, which could run code or send credentials",
@@ -143,9 +122,8 @@ def _check_environment(cfg: DictConfig, typed: Collection[str]) -> None:
             )
 
 
-def _check_output_subdir(hydra: Any) -> None:
-    folder = hydra.output_subdir
-    if folder is not None and (".." in folder.split("/") or not folder.startswith(".hydra")):
+def _check_output_subdir(folder: Any) -> None:
+    if folder is not None and ("${" in folder or ".." in folder.split("/") or not folder.startswith(".hydra")):
         raise UserError(
             f"{folder} could hold a config.yaml that the run would overwrite",
             key="hydra.output_subdir",

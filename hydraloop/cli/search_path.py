@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
@@ -13,6 +14,7 @@ from hydraloop.errors import UserError
 
 _KEY = "hydra.searchpath"
 _OF_HYDRA = "hydra.conf"
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+\}")
 _SCHEMES = ("pkg", "structured")
 """Those whose rest is the name of a module that Hydra imports."""
 
@@ -39,8 +41,24 @@ def _in_primary(name: str) -> object:
     for source in GlobalHydra.instance().config_loader().get_sources():
         if source.is_config(name):
             config = source.load_config(name).config
-            return OmegaConf.select(config, _KEY) if isinstance(config, DictConfig) else None
+            if not isinstance(config, DictConfig):
+                return None
+            raw = _written(config)
+            if "${" in _ENVIRONMENT.sub("", raw):
+                raise UserError(
+                    "an interpolation is refused here, since it can become a package that nobody has checked",
+                    key=_KEY,
+                    remedy="Write the folder itself, or use ${oc.env:NAME}.",
+                )
+            return OmegaConf.select(config, _KEY)
     return None
+
+
+def _written(config: DictConfig) -> str:
+    """`hydra.searchpath` as it is written; all of `hydra` if that is an interpolation."""
+    hydra = OmegaConf.to_container(config, resolve=False)
+    hydra = hydra.get("hydra") if isinstance(hydra, dict) else None
+    return str(hydra.get("searchpath") if isinstance(hydra, dict) else hydra)
 
 
 def _check(entry: str) -> None:

@@ -71,14 +71,25 @@ EXPERIMENTS = {
         "        filename: evil_log.py\n"
         "    root:\n      handlers: [console, x]\n"
     ),
+    "hydra.job_logging.handlers.file.filename": (  # the directory is written without the last / in the run
+        "hydra:\n  run: {dir: evil2/}\n  job_logging:\n    sel: {evil2/: b.log, evil2: ../evil_log.py}\n"
+        "    formatters: {full: {format: \"open('executed', 'w') # %(message)s\"}}\n"
+        "    handlers:\n      file:\n"
+        "        filename: ${hydra.runtime.output_dir}/${hydra.job_logging.sel.${hydra.run.dir}}\n"
+    ),
     "hydra.output_subdir": "hydra:\n  run:\n    dir: .\n  output_subdir: conf\n",
     "hooks.profiler.json_trace_path": (
         "defaults:\n  - override /hooks: [profiler]\nhooks:\n  profiler:\n    profile_times: 1\n"
         "    json_trace_path: ${hydra:runtime.cwd}/evil_trace.py\n"
     ),
+    "default_hooks.profiler.json_trace_path": (  # the variable is set before the hook is built
+        "hydra:\n  job:\n    env_set: {NCCL_ALGO: ../../../evil_trace.json}\n"
+        "default_hooks:\n  profiler:\n    _target_: hydraloop.hooks.ProfilerHook\n    profile_times: 1\n"
+        "    json_trace_path: ${oc.env:NCCL_ALGO,trace.json}\n"
+    ),
 }
-WITHOUT_A_RUN = ("hydra.", "hooks.profiler.")
-"""Keys of which the mistake is found before there is a run directory."""
+WITHOUT_A_RUN = "hydra."
+"""Start of the keys of which the mistake is found before there is a run directory."""
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
@@ -94,7 +105,7 @@ def test_refused(key: str, project: Project) -> None:
     assert done.code != 0
     assert f"error: {key}: " in done.text
     assert "Traceback" not in done.text
-    assert not {"executed", "evil_log.py", "evil_trace.py"} & project.files
+    assert not {"executed", "evil_log.py", "evil_trace.py", "evil_trace.json"} & project.files
     assert (project.path / "conf" / "config.yaml").read_text() == config
     if key.startswith(WITHOUT_A_RUN):
         assert done.code == 2

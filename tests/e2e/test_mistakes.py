@@ -321,11 +321,11 @@ def test_one_failing_job_does_not_stop_the_others(project: Project) -> None:
 
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_written(project: Project) -> None:
     assert project.train("engine.max_epochs=1", "hydra.run.dir=runs/one").code == 0
-    before = {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*") if path.is_file()}
     done = project.train("engine.max_epochs=1", "hydra.run.dir=runs/one")
     assert done.code == 2
     check_message(done.err, "hydra.run.dir: runs/one holds a run already", "resume=runs/one")
-    assert before == {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*")}
+    assert before == {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*") if path.is_file()}
 
 
 def test_hydras_own_flags_are_checked_by_argparse(project: Project) -> None:

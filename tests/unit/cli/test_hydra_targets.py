@@ -70,6 +70,7 @@ def test_targets_of_hydra_and_of_the_project_pass(target: str) -> None:
         "hydra_plugins.os.system",
         "own_callbacks.torch.load",
         "hydra._internal.core_plugins",
+        "hydra.experimental.callbacks.PickleJobInfoCallback",
         "???",
         "${hydra.job.num}",
     ],
@@ -82,12 +83,32 @@ def test_other_targets_are_refused(section: str, target: str) -> None:
     assert caught.value.remedy
 
 
+LATER = "${evil.${hydra.run.dir}}"
+"""Resolves to another value in the run than here: by then the directory is written in another way."""
+
+
 @pytest.mark.parametrize(
-    "sections", [{"callbacks": {"x": "${evil}"}}, {"launcher": "${evil}"}, {"callbacks": {"x": {"y": ["${evil}"]}}}]
+    ("sections", "key"),
+    [
+        ({"callbacks": {"x": "${evil}"}}, "callbacks.x"),
+        ({"callbacks": {"x": {"y": ["${evil}"]}}}, "callbacks.x.y[0]"),
+        ({"callbacks": {"x": {"_target_": LATER}}}, "callbacks.x._target_"),
+        ({"callbacks": {"x": {"_target_": f"own_callbacks.{LATER}"}}}, "callbacks.x._target_"),
+        ({"launcher": "${evil}"}, "launcher"),
+        ({"sweeper": {"params": {"seed": f"1,{LATER}"}}}, "sweeper.params.seed"),
+        ({"job_logging": LATER}, "job_logging"),
+        ({"job_logging": {"handlers": {"x": LATER}}}, "job_logging.handlers.x"),
+        ({"job_logging": {"handlers": {"x": {"class": LATER}}}}, "job_logging.handlers.x.class"),
+        ({"job_logging": {"formatters": {"x": {"format": f"e{LATER}"}}}}, "job_logging.formatters.x.format"),
+        ({"hydra_logging": {"root": {"level": "${now:%S}"}}}, "hydra_logging.root.level"),
+    ],
 )
-def test_interpolated_nodes_are_looked_into(sections: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"os\.abort"):
+def test_interpolations_are_refused_unless_they_are_typed(sections: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError, match="an interpolation is refused here") as caught:
         check_hydra(config(**sections))
+    assert caught.value.key == f"hydra.{key}"
+    check_hydra(config(callbacks={"x": {"folder": "${hydra.run.dir}/here"}}))
+    check_hydra(config(hydra_logging={"root": {"level": "${now:%S}"}}), {"hydra.hydra_logging.root.level"})
 
 
 def test_a_trusted_target_passes() -> None:
@@ -128,7 +149,6 @@ def test_an_installed_plugin_has_to_be_trusted(
         {"class": "logging.FileHandler", "filename": "${hydra:runtime.output_dir}/${hydra.job.num}.log"},
         {"()": "logging.handlers.RotatingFileHandler", "filename": "${hydra.runtime.output_dir}/a.log"},
         {"class": "hydraloop.cli.console.ConsoleHandler"},
-        {"()": "colorlog.ColoredFormatter"},
         {"filters": [{"()": "logging.Filter"}]},
     ],
 )
@@ -153,9 +173,12 @@ def test_handlers_of_the_standard_library_pass(section: str, options: dict[str, 
         ({"()": "ext://os.abort"}, "()"),
         ({"()": "cfg://root"}, "()"),
         ({"()": "${hydra.job.num}"}, "()"),
-        ({"class": "logging.handlers.QueueHandler", "queue": "os.abort"}, "queue"),
-        ({"class": "logging.handlers.QueueHandler", "listener": "os.abort"}, "listener"),
-        ({"class": "logging.handlers.QueueHandler", "queue": {"()": "os.abort"}}, "queue.()"),
+        ({"class": "logging.handlers.HTTPHandler", "host": "evil"}, "class"),
+        ({"()": "logging.handlers.SysLogHandler", "address": ["evil", 514]}, "()"),
+        ({"()": "colorlog.ColoredFormatter"}, "()"),
+        ({"queue": "os.abort"}, "queue"),
+        ({"listener": "os.abort"}, "listener"),
+        ({"queue": {"()": "os.abort"}}, "queue.()"),
         ({"class": "logging.StreamHandler", "stream": "ext://os.abort"}, "stream"),
         ({"class": "logging.StreamHandler", "stream": "${evil.${hydra.job.num}}"}, "stream"),
         ({"class": "logging.StreamHandler", "list": ["ext://sys.modules"]}, "list[0]"),
@@ -169,11 +192,13 @@ def test_other_factories_are_refused(section: str, options: dict[str, Any], wher
     assert caught.value.remedy
 
 
-def test_an_unresolvable_handler_is_refused() -> None:
-    logging_config = {"version": 1, "handlers": {"x": "${evil.${hydra.job.num}}"}}
+@pytest.mark.parametrize("section", ["formatters", "filters"])
+def test_a_handler_is_not_taken_for_a_formatter_which_would_empty_a_file(section: str) -> None:
+    options = {"class": "logging.FileHandler", "format": "precious.py", "datefmt": "w", "style": "utf-8"}
     with pytest.raises(UserError) as caught:
-        check_hydra(config(job_logging=logging_config))
-    assert caught.value.key == "hydra.job_logging.handlers.x"
+        check_hydra(config(job_logging={section: {"handlers": options}}))
+    assert caught.value.key == f"hydra.job_logging.{section}.handlers.class"
+    check_hydra(config(job_logging={"formatters": {"x": {"()": "colorlog.ColoredFormatter"}}}))
 
 
 def test_a_config_without_the_sections_passes() -> None:
