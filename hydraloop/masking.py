@@ -2,7 +2,8 @@
 
 A value is a secret in three cases: its name ends with words that say so (`looks_secret`), it is the password in a URL,
 or it equals a known secret. Known are the values that `remember` was given with such a name, and those of environment
-variables with such a name. Nothing is recognized by the look of a value or of a sentence.
+variables with such a name. Nothing is recognized as a secret by the look of a value or of a sentence. Some values are
+not secrets under any name (None, bools, interpolations), and a number whose name ends with `token` is an id.
 
 All patterns take linear time: no match starts inside a word, and repetitions are possessive or bounded.
 """
@@ -30,6 +31,8 @@ _TOKENS = frozenset(("", "access", "api", "auth", "bearer", "refresh", "hf", "gi
 """Before `token`, or nothing; a `pad_token` is not a secret."""
 _SHORTEST = 8
 """Characters of a known secret that is searched for in other text; a shorter one is part of ordinary words."""
+_LONGEST_WORD = 15
+"""Letters of a config's value that may be an ordinary word (`accuracy`); it is not searched for in other text."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOTALL)
 """Strings that are not masked under any name."""
@@ -58,40 +61,62 @@ def looks_secret(key: str) -> bool:
     Args:
         key: a name as in a config, dotted or not, in the environment or on a command line (`--api-key`).
     """
-    words = [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
-    last, before = words[-1] if words else "", words[-2] if len(words) > 1 else ""
+    before, last = _last_words(key)
     if last in ("key", "keys"):
         return before in _KEYS
     return before in _TOKENS if last == "token" else last in _SECRETS
 
 
+def _last_words(key: str) -> tuple[str, str]:
+    words = [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
+    return words[-2] if len(words) > 1 else "", words[-1] if words else ""
+
+
+def _secret_types(key: str) -> tuple[type, ...]:
+    """Return the types of values that a name makes secrets. A number under a name that ends with `token` is an id."""
+    if not looks_secret(key):
+        return ()
+    return (str,) if _last_words(key)[1] == "token" else (str, int, float)
+
+
 def masked(config: Any) -> Any:
     """Return the same structure with each secret replaced by `***`.
 
-    Numbers, bools, None and interpolations (`${oc.env:API_KEY}`) stay under every name. A mapping under a name of a
-    secret (`credentials`) is masked as a whole, except `_target_` and the like; `token` names a string only.
+    Bools, None and interpolations (`${oc.env:API_KEY}`) stay under every name, numbers under a name that ends with
+    `token`. A mapping under a name of a secret (`credentials`) is masked as a whole, except `_target_` and the like;
+    `token` names strings only.
 
     Args:
         config: a plain container, resolved or not.
     """
-    return _masked(config, tuple(_known_values()), secret=False)
+    return _masked(config, tuple(_known_values()), ())
 
 
-def _masked(node: Any, known: Sequence[str], *, secret: bool) -> Any:
+def _masked(node: Any, known: Sequence[str], types: tuple[type, ...]) -> Any:
+    """Mask a node of a config.
+
+    Args:
+        types: those of values that are secrets here.
+    """
     if isinstance(node, Mapping):
-        return {name: _masked(value, known, secret=_is_secret(name, value, secret)) for name, value in node.items()}
+        return {name: _masked(value, known, _types_below(name, value, types)) for name, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_masked(item, known, secret=secret) for item in node]
-    if not isinstance(node, str):
-        return node
-    return MASK if secret and not _PLAIN.fullmatch(node) else _mask_override(node, known)
+        return [_masked(item, known, types) for item in node]
+    if _is_secret(node, types):
+        return MASK
+    return _mask_override(node, known) if isinstance(node, str) else node
 
 
-def _is_secret(name: object, value: Any, above: bool) -> bool:
-    """Whether an entry of a mapping is a secret, as one itself or below one."""
+def _types_below(name: object, value: Any, above: tuple[type, ...]) -> tuple[type, ...]:
+    """Return the types of values that are secrets in an entry of a mapping, by its own name or by one above it."""
     if above and not str(name).startswith("_"):
-        return True
-    return looks_secret(str(name)) and not (isinstance(value, Mapping) and str(name).lower().endswith("token"))
+        return above
+    types = _secret_types(str(name))
+    return types if int in types or not isinstance(value, Mapping) else ()
+
+
+def _is_secret(value: Any, types: tuple[type, ...]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool) and not _PLAIN.fullmatch(str(value))
 
 
 def mask_text(text: str) -> str:
@@ -148,10 +173,16 @@ def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | 
     else:
         is_value = colon and text[max(0, name.start() - 1)] in "{,"
     bare = _BARE.match(text, name.end()) if is_value else None
-    if bare is None or _PLAIN.fullmatch(bare[0]) or _NUMBER.fullmatch(bare[0]):
+    if bare is None or _stays(name["name"], bare[0]):
         return None
     sentence = ":" in name["separator"] and blank and _END.match(text, bare.end()) is None
     return None if sentence else bare.span()
+
+
+def _stays(name: str, value: str) -> bool:
+    """Whether a value as text, without quotes, is not a secret under the name of one."""
+    is_number = _NUMBER.fullmatch(value) is not None
+    return _PLAIN.fullmatch(value) is not None or (is_number and int not in _secret_types(name))
 
 
 def mask_overrides(overrides: Iterable[str]) -> list[str]:
@@ -164,8 +195,7 @@ def _mask_override(line: str, known: Sequence[str]) -> str:
     found = _OVERRIDE.fullmatch(line)
     if found is None or not looks_secret(found["name"]):
         return _mask_text(line, known, colon=found is not None and found["value"][0] in "{[")
-    stays = _PLAIN.fullmatch(found["value"]) or _NUMBER.fullmatch(found["value"])
-    return line if stays else found["key"] + MASK
+    return line if _stays(found["name"], found["value"]) else found["key"] + MASK
 
 
 def mask_command(arguments: Sequence[str]) -> str:
@@ -185,10 +215,11 @@ def remember(config: Any) -> None:
     """Make a config's secrets known in this process, so that they are masked in any text.
 
     Args:
-        config: a plain container, resolved. Values of fewer than 8 characters are not searched for in other text.
+        config: a plain container, resolved. Values of fewer than 8 characters, and words of up to 15 letters, are
+            masked under their own name only, and are not searched for in other text.
     """
     global _known
-    found = {form for value in _secrets(config, "", secret=False) for form in _forms(value)}
+    found = {form for value in _secrets(config, ()) for form in _forms(value)}
     with _lock:
         _known = tuple(found.union(_known))
 
@@ -197,20 +228,25 @@ def remember_overrides(overrides: Iterable[str]) -> None:
     """Make the secrets of overrides, or of anything else of the form `key=value`, known before they are a config."""
     for line in overrides:
         found = _OVERRIDE.fullmatch(line)
-        if found is not None:
+        if found is not None and not _stays(found["name"], found["value"]):
             remember({found["name"]: found["value"].strip("'\"")})
 
 
-def _secrets(node: Any, key: str, *, secret: bool) -> Iterator[str]:
+def _secrets(node: Any, types: tuple[type, ...]) -> Iterator[str]:
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _secrets(value, str(name), secret=_is_secret(name, value, secret))
+            yield from _secrets(value, _types_below(name, value, types))
     elif isinstance(node, list | tuple):
         for item in node:
-            yield from _secrets(item, key, secret=secret)
-    elif isinstance(node, str):
-        values = [found[2] for found in _URL.finditer(node)] + ([node] if secret else [])
-        yield from (value for value in values if _is_worth_finding(value) and not (key == "token" and value.isalpha()))
+            yield from _secrets(item, types)
+    else:
+        values = [found[2] for found in _URL.finditer(node)] if isinstance(node, str) else []
+        values += [str(node)] if _is_secret(node, types) else []
+        yield from (value for value in values if _is_worth_finding(value) and not _may_be_a_word(value))
+
+
+def _may_be_a_word(value: str) -> bool:
+    return value.isalpha() and len(value) <= _LONGEST_WORD
 
 
 def _is_worth_finding(value: str) -> bool:

@@ -100,10 +100,10 @@ def test_a_config_keeps_its_structure() -> None:
             "_target_": "m.Login",
             "_password": "***",
             "user": "***",
-            "port": 80,
+            "port": "***",
             "more": [{"a": "***"}, "***"],
         },
-        "api_keys": ["***", 1, "***"],
+        "api_keys": ["***", "***", "***"],
         "lines": ["+a.api_key=***", "+a.api_key=***", "key=abc", "two words", "note of api_key=***"],
         3: "x",
     }
@@ -120,6 +120,9 @@ def test_a_config_keeps_its_structure() -> None:
         ("+mine={password:a,n:3}", "+mine={password:***,n:3}"),
         ("+mine={n: 3, password: a}", "+mine={n: 3, password: ***}"),
         ("+mine=[b,{token:a}]", "+mine=[b,{token:***}]"),
+        ("+mine.api_key=99887766", "+mine.api_key=***"),
+        ("password=-1.5e3", "password=***"),
+        ("+mine={password: 5, token: 5}", "+mine={password: ***, token: 5}"),
         ("+mine.url=redis://:pw@host", "+mine.url=redis://:***@host"),
         *((same, same) for same in ("token=5", "api_key=null", "+a.token=${oc.env:X}", "hooks=[ema]", "~hooks.ema")),
         *((same, same) for same in ("optimizer.lr=1e-3", "++hooks.mine.key=a", "a.greater_keys=[accuracy]", "x=")),
@@ -160,6 +163,8 @@ def test_a_command_line() -> None:
         ("(token=abc)", "(token=***)"),
         ("a:\n  api_key: abc  # mine\n", "a:\n  api_key: ***  # mine\n"),
         ("-token=abc\n+token=def", "-token=***\n+token=***"),
+        ("password: 87654321, pin 2", "password: ***, pin 2"),
+        ('{"api_key": 5, "token": 5}', '{"api_key": ***, "token": 5}'),
         ("https://me:pw@host/x", "https://me:***@host/x"),
         ("https://me:p@w@host/x", "https://me:***@host/x"),
         ("https://h/x?n=1&api_key=abc#top", "https://h/x?n=1&api_key=***"),
@@ -217,6 +222,37 @@ def test_remembered_secrets_are_found_anywhere() -> None:
     )
 
 
+def test_numbers_are_secrets_too_but_a_token_may_be_an_id() -> None:
+    config = {
+        "w": {"password": 87654321, "secret": 1.25, "api_keys": [7, True, None], "token": 5, "num_tokens": 9},
+        "credentials": {"pin": 1234, "token": 5, "_depth": 2},
+        "access_token": [11223344, "abc"],
+    }
+    assert masked(config) == {
+        "w": {"password": "***", "secret": "***", "api_keys": ["***", True, None], "token": 5, "num_tokens": 9},
+        "credentials": {"pin": "***", "token": "***", "_depth": 2},
+        "access_token": [11223344, "***"],
+    }
+    remember(config)
+    remember_overrides(["+hooks.w.api_key=99887766", "+hooks.w.token=55667788"])
+    same = "1.25 7 1234 5 11223344 55667788"
+    assert mask_text(f"{same} 87654321 99887766") == f"{same} *** ***"
+
+
+def test_an_ordinary_word_is_masked_at_its_own_key_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"secret": "accuracy", "url": "ab://me:learnable@host", "password": "abcdefghijklmno"}
+    remember(config)
+    remember_overrides(["+hooks.w.api_key=validation", "token=learnable"])
+    text = "best accuracy 0.1061, validation learnable abcdefghijklmno"
+    assert mask_text(text) == text
+    assert masked(config) == {"secret": "***", "url": "ab://me:***@host", "password": "***"}
+    assert mask_overrides(["+hooks.w.api_key=validation"]) == ["+hooks.w.api_key=***"]
+    remember({"token": "abcdefghijklmnop"})  # 16 letters are no word
+    assert mask_text("abcdefghijklmnop") == "***"
+    monkeypatch.setenv("MY_PASSWORD", "accuracy")  # of an environment variable: searched for
+    assert mask_text("best accuracy") == "best ***"
+
+
 def test_secrets_remembered_in_several_threads_are_all_known() -> None:
     found = [f"kQ81sdf7Zp{number:03}" for number in range(200)]
     threads = [threading.Thread(target=remember, args=({"token": value},)) for value in found]
@@ -228,9 +264,9 @@ def test_secrets_remembered_in_several_threads_are_all_known() -> None:
 
 
 def test_the_longest_is_masked_first() -> None:
-    remember({"password": "abcdefgh"})
-    remember({"token": "abcdefgh-more"})
-    assert mask_text("abcdefgh-more abcdefgh") == "*** ***"
+    remember({"password": "abcdefg1"})
+    remember({"token": "abcdefg1-more"})
+    assert mask_text("abcdefg1-more abcdefg1") == "*** ***"
 
 
 @pytest.mark.parametrize(
