@@ -199,13 +199,15 @@ def _optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
     names = {key.split(".")[1] for key in typed.keys(cfg) if key.startswith("optimizer.")}
     names = {name for name in names if not name.startswith("_")}
     for schedule, node in cfg.scheduler.items():
-        kind = "" if node is None else str(node.get("_target_")).rpartition(".")[2]
-        if kind in ("OneCycleLR", "CyclicLR") and node.get("param", "lr") in names:
+        if node is None:
+            continue
+        kind, name = str(node.get("_target_")).rpartition(".")[2], node.get("param", _SCHEDULE_FIELDS["param"])
+        if kind in ("OneCycleLR", "CyclicLR") and name in names:
             log.warning(
                 "optimizer.%s has no effect on a resumed run: %s in scheduler.%s has numbers of its own",
-                node.param, kind, schedule,
+                name, kind, schedule,
             )  # fmt: skip
-            names.discard(node.param)
+            names.discard(name)
     return frozenset(names)
 
 

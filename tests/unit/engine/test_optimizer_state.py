@@ -226,15 +226,36 @@ def test_a_command_line_that_is_repeated_does_not_undo_what_training_has_made_of
         assert engine.optimizer.param_groups[0]["lr"] == expected
 
 
-def test_what_cannot_take_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cycle = ("scheduler=[onecycle]", "scheduler.onecycle.total_steps=10")
-    trained(tmp_path, *cycle)
-    resumed(tmp_path, *cycle, "optimizer.lr=1e-5")
-    assert messages(caplog) == [
-        "optimizer.lr has no effect on a resumed run: OneCycleLR in scheduler.onecycle has numbers of its own"
-    ]
+ONECYCLE = ("scheduler=[onecycle]", "scheduler.onecycle.total_steps=10")
+AD_HOC = "+scheduler.s={{_target_: torch.optim.lr_scheduler.{}, _partial_: true, {}}}"
+AD_HOC_ONECYCLE = ("scheduler=[]", AD_HOC.format("OneCycleLR", "max_lr: 0.01, total_steps: 10"))
+AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_lr: 0.01, cycle_momentum: false"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "named"),
+    [
+        (ONECYCLE, "OneCycleLR in scheduler.onecycle"),
+        (AD_HOC_ONECYCLE, "OneCycleLR in scheduler.s"),
+        (AD_HOC_CYCLIC, "CyclicLR in scheduler.s"),
+    ],
+)
+def test_what_cannot_take_effect_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: tuple[str, ...], named: str
+) -> None:
+    """An entry without `param`, which the user has written himself, is a schedule of the lr, too."""
+    trained(tmp_path, *schedule)
+    expected = resumed(tmp_path, *schedule).optimizer.param_groups[0]
+    caplog.clear()
+    group = resumed(tmp_path, *schedule, "optimizer.lr=1e-5").optimizer.param_groups[0]
+    assert {**group, "params": None} == {**expected, "params": None}
+    assert messages(caplog) == [f"optimizer.lr has no effect on a resumed run: {named} has numbers of its own"]
+
+
+def test_what_does_not_fit_the_optimizers_state_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
     with pytest.raises(UserError, match="does not fit True") as caught:
-        resumed(tmp_path, *cycle, "optimizer.amsgrad=true")
+        resumed(tmp_path, "optimizer.amsgrad=true")
     assert caught.value.key == "optimizer.amsgrad"
 
 
