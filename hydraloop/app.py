@@ -41,6 +41,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import RankError, Terminated
 from hydraloop.masked_config import mask_files, mask_records, remember_config
 from hydraloop.masking import mask_text, remember_overrides
+from hydraloop.run import attempts
 from hydraloop.run.lock import RunLock
 from hydraloop.tracking.sweeps import SweepTrackers
 
@@ -279,7 +280,7 @@ class _App:
             self.restarted = found
             print(f"restarted in {found.run_dir}, from {found.checkpoint or 'the beginning'}")
         if found.run_dir is not None:
-            fixed = {key: found.run_dir, "hydra.output_subdir": run_directory.next_attempt(found.run_dir)}
+            fixed = {key: found.run_dir, "hydra.output_subdir": attempts.following(found.run_dir)}
             fixed["hydra.output_subdir"] = fixed["hydra.output_subdir"].relative_to(found.run_dir)
         elif cfg.resume == "auto":
             print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)

@@ -24,16 +24,13 @@ from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.errors import UserError
 from hydraloop.masked_config import masked_yaml
 from hydraloop.masking import masked
-from hydraloop.run import atomic
+from hydraloop.run import atomic, attempts
+from hydraloop.run.attempts import RECORDS
 
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
 CHECKPOINTS = "checkpoints"
-RECORDS = ".hydra"
-"""In a run directory: what the run was started with."""
 _CONFIG = "config.yaml"
-_ATTEMPT = "resume_"
-"""In RECORDS: begins the name of the folder of an attempt to resume."""
 _FOLDERS = "checkpoint_folders"
 """In RECORDS: a text file, a line for each folder the run has written checkpoints to: its `out_dir`, resolved. Inside
 the run relative to it, so that it can be moved, elsewhere absolute."""
@@ -56,19 +53,6 @@ def holds_run(directory: Path) -> bool:
     return any((directory / name).exists() for name in (RECORDS, RESULT_FILE, CHECKPOINTS))
 
 
-def next_attempt(run_dir: Path) -> Path:
-    """The folder for the records of an attempt to resume the run, not made: `<run_dir>/.hydra/resume_<n>`."""
-    numbers = [path.name.removeprefix(_ATTEMPT) for path in (run_dir / RECORDS).glob(f"{_ATTEMPT}*")]
-    return (
-        run_dir / RECORDS / f"{_ATTEMPT}{1 + max((int(number) for number in numbers if number.isdigit()), default=0)}"
-    )
-
-
-def is_attempt(records: Path) -> bool:
-    """Whether a folder is one of `next_attempt`'s."""
-    return records.parent.name == RECORDS and records.name.startswith(_ATTEMPT)
-
-
 def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Where a run's checkpoints are: in its own folder, or in each that the checkpoint hook's `out_dir` has named."""
     try:
@@ -76,7 +60,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     except OSError:
         recorded = []
     folders = [run_dir / line for line in recorded]
-    for records in (run_dir / RECORDS, *sorted((run_dir / RECORDS).glob(f"{_ATTEMPT}*"))):
+    for records in (run_dir / RECORDS, *attempts.folders(run_dir)):
         try:
             out_dir = OmegaConf.select(_config_in(records), "default_hooks.checkpoint.out_dir")
         except OmegaConfBaseException:  # ${hydra:…} takes a running job, which has recorded what it was
@@ -96,7 +80,7 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
     records = run_dir / RECORDS
     begun = (records / _CONFIG).exists()
     if not begun or not (recorded or _is_hydras(run_dir)):
-        folder = next_attempt(run_dir) if begun and resumed else records
+        folder = attempts.following(run_dir) if begun and resumed else records
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_text(folder / _CONFIG, masked_yaml(cfg, resolve=False))
     within = run_dir.resolve()

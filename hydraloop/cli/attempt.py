@@ -7,9 +7,8 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from hydraloop import run_directory
 from hydraloop.engine.result import FILENAME
-from hydraloop.run import atomic
+from hydraloop.run import atomic, attempts
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Attempt:
     def in_job(cls, run_dir: Path) -> Attempt:
         """As it is now, in a job of Hydra's."""
         result, records = run_dir / FILENAME, run_dir / (HydraConfig.get().output_subdir or "")
-        folder = records if run_directory.is_attempt(records) else None
+        folder = records if attempts.is_attempt(records) else None
         return cls(result, result.read_bytes() if result.exists() else None, folder)
 
     @property

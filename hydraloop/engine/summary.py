@@ -49,7 +49,9 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
     result = engine.result
     rows: dict[str, str] = {}
     if result is not None:
-        rows["status"] = result.status + "".join(f": {why}" for why in (result.error or result.reason,) if why)
+        # Of several ranks, the launcher knows which one failed first, and says so after this.
+        why = result.reason if engine.distributed.world_size > 1 else result.error or result.reason
+        rows["status"] = result.status + (f": {why}" if why else "")
         here = engine.progress.iteration - engine.began_at
         rows["trained"] = f"{here:,} of {_count(engine.max_iters, 'iteration')} in {duration(result.seconds)}" + (
             f" (resumed at {engine.began_at:,})" if engine.began_at else ""

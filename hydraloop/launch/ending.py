@@ -89,6 +89,8 @@ class Ending:
         self._watch.join()
         self._reads.close()
         self._writes.close()
+        # The handler that a fork calls cannot be taken back, and would keep the run's model in memory.
+        self.is_closing, self._last, self._orphaned = lambda: False, lambda number: None, lambda: None
 
     def end_within_grace(self) -> None:
         """From now on, as if told to end."""

@@ -31,6 +31,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, Terminated
 from hydraloop.launch.training import train
 from hydraloop.run import atomic
+from hydraloop.run.attempts import RECORDS
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PRINTING = ("help", "hydra_help", "info", "cfg", "shell_completion", "version")
@@ -226,7 +227,7 @@ def record(run_dir: Path, checkpoint: Path | None, *, began: float) -> None:
         checkpoint: where the run continues; None: it is new.
         began: in seconds since 1970; checkpoints after that are its own.
     """
-    path = run_dir / run_directory.RECORDS / _RECORD
+    path = run_dir / RECORDS / _RECORD
     if "TORCHELASTIC_RUN_ID" in os.environ and not (attempt() and path.exists()):
         path.parent.mkdir(exist_ok=True)
         start = None if checkpoint is None else str(checkpoint.absolute())
@@ -242,7 +243,7 @@ def earlier(*run_dirs: str) -> Launched | None:
     """
     if not attempt():
         return None
-    patterns = [Path(one) / run_directory.RECORDS / _RECORD for one in run_dirs]
+    patterns = [Path(one) / RECORDS / _RECORD for one in run_dirs]
     found = [path for one in patterns for path in Path(one.anchor).glob(str(one.relative_to(one.anchor)))]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:

@@ -5,14 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 RECORDS = ".hydra"
-_ATTEMPT = "resume_"
+"""Folder of a run directory: the config, as Hydra writes it."""
+_PREFIX = "resume_"
+
+
+def folders(run_dir: Path) -> list[Path]:
+    """Return the folders of all attempts to resume a run, the newest last."""
+    return sorted(filter(is_attempt, (run_dir / RECORDS).glob(f"{_PREFIX}*")), key=_number)
 
 
 def newest(run_dir: Path) -> Path | None:
     """Return the folder of the newest attempt to resume a run; None if it was not resumed."""
-    folders = [path for path in (run_dir / RECORDS).glob(f"{_ATTEMPT}*") if _number(path).isdigit()]
-    return max(folders, key=lambda path: int(_number(path)), default=None)
+    return next(reversed(folders(run_dir)), None)
 
 
-def _number(folder: Path) -> str:
-    return folder.name.removeprefix(_ATTEMPT)
+def following(run_dir: Path) -> Path:
+    """Return the folder for the next attempt to resume a run. It is not made."""
+    last = newest(run_dir)
+    return run_dir / RECORDS / f"{_PREFIX}{1 if last is None else _number(last) + 1}"
+
+
+def is_attempt(records: Path) -> bool:
+    """Whether a folder is that of an attempt."""
+    return records.parent.name == RECORDS and records.name.removeprefix(_PREFIX).isdigit()
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))

@@ -56,6 +56,8 @@ class Holder:
     host: str
     machine: str
     """As of `processes.machine`."""
+    folder: str
+    """Resolved. A copy of the directory has it too."""
     since: str
     """For people: local time of the acquisition."""
     processes: tuple[tuple[int, float | None], ...]
@@ -69,7 +71,8 @@ class Holder:
     def holds(self, path: Path, handle: int) -> bool:
         """Whether the lock is not free."""
         if self.is_here:
-            return any(is_alive(pid, since) for pid, since in self.processes)
+            copied = os.path.isdir(self.folder) and not os.path.samefile(self.folder, path.parent)
+            return not copied and any(is_alive(pid, since) for pid, since in self.processes)
         with tempfile.TemporaryFile(dir=path.parent) as new:
             return os.fstat(new.fileno()).st_mtime - os.fstat(handle).st_mtime < HELD
 
@@ -103,6 +106,7 @@ class RunLock:
             token=secrets.token_hex(8),
             host=socket.gethostname(),
             machine=machine(),
+            folder=str(self._path.parent.resolve()),
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
             processes=((os.getpid(), started(os.getpid())),),
         )

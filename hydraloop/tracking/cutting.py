@@ -75,7 +75,8 @@ def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | Non
         listed.write(json.dumps(asdict(cut)) + "\n")
     with path.open("rb+") as opened:
         opened.truncate(kept.offset)
-    log.info("%d records behind iteration %d moved from %s to %s", cut.records, iteration, path.name, file)
+    count = f"{cut.records} record{'s' if cut.records > 1 else ''}"
+    log.info("%s after iteration %d moved from %s to %s", count, iteration, path.name, file)
     return cut
 
 

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import run_directory
 from hydraloop.errors import UserError
+from hydraloop.run import attempts
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +164,7 @@ def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
 
 def attempt(run_dir: Path, **changed: object) -> None:
     """The records of an attempt to resume, as Hydra writes them."""
-    folder = run_directory.next_attempt(run_dir)
+    folder = attempts.following(run_dir)
     folder.mkdir()
     OmegaConf.save(config(**changed), folder / "config.yaml")
 
@@ -171,10 +172,10 @@ def attempt(run_dir: Path, **changed: object) -> None:
 def test_each_attempt_to_resume_has_a_folder_of_its_own() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     for number in range(1, 12):
-        assert run_directory.next_attempt(run_dir) == run_dir / ".hydra" / f"resume_{number}"
-        assert run_directory.is_attempt(run_directory.next_attempt(run_dir))
+        assert attempts.following(run_dir) == run_dir / ".hydra" / f"resume_{number}"
+        assert attempts.is_attempt(attempts.following(run_dir))
         attempt(run_dir)
-    assert not run_directory.is_attempt(run_dir / ".hydra")
+    assert not attempts.is_attempt(run_dir / ".hydra")
 
 
 def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -> None:

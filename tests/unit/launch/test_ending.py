@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+
+from hydraloop.launch.ending import Ending
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
@@ -68,6 +72,22 @@ def wait_until_stuck(pid: int) -> None:
         assert time.monotonic() < until
         before = now
         time.sleep(0.05)
+
+
+def test_what_it_was_given_is_free_after_its_end() -> None:
+    """A sweep's process would keep the model of each job."""
+
+    class Model:
+        def called(self, number: int) -> None: ...
+
+    model = Model()
+    ending = Ending(model.called)
+    found = weakref.ref(model)
+    ending.start()
+    ending.stop()
+    del model, ending
+    gc.collect()
+    assert found() is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -69,6 +70,16 @@ def test_a_process_that_was_not_waited_for_is_not_alive(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not is_alive(child.pid, since), "a zombie"
     child.communicate()
+
+
+def test_a_copy_of_a_directory_in_which_a_run_is_training_is_free(tmp_path: Path) -> None:
+    with lock_of(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        with lock_of(tmp_path / "copy"):
+            pass
+        (tmp_path / "link").symlink_to(tmp_path / "run")
+        with pytest.raises(UserError, match="is training in"):
+            lock_of(tmp_path / "link").acquire()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"token": 1}'])
@@ -140,6 +151,7 @@ HOLDING = """
 import sys, time
 from pathlib import Path
 from hydraloop.errors import UserError
+from hydraloop.run import lock
 from hydraloop.run.lock import RunLock, join
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
@@ -148,8 +160,11 @@ if what == "join":
     print("joined", flush=True)
     sys.stdin.read()
 else:
-    while time.time() < float(what):  # all of them at once
-        pass
+    if what == "race":  # from here on, all of them at once; taking it takes long, as on a slow disk
+        write = lock._write
+        lock._write = lambda handle, holder: (time.sleep(0.1), write(handle, holder))
+        print("ready", flush=True)
+        sys.stdin.readline()
     try:
         RunLock(folder, key="k").acquire()
     except UserError:
@@ -167,16 +182,21 @@ def process(folder: Path, what: str) -> subprocess.Popen[str]:
 
 def test_of_many_that_find_a_free_lock_one_takes_it(tmp_path: Path) -> None:
     written_by(tmp_path, age=0, processes=[])
-    at = str(time.time() + 3)
-    several = [process(tmp_path, at) for _ in range(6)]
-    said = sorted(one.stdout.readline().strip() for one in several if one.stdout is not None)
+    several = [process(tmp_path, "race") for _ in range(6)]
+    outputs = [one.stdout for one in several if one.stdout is not None]
+    assert [output.readline() for output in outputs] == ["ready\n"] * 6
+    for one in several:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    said = sorted(output.readline().strip() for output in outputs)
     for one in several:
         one.communicate("")
     assert said == ["refused"] * 5 + ["taken"]
 
 
 def test_it_is_held_until_the_last_of_its_processes_has_ended(tmp_path: Path) -> None:
-    parent = process(tmp_path, "0")
+    parent = process(tmp_path, "take")
     assert parent.stdout is not None
     assert parent.stdout.readline() == "taken\n"
     rank = process(tmp_path, "join")
