@@ -134,7 +134,7 @@ class _App:
     jobs: Jobs = field(default_factory=Jobs)
     """What has become of the jobs."""
     directories: set[Path] = field(default_factory=set)
-    """Of the jobs started."""
+    """Of the jobs of this sweep that have started, resolved."""
     trackers: SweepTrackers = field(default_factory=SweepTrackers)
     """What tracks the jobs of a sweep."""
 
@@ -196,30 +196,29 @@ class _App:
         return folder, args.config_name or self.name
 
     def _job_of_sweep(self, cfg: DictConfig) -> float | None:
-        """`_job`, with the lock of its directory. That of a single run is locked before Hydra makes it."""
-        hydra = HydraConfig.get()
-        run_dir = Path(hydra.runtime.output_dir)
-        if run_dir.resolve() == Path(hydra.sweep.dir).resolve():  # locked already
-            return self._job(cfg)
-        lock = RunLock(run_dir, key="hydra.sweep.subdir")
-        try:
-            lock.acquire()
-        except UserError as error:
-            self.jobs.start(self.trackers.axes)
-            self._report(error)
-            raise
-        try:
-            return self._job(cfg)
-        finally:
-            lock.release()
+        """`_job`, in a directory that is locked and known to be free. That of a single run is before Hydra makes it."""
+        run_dir = self._begin(cfg)
+        with ExitStack() as locks:
+            try:
+                self._settle_job(run_dir, locks)
+            except UserError as error:
+                self._report(error)
+                raise
+            return self._train(cfg, run_dir)
 
     def _job(self, cfg: DictConfig) -> float | None:
         """One run, in the directory Hydra made. Returns what a sweep optimises: the best, else the last, validation."""
+        return self._train(cfg, self._begin(cfg))
+
+    def _begin(self, cfg: DictConfig) -> Path:
+        """Note the job that Hydra has just started, mask its records, and return its directory."""
         self.jobs.start(self.trackers.axes)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         typed.remember(cfg, self.typed)
         _hide_secrets(cfg, run_dir)
-        self._own(run_dir)
+        return run_dir
+
+    def _train(self, cfg: DictConfig, run_dir: Path) -> float | None:
         attempt = Attempt.in_job(run_dir)
 
         def close(ended: Ended) -> None:
@@ -292,17 +291,26 @@ class _App:
         others = [line for line in overrides if line.lstrip("+").partition("=")[0] not in fixed]
         return fixed[key], [*others, *(f"{name}={hydra_run.quoted(path)}" for name, path in fixed.items())]
 
-    def _own(self, run_dir: Path) -> None:
-        """Refuse a directory that another job of this sweep has had."""
-        if run_dir in self.directories:
-            error = UserError(
-                f"{run_dir} is another job's already",
-                key="hydra.sweep.subdir",
-                remedy="Let it tell the jobs apart: ${hydra.job.num}.",
-            )
-            self._report(error)
-            raise error
-        self.directories.add(run_dir)
+    def _settle_job(self, run_dir: Path, locks: ExitStack) -> None:
+        """Check and lock the directory of a sweep's job.
+
+        Args:
+            locks: gets the lock.
+
+        Raises:
+            UserError: it is outside the sweep's, another job of this sweep has had it, it is locked, or it holds a run.
+        """
+        key, remedy = "hydra.sweep.subdir", "Let it tell the jobs apart: ${hydra.job.num}."
+        sweep, resolved = _sweep_dir(), run_dir.resolve()
+        if not resolved.is_relative_to(sweep.resolve()):
+            raise UserError(f"{run_dir} is outside the sweep's directory, {sweep}", key=key, remedy=remedy)
+        if resolved in self.directories:
+            raise UserError(f"{run_dir} is another job's already", key=key, remedy=remedy)
+        if resolved != sweep.resolve():  # which is locked already
+            locks.enter_context(RunLock(run_dir, key=key))
+        if run_directory.has_trained(run_dir):  # Hydra has written this job's records
+            raise UserError(f"{run_dir} holds a run already", key=key, remedy=remedy)
+        self.directories.add(resolved)
 
     def _report(self, error: BaseException) -> None:
         """Show an error of a job when it happens, in the terminal and in train.log."""
@@ -326,7 +334,13 @@ def _hide_secrets(cfg: DictConfig, run_dir: Path) -> None:
     if hydra.output_subdir is not None:
         mask_records(run_dir / hydra.output_subdir)
     if hydra.mode is RunMode.MULTIRUN:
-        mask_files([Path(hydra.sweep.dir) / "multirun.yaml"])
+        mask_files([_sweep_dir() / "multirun.yaml"])
+
+
+def _sweep_dir() -> Path:
+    """The directory of the sweep that is running, also from within a job's (`hydra.job.chdir=true`)."""
+    hydra = HydraConfig.get()
+    return Path(hydra.runtime.cwd, hydra.sweep.dir)
 
 
 def _checked(

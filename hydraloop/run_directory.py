@@ -50,7 +50,12 @@ def new() -> Path:
 
 def holds_run(directory: Path) -> bool:
     """Whether a run was started in the directory."""
-    return any((directory / name).exists() for name in (RECORDS, RESULT_FILE, CHECKPOINTS))
+    return (directory / RECORDS).exists() or has_trained(directory)
+
+
+def has_trained(directory: Path) -> bool:
+    """Whether a run in the directory has ended or has written checkpoints; its records alone do not count."""
+    return any((directory / name).exists() for name in (RESULT_FILE, CHECKPOINTS))
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:

@@ -77,6 +77,7 @@ def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
     _check_environment(hydra.get("job"), typed)
     if "hydra.output_subdir" not in typed:
         _check_output_subdir(hydra.get("output_subdir"))
+    _check_sweep_subdir(hydra.get("sweep"))
 
 
 def check_file(path: object, key: str, job: Any) -> None:
@@ -128,4 +129,16 @@ def _check_output_subdir(folder: Any) -> None:
             f"{folder} could hold a config.yaml that the run would overwrite",
             key="hydra.output_subdir",
             remedy="In a config file, use .hydra; any other has to be typed: hydra.output_subdir=…",
+        )
+
+
+def _check_sweep_subdir(sweep: Any) -> None:
+    """Refuse a job's folder that is plainly outside its sweep, typed or not. Others are checked when the job starts."""
+    subdir, base = (str(sweep.get(name)) for name in ("subdir", "dir")) if isinstance(sweep, dict) else ("", "")
+    path = posixpath.normpath(subdir.removeprefix(f"{base.rstrip('/')}/").replace("\\", "/"))
+    if path.startswith("/") or path.split("/")[0] == ".." or PureWindowsPath(path).drive:
+        raise UserError(
+            f"{subdir} is outside the sweep's directory, where a job could overwrite another run",
+            key="hydra.sweep.subdir",
+            remedy="Name a folder in hydra.sweep.dir: ${hydra.job.num}.",
         )

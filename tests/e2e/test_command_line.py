@@ -450,6 +450,23 @@ def test_an_option_of_a_hook_that_every_swept_set_has(project: Project) -> None:
     assert [job.config.hooks.ema.priority for job in project.jobs] == [30, 30]
 
 
+def test_a_job_does_not_overwrite_another_run(project: Project) -> None:
+    """Where the folder is known only once the job runs: outside the sweep, or a run that is in it already."""
+    for name in ("finished", "sweep/held"):
+        project.write(f"{name}/result.json", "{}")
+    done = project.train(
+        "-m", "experiment_name=../finished,held", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${experiment_name}",
+        "engine.max_epochs=1", "engine.test=false",
+    )  # fmt: skip
+    assert done.code == 1
+    assert re.search(r"hydra\.sweep\.subdir: .*finished is outside the sweep's directory, .*sweep", done.err)
+    assert re.search(r"hydra\.sweep\.subdir: .*held holds a run already", done.err)
+    assert "error: 2 of 2 jobs failed" in done.err
+    for name in ("finished", "sweep/held"):
+        assert (project.path / name / "result.json").read_text() == "{}"
+        assert not (project.path / name / "checkpoints").exists()
+
+
 def test_jobs_do_not_share_a_directory(project: Project) -> None:
     done = project.train("-m", "seed=1,2", "hydra.sweep.subdir=same", "engine.max_epochs=1")
     assert done.code == 1

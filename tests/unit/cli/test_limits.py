@@ -81,6 +81,17 @@ def test_records_stay_in_folders_of_their_own(folder: str | None) -> None:
     check_limits(config(hydra__output_subdir=folder), set())
 
 
+@pytest.mark.parametrize("typed", [set(), {"hydra.sweep.subdir"}])
+@pytest.mark.parametrize("folder", ["../../pk2", "..", "/runs/pk2", "a/../../pk2", "${hydra.job.num}/../../x", "C:\\x"])
+def test_a_jobs_folder_is_in_its_sweep(folder: str, typed: set[str]) -> None:
+    assert refused(config(hydra__sweep={"dir": "multirun/x", "subdir": folder}), typed).key == "hydra.sweep.subdir"
+
+
+@pytest.mark.parametrize("folder", ["${hydra.job.num}", "seed-${seed}/a", ".", "a/../b", "..a/b", "/sweeps/x/1", 7])
+def test_a_jobs_folder_may_have_any_name(folder: str) -> None:
+    check_limits(config(hydra__sweep={"dir": "/sweeps/x", "subdir": folder}), set())
+
+
 LOG_FILES = {
     "evil.py": False,
     "run.log": False,
