@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -71,7 +71,7 @@ class Ending:
         self._wakeup_before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
         self._numbers = [signal.SIGINT, *_SIGNALS] if self._launched else _not_ignored()
         self._before = {number: signal.signal(number, self._handle) for number in self._numbers}
-        os.register_at_fork(after_in_child=self._forget)
+        _at_fork(self._numbers, self._forget)
         self._watch = threading.Thread(target=self._run, name="hydraloop-ending", daemon=True)
         self._watch.start()
         return self
@@ -148,11 +148,33 @@ def terminable() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, handle) for number in _not_ignored()}
-    os.register_at_fork(after_in_child=put_back)
+    _at_fork(before, put_back)
     try:
         yield
     finally:
         put_back()
+
+
+def _at_fork(numbers: Iterable[int], forget: Callable[[], None]) -> None:
+    """Call `forget`, which removes the handlers of these signals, in each process that this one forks.
+
+    The signals are blocked meanwhile. Otherwise Python would discard a signal that the new process gets before, and
+    would also report it to this process, which shares the wakeup file descriptor.
+    """
+    numbers = list(numbers)
+    masks = threading.local()
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def in_child() -> None:
+        forget()
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 
 def _not_ignored() -> list[signal.Signals]:

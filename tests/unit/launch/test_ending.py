@@ -222,6 +222,31 @@ def test_workers_that_end_by_the_same_signal_are_no_error(start: Start) -> None:
     assert out == "True\n"
 
 
+@pytest.mark.parametrize("begin", ["ending = Ending().start()", "body = terminable(); body.__enter__()"])
+def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
+    process = start(
+        f"""
+        from hydraloop.launch.ending import terminable
+
+        ending.stop()
+        os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the worker forgets
+        {begin}
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        ready()
+        print(os.waitpid(child, 0)[1], ending.asked, flush=True)
+        time.sleep(60)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{int(signal.SIGTERM)} 0\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) in (1, -signal.SIGTERM), "it gets its own signals as before"
+
+
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")])
 def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None:
     process = start(
