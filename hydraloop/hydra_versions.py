@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -36,6 +37,15 @@ def instantiate(node: Any, allowed: Sequence[str]) -> Any:
     """
     options: dict[str, Any] = {} if IS_1_3 else {"_execution_whitelist_": list(allowed)}
     return hydra_instantiate(node, _convert_="all", **options)
+
+
+def failed_at(error: Exception) -> str | None:
+    """The key of the node that `instantiate` could not build, if the error tells.
+
+    Hydra 1.3 raises an error of its own, whose cause is what the constructor raised, and 1.4 adds a note to that.
+    """
+    found = re.search(r"full_key: (\S+)", "\n".join([str(error), *getattr(error, "__notes__", [])]))
+    return found.group(1) if found else None
 
 
 def configure_log(config: DictConfig | None, verbose: bool | str | list[str]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop import hydra_versions
 from hydraloop.allowlist import ALLOWLIST
@@ -36,9 +36,8 @@ def instantiate(node: Any, key: str) -> Any:
         allowed += [name, f"{target.__module__}.{target.__qualname__}"]
     try:
         return hydra_versions.instantiate(node, allowed)
-    except InstantiationException as error:
-        found = re.search(r"full_key: (\S+)", str(error))
-        mistake = _mistake_in(error, node, found.group(1) if found else key, key)
+    except Exception as error:
+        mistake = _mistake_in(error, node, hydra_versions.failed_at(error) or key, key)
         if mistake is None:
             raise
         raise mistake from error
@@ -122,16 +121,15 @@ def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) ->
         where: the key of the node whose constructor raised.
         key: the key of `node`, above it.
     """
-    cause = error.__cause__
+    cause: BaseException = error
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, UserError):
         return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
     inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
     target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
-    if isinstance(cause, ValueError | TypeError | IndexError) and target.startswith(
-        ("torch.", "torchmetrics.", "hydraloop.")
-    ):
+    refused = isinstance(cause, ValueError | TypeError | IndexError) and not isinstance(cause, OmegaConfBaseException)
+    if refused and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
         return UserError(f"{target.rpartition('.')[2]} refuses its options: {cause}", key=where)
     return None
 

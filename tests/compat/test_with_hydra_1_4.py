@@ -72,3 +72,12 @@ def test_mistakes(project: Project) -> None:
     train(project, "seed=-1", code=1)
     assert project.run.log.count("seed: -1 is out of range") == 1
     assert "Traceback" not in project.run.log
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [("hooks.ema.momentum=2", "hooks.ema.momentum: "), ("task.metrics.accuracy.top_k=0", "task.metrics.accuracy: ")],
+)
+def test_a_value_that_a_constructor_refuses(line: str, key: str, project: Project) -> None:
+    """1.3 raises an error of its own for it, and 1.4 does not."""
+    assert train(project, "hooks=[ema]", line, code=1).err.startswith(f"error: {key}")
