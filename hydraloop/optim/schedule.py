@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LRScheduler, OneCycleLR
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.optim import overlap
@@ -178,7 +179,11 @@ class Schedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; the optimizer's groups keep their values, which it saves itself."""
+        """Take over what `state_dict` returned; the optimizer's groups keep their values, which it saves itself.
+
+        Raises:
+            UserError: nobody knows what the scheduler would have made of a value that was typed for the resumed run.
+        """
         self._done = state.get("done", 0)
         self._product = list(state.get("product", self._product))
         self.moved = False
@@ -190,11 +195,8 @@ class Schedule:
         scheduler: Any = self.scheduler
         of_this_run = dict(vars(scheduler))
         scheduler.load_state_dict(state["scheduler"])
-        if "base_lrs" in state["scheduler"]:  # an override of the resumed run may have changed them in the groups
-            scheduler.base_lrs = [
-                self.optimizer.param_groups[place.group].get(place.initial, base)
-                for place, base in zip(self.where, scheduler.base_lrs, strict=True)
-            ]
+        if "base_lrs" in state["scheduler"] and not isinstance(scheduler, OneCycleLR | CyclicLR):  # their own numbers
+            self._take_over_bases()
         self._keep_lengths(of_this_run, counted="done" in state)
         overlap.rebuild(self, state.get("values", ()))
 
@@ -228,6 +230,34 @@ class Schedule:
             shadow.push()
             self._shadow = shadow
 
+    def _take_over_bases(self) -> None:
+        """Begin with what the groups say: a value that was typed when the run was resumed has replaced it there.
+
+        The groups' values were scaled by new / old then, and what the scheduler adds (`eta_min`) does not scale.
+
+        Raises:
+            UserError: nobody knows what the scheduler would have made of the new value.
+        """
+        scheduler: Any = self.scheduler
+        old, values = list(scheduler.base_lrs), _value_alone(scheduler)
+        new = [
+            self.optimizer.param_groups[place.group].get(place.initial, base)
+            for place, base in zip(self.where, old, strict=True)
+        ]
+        scheduler.base_lrs = new
+        if all(float(base) == float(was) for base, was in zip(new, old, strict=True)):
+            return
+        if values is None and getattr(scheduler, "eta_min", 0):
+            raise UserError(
+                f"{type(scheduler).__name__} in {self.key} has an eta_min, and what it makes of another value is not "
+                "known",
+                key=f"optimizer.{self.where[0].name}",
+                remedy="Leave it out, or start a new run with load_from=…",
+            )
+        if values is not None:
+            scaled = [v * (base / was) if was else base for v, base, was in zip(values, new, old, strict=True)]
+            self._follow(scaled, _value_alone(scheduler))
+
     def _keep_lengths(self, of_this_run: dict[str, Any], *, counted: bool) -> None:
         """The lengths stay what this run's config says: a longer run goes on along its own, longer schedule.
 
@@ -260,7 +290,7 @@ class Schedule:
                     self.key, words, self.where[0].name, after, before)  # fmt: skip
 
     def _follow(self, old: list[Any] | None, new: list[Any] | None) -> None:
-        """Move the values to where the new length has them: the recursive form would go on from the old ones.
+        """Move the values from what the scheduler has made of them to what it makes now: the recursive form would not.
 
         What other schedules of the same key have made of the values is kept; of a 0 by `overlap.rebuild`, which comes
         after this.
@@ -280,8 +310,9 @@ class Schedule:
             else:
                 group["lr"] = moved
         if adds:
-            log.warning("%s: its eta_min is above 0 and another schedule overlaps it: with another length the product "
-                        "of the two is taken, which is not quite what a whole run has", self.key)  # fmt: skip
+            log.warning("%s: its eta_min is above 0 and another schedule overlaps it: with another length or another "
+                        "%s the product of the two is taken, which is not quite what a whole run has",
+                        self.key, self.where[0].name)  # fmt: skip
         # What get_last_lr() returns; torch has no function that sets it.
         scheduler._last_lr = [
             group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
@@ -303,6 +334,14 @@ def _closed_form(scheduler: Any) -> list[Any] | None:
             scheduler._get_lr_called_within_step = False
     closed_form = getattr(scheduler, "_get_closed_form_lr", None)
     return None if closed_form is None else list(closed_form())
+
+
+def _value_alone(scheduler: Any) -> list[Any] | None:
+    """The same; also where the form counts from the last restart, which a change of `last_epoch` does not move."""
+    if isinstance(scheduler, CosineAnnealingWarmRestarts):
+        base, share = scheduler.base_lrs, (1 + math.cos(math.pi * scheduler.T_cur / scheduler.T_i)) / 2
+        return [scheduler.eta_min + (lr - scheduler.eta_min) * share for lr in base]
+    return _closed_form(scheduler)
 
 
 @contextmanager

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
 
 import hydraloop
 from hydraloop.builder import build
@@ -19,6 +22,10 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.parts import Loaders, Settings
 from hydraloop.engine.sharding import full, local
 from hydraloop.errors import UserError
+from hydraloop.hooks.param_scheduler import ParamSchedulerHook
+from hydraloop.optim import build_schedule
+from hydraloop.optim.overlap import introduce
+from hydraloop.optim.schedulers import YOLOXLR, WarmupCosineLR
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, batches, tiny_task
 from tests.ranks import on_ranks
@@ -185,6 +192,110 @@ def test_betas_under_a_schedule(tmp_path: Path) -> None:
     trained(tmp_path, *schedule)
     group = resumed(tmp_path, *schedule, "optimizer.betas=[0.5,0.99]").optimizer.param_groups[0]
     assert tuple(group["betas"]) == pytest.approx((0.5 * (1 + math.cos(math.pi / 2)) / 2, 0.99))
+
+
+Entry = tuple[type[Any], dict[str, Any], dict[str, Any]]
+"""A scheduler, its arguments, and when it steps."""
+
+
+def scheduled(run_dir: Path, lr: float, iters: int, schedules: Sequence[Entry], **settings: Any) -> list[list[float]]:
+    """The lrs of both groups in each iteration of a run of 10, stopped after `iters`."""
+    seen: list[list[float]] = []
+
+    def note(engine: Engine) -> None:
+        seen.append([group["lr"] for group in engine.optimizer.param_groups])
+
+    task = tiny_task()
+    groups = [{"params": [task.model.weight], "lr": lr}, {"params": [task.model.bias], "lr": lr * 10}]
+    optimizer = torch.optim.SGD(groups, lr=lr)
+    made = {
+        name: build_schedule(
+            name, partial(kind, **options), optimizer, **ours, steps_per_epoch=5, total_epochs=2, total_steps=10
+        )
+        for name, (kind, options, ours) in zip(("first", "second"), schedules, strict=False)
+    }
+    introduce(made.values())
+    save = at("after_train", lambda engine: engine.request_checkpoint("a"))
+    Engine(
+        task=task,
+        optimizer=optimizer,
+        loaders=Loaders(batches(5)),
+        hooks={"note": at("before_train_iter", note, nth=0), "save": save, "param_scheduler": ParamSchedulerHook()},
+        schedules=made,
+        settings=Settings(device="cpu", max_iters=iters, **settings),
+        run_dir=run_dir,
+    ).train()
+    return seen
+
+
+EVERY_KIND: dict[str, list[Entry]] = {
+    "cosine": [(lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {})],
+    "cosine of a part": [(lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {"begin": 2, "end": 7})],
+    "cosine by epoch": [(lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {"by_epoch": True})],
+    "restarts": [(lr_scheduler.CosineAnnealingWarmRestarts, {"eta_min": 1e-4, "T_0": 4}, {})],
+    "warm-up before a cosine": [
+        (lr_scheduler.LinearLR, {"total_iters": 3}, {"end": 3}),
+        (lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {"begin": 3}),
+    ],
+    "warmup_cosine": [(WarmupCosineLR, {"min_lr_ratio": 0.1, "warmup_iters": 4}, {})],
+    "yolox": [(YOLOXLR, {"warmup_iters": 3, "num_last_epochs": 2}, {})],
+    "linear": [(lr_scheduler.LinearLR, {"total_iters": 7}, {})],
+    "poly": [(lr_scheduler.PolynomialLR, {"power": 0.9, "total_iters": 12}, {})],
+    "multistep": [(lr_scheduler.MultiStepLR, {"milestones": [2, 7]}, {})],
+    "step": [(lr_scheduler.StepLR, {"step_size": 3}, {})],
+    "exponential": [(lr_scheduler.ExponentialLR, {"gamma": 0.9}, {})],
+    "lambda": [(lr_scheduler.LambdaLR, {"lr_lambda": lambda n: 0.9**n}, {})],
+    "two": [
+        (lr_scheduler.LinearLR, {"total_iters": 6}, {}),
+        (lr_scheduler.CosineAnnealingLR, {}, {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("new", [2e-4, 1e-2])
+@pytest.mark.parametrize("cut", [1, 4, 5, 8])
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_a_typed_lr_goes_on_as_in_a_run_that_had_it_from_the_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, cut: int, new: float
+) -> None:
+    schedules = EVERY_KIND[name]
+    expected = scheduled(tmp_path / "whole", new, 10, schedules)
+    scheduled(tmp_path, 1e-3, cut, schedules)
+    typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    found = scheduled(tmp_path, new, 10, schedules, **typed)
+    assert len(found) == 10 - cut
+    assert found == [pytest.approx(lrs, rel=1e-9) for lrs in expected[cut:]]
+    assert "scheduler." not in caplog.text
+
+
+def test_where_an_eta_min_and_another_schedule_overlap_a_typed_lr_is_the_product_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    linear, cosine = EVERY_KIND["warm-up before a cosine"]
+    schedules = [linear, (cosine[0], cosine[1], {})]
+    scheduled(tmp_path, 1e-3, 2, schedules)
+    typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    scheduled(tmp_path, 2e-4, 3, schedules, **typed)
+    assert caplog.text.count("scheduler.second: its eta_min is above 0 and another schedule overlaps it") == 1
+
+
+class Unknown(lr_scheduler.LRScheduler):
+    """Of a user: its values are known from step to step only."""
+
+    def __init__(self, optimizer: Any, eta_min: float) -> None:
+        self.eta_min = eta_min
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        return [self.eta_min + (group["lr"] - self.eta_min) / 2 for group in self.optimizer.param_groups]
+
+
+def test_where_nobody_knows_what_a_typed_lr_would_have_become_it_is_refused(tmp_path: Path) -> None:
+    scheduled(tmp_path, 1e-3, 4, [(Unknown, {"eta_min": 1e-4}, {})])
+    typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    with pytest.raises(UserError, match=r"Unknown in .* has an eta_min") as caught:
+        scheduled(tmp_path, 2e-3, 10, [(Unknown, {"eta_min": 1e-4}, {})], **typed)
+    assert caught.value.key == "optimizer.lr"
 
 
 def two_groups(run_dir: Path, lr: float, *hooks: Hook, **settings: Any) -> Engine:

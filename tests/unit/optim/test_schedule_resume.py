@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, MultiplicativeLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, MultiplicativeLR, StepLR
 
 from hydraloop.optim import Schedule
 from hydraloop.optim.overlap import introduce
@@ -53,6 +53,20 @@ def test_a_resumed_run_has_the_same_values_to_the_last_bit(name: str, kind: type
         run(optimizer, schedules, cut, key=key)
         again, made = resumed(optimizer, schedules, partial(make, name))
         assert run(again, made, first=cut + 1, key=key) == whole[cut:]
+
+
+def test_a_cycle_of_another_key_keeps_its_own_numbers() -> None:
+    def cyclic(optimizer: Optimizer) -> list[Schedule]:
+        factory = partial(CyclicLR, base_lr=0.01, max_lr=0.2, step_size_up=4)
+        return [of("it", factory, optimizer, param="weight_decay")]
+
+    optimizer = two_groups()
+    whole = run(optimizer, cyclic(optimizer), key="weight_decay")
+    optimizer = two_groups()
+    schedules = cyclic(optimizer)
+    run(optimizer, schedules, 10)
+    again, made = resumed(optimizer, schedules, cyclic)
+    assert run(again, made, first=11, key="weight_decay") == whole[10:]
 
 
 @pytest.mark.parametrize("cut", [7, 30, STEPS])
