@@ -247,7 +247,7 @@ class Schedule:
         scheduler.base_lrs = new
         if all(float(base) == float(was) for base, was in zip(new, old, strict=True)):
             return
-        if values is None and getattr(scheduler, "eta_min", 0):
+        if values is None and getattr(scheduler, "eta_min", None):
             raise UserError(
                 f"{type(scheduler).__name__} in {self.key} has an eta_min, and what it makes of another value is not "
                 "known",
