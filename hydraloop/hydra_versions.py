@@ -24,9 +24,23 @@ _LOGGING = [
 """What a logging section may name: ours, and the handlers of the standard library that people keep logs with."""
 
 
+_CHECKED: set[str] = set()
+"""What the allowlist has found in Hydra's own sections: callbacks and log handlers of the project."""
+
+
+def allow(target: str, found: Any) -> None:
+    """Let Hydra 1.4 make an object that the allowlist has checked.
+
+    Args:
+        target: what the config names.
+        found: what that is.
+    """
+    _CHECKED.update((target, f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', target)}"))
+
+
 def main_options() -> dict[str, Any]:
-    """Keyword arguments of `hydra.main`; 1.4 also asks what logging may name."""
-    return BASE if IS_1_3 else {"execution_whitelist": _LOGGING}
+    """Keyword arguments of `hydra.main`; 1.4 also asks what Hydra's own sections may name."""
+    return BASE if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
 
 
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:
@@ -55,7 +69,7 @@ def configure_log(config: DictConfig | None, verbose: bool | str | list[str]) ->
         config: Hydra's `job_logging`; None: Hydra's own default.
         verbose: Hydra's `verbose`.
     """
-    options: dict[str, Any] = {} if IS_1_3 else {"execution_whitelist": _LOGGING}
+    options: dict[str, Any] = {} if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
     hydra_configure_log(
         cast(Any, config), OmegaConf.create(verbose) if isinstance(verbose, list) else verbose, **options
     )

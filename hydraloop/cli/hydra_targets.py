@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop import hydra_versions
 from hydraloop.allowed import within
 from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli.limits import check_file
@@ -112,7 +113,7 @@ def _check_target(target: Any, key: str) -> None:
     if not isinstance(target, str):
         raise UserError("is not the path of a class", key=key, remedy="Write package.module.Class.")
     if target not in _CALLBACKS and not _is_plugin(target):
-        ALLOWLIST.locate(target, key.removesuffix("._target_"))
+        hydra_versions.allow(target, ALLOWLIST.locate(target, key.removesuffix("._target_")))
 
 
 def _is_plugin(target: str) -> bool:
@@ -133,6 +134,6 @@ def _check_factory(target: Any, key: str) -> None:
     section = "formatters" if ".formatters." in key else "filters" if ".filters" in key else "handlers"
     if target not in _LOG_CLASSES[section]:
         try:
-            ALLOWLIST.locate(target, key)
+            hydra_versions.allow(target, ALLOWLIST.locate(target, key))
         except UserError as error:
             raise UserError(error.problem, key=key, remedy=error.remedy) from error

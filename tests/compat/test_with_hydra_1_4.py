@@ -81,3 +81,15 @@ def test_mistakes(project: Project) -> None:
 def test_a_value_that_a_constructor_refuses(line: str, key: str, project: Project) -> None:
     """1.3 raises an error of its own for it, and 1.4 does not."""
     assert train(project, "hooks=[ema]", line, code=1).err.startswith(f"error: {key}")
+
+
+def test_a_callback_of_the_projects_own(project: Project) -> None:
+    project.write(
+        "my_project/callbacks.py",
+        "from hydra.experimental.callback import Callback\n"
+        "class Mine(Callback):\n"
+        "    def on_job_start(self, config, **_):\n"
+        "        print('the callback was called')\n",
+    )
+    done = train(project, "+hydra.callbacks.mine._target_=my_project.callbacks.Mine", "debug=fast")
+    assert "the callback was called" in done.text
