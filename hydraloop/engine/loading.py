@@ -178,7 +178,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None) -> None:
-    """Apply those that were typed when the run was resumed; the loaded ones stay in force for the others.
+    """Apply those that were typed when the run was resumed; the others stay as loaded, which is said where they differ.
 
     Args:
         given: what the checkpoint says; None: it is from a version that did not say it.
@@ -192,8 +192,17 @@ def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None
         engine.settings.optimizer_overrides,
         lambda name: any(schedule.changes(name) for schedule in engine.schedulers.values()),
     )
-    for line in lines if engine.distributed.is_main else ():
-        log.info("%s", line)
+    kept = optimizer_state.kept(
+        engine.optimizer,
+        engine.hyperparameters,
+        config,
+        lambda name: any(schedule.sets(name) for schedule in engine.schedulers.values()),
+    )
+    if engine.distributed.is_main:
+        for line in lines:
+            log.info("%s", line)
+        for line in kept:
+            log.warning("%s", line)
 
 
 def _take_over_values(engine: Engine, schedulers: dict[str, Any]) -> None:

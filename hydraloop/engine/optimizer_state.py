@@ -104,6 +104,35 @@ def override(
     return lines
 
 
+def kept(
+    optimizer: Optimizer,
+    given: Sequence[Hyperparameters],
+    config: Sequence[Hyperparameters],
+    set_by_schedule: Callable[[str], bool],
+) -> list[str]:
+    """What differs from this run's config and stays, since it was not typed: a script sets it, a file was edited.
+
+    Args:
+        given: what is in force, after `override`.
+        config: what this run is given.
+        set_by_schedule: whether a schedule sets a name, whatever the optimizer was given.
+
+    Returns:
+        A line for each name: `optimizer.lr stays 0.001 (the config has 1e-05); type optimizer.lr=1e-05 to change it`.
+    """
+    lines = []
+    for name in sorted(optimizer.defaults.keys() - {*_IMPLEMENTATION}):
+        old, new = ([values.get(name) for values in side] for side in (given, config))
+        if None in old or None in new or old == new or set_by_schedule(name):
+            continue
+        line = f"optimizer.{name} stays {_words(old)} (the config has {_words(new)})"
+        if name not in _DECIDE_STATE and all(value == new[0] for value in new):
+            value = list(new[0]) if isinstance(new[0], tuple) else new[0]
+            line += f"; type optimizer.{name}={str(value).replace(' ', '')} to change it"
+        lines.append(line)
+    return lines
+
+
 def _replace(group: dict[str, Any], name: str, was: Any, value: Any, *, scheduled: bool) -> None:
     several = isinstance(value, tuple)
     now, news = [], value if several else (value,)

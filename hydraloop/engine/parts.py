@@ -56,6 +56,9 @@ class Stateful(Protocol):
     def changes(self, name: str) -> bool:
         """Whether it changes this entry (`lr`) of the optimizer's parameter groups."""
 
+    def sets(self, name: str) -> bool:
+        """Whether it sets this entry of the groups to numbers of its own, whatever the optimizer was given."""
+
     def take_over_values(self, state: dict[str, Any]) -> None:
         """Bring the values (lr and others) of a state to the optimizer, whose own state is not there."""
 

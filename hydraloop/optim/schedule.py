@@ -214,6 +214,11 @@ class Schedule:
         """Whether it changes this entry (`lr`) of the optimizer's parameter groups."""
         return any(place.name == name for place in self.where)
 
+    def sets(self, name: str) -> bool:
+        """Whether it sets this entry of the groups to numbers of its own, whatever the optimizer was given."""
+        cycles = self.factory.func in (OneCycleLR, CyclicLR)
+        return cycles and (self.changes(name) or (self._is_lr and name in ("momentum", "betas")))
+
     def take_over_values(self, state: dict[str, Any]) -> None:
         """Bring the values of a state to the groups: for a checkpoint that has no state of the optimizer."""
         for place, value in zip(self.where, state.get("values", ()), strict=False):

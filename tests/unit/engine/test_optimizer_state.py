@@ -120,6 +120,9 @@ def test_the_implementation_is_that_of_the_config(tmp_path: Path, fused: str) ->
 # Hyperparameters. ----------------------------------------------------------------------------------------------------
 
 
+ONECYCLE = ("scheduler=[onecycle]", "scheduler.onecycle.total_steps=10")
+
+
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was said about the optimizer."""
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("optimizer.")]
@@ -133,7 +136,11 @@ def test_a_typed_hyperparameter_takes_effect_and_is_reported_once(
     engine = resumed(tmp_path, "optimizer.lr=1e-5", "optimizer.betas=[0.8,0.99]", "++optimizer.eps=1e-8")
     group = engine.optimizer.param_groups[0]
     assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-5, (0.8, 0.99), 0.3)
-    assert messages(caplog) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.99)", "optimizer.lr: 0.01 -> 1e-05"]
+    assert messages(caplog) == [
+        "optimizer.betas: (0.9, 0.999) -> (0.8, 0.99)",
+        "optimizer.lr: 0.01 -> 1e-05",
+        "optimizer.weight_decay stays 0.3 (the config has 0.01); type optimizer.weight_decay=0.01 to change it",
+    ]
 
 
 def test_a_typed_mapping_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,13 +150,41 @@ def test_a_typed_mapping_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureF
     assert messages(caplog) == ["optimizer.lr: 0.001 -> 1e-05"]
 
 
-@pytest.mark.parametrize("line", [[], ["optimizer.lr=1e-2"]])
-def test_what_is_not_typed_or_not_changed_stays_and_is_not_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: list[str]
-) -> None:
+def test_what_is_typed_again_stays_and_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    trained(tmp_path, "optimizer.lr=1e-2")
-    assert resumed(tmp_path, *line).optimizer.param_groups[0]["lr"] == 1e-2
+    trained(tmp_path, "optimizer.lr=1e-2", "optimizer.fused=false")
+    group = resumed(tmp_path, "optimizer.lr=1e-2", "optimizer.fused=true").optimizer.param_groups[0]
+    assert (group["lr"], group["fused"]) == (1e-2, True)
+    assert not messages(caplog)
+
+
+@pytest.mark.parametrize("schedule", [(), ("scheduler=[cosine]", "scheduler.cosine.T_max=8")])
+def test_what_differs_in_the_config_and_is_not_typed_stays_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: tuple[str, ...]
+) -> None:
+    """As in an edited file, an experiment that is selected, or a script that sets it."""
+    trained(tmp_path, *schedule, "optimizer.lr=1e-2", "optimizer.fused=false")
+    resumed(tmp_path, *schedule)
+    assert messages(caplog) == ["optimizer.lr stays 0.01 (the config has 0.001); type optimizer.lr=0.001 to change it"]
+    caplog.clear()
+    file = tmp_path / "checkpoints" / "iter_2.pth"
+    cfg = hydraloop.compose([*QUICK, *schedule, f"resume={file}", "engine.max_iters=4"], folder=REPOSITORY)
+    cfg.optimizer.lr, cfg.optimizer.betas, cfg.optimizer.fused = 1e-5, [0.8, 0.99], True
+    engine = build(cfg, run_dir=tmp_path)
+    engine.train()
+    assert engine.optimizer.param_groups[0]["initial_lr" if schedule else "lr"] == 1e-2
+    assert messages(caplog) == [
+        "optimizer.betas stays (0.9, 0.999) (the config has (0.8, 0.99)); type optimizer.betas=[0.8,0.99] to change it",
+        "optimizer.lr stays 0.01 (the config has 1e-05); type optimizer.lr=1e-05 to change it",
+    ]
+
+
+def test_what_a_schedule_with_numbers_of_its_own_begins_with_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A OneCycleLR with another highest value: typing an lr would not change anything."""
+    trained(tmp_path, *ONECYCLE)
+    resumed(tmp_path, *ONECYCLE, "scheduler.onecycle.max_lr=0.5")
     assert not messages(caplog)
 
 
@@ -337,7 +372,6 @@ def test_a_command_line_that_is_repeated_does_not_undo_what_training_has_made_of
         assert engine.optimizer.param_groups[0]["lr"] == expected
 
 
-ONECYCLE = ("scheduler=[onecycle]", "scheduler.onecycle.total_steps=10")
 AD_HOC = "+scheduler.s={{_target_: torch.optim.lr_scheduler.{}, _partial_: true, {}}}"
 AD_HOC_ONECYCLE = ("scheduler=[]", AD_HOC.format("OneCycleLR", "max_lr: 0.01, total_steps: 10"))
 AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_lr: 0.01, cycle_momentum: false"))
