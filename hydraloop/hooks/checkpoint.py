@@ -37,19 +37,19 @@ class CheckpointHook(Hook):
     Nothing is written after an error: the run did not end where `save_last` would say it did.
 
     The text file `last_checkpoint` names the file that `resume=auto` and restarts continue from. That is the newest
-    regular file, or a best one of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, until the
-    next checkpoint. Files of the earlier part of the run that have higher numbers stay until a new one has the same
-    name; `max_keep_ckpts` does not count them.
+    regular file, or a best one of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, from the
+    first optimizer step to the next checkpoint. Files of the earlier part of the run that have higher numbers stay
+    until a new one has the same name; `max_keep_ckpts` does not count them.
 
     A checkpoint holds state dicts and plain values, never the whole model as an object: that would need pickle, which
     runs code when a file is opened and breaks when the model's source file moves. Rebuild the model from the config
     (it is in the file) and load `state_dict`.
 
-    Mount points: before_run (checks every option), after_load_checkpoint, before_train, after_train_epoch,
-    after_train_iter, after_val_epoch, after_train. Priority VERY_LOW, MMEngine's: behind the hooks whose state it
-    saves, `param_scheduler` and `ema` above all. Writing is a host sync and copies the model to the host; iterations
-    without one cost an integer comparison. State: best values and files, and which regular files are kept. Options and
-    defaults are those of mmengine's CheckpointHook, with null for its -1.
+    Mount points: before_run (checks every option), after_load_checkpoint, before_train, before_train_epoch,
+    after_train_epoch, after_train_iter, after_val_epoch, after_train. Priority VERY_LOW, MMEngine's: behind the hooks
+    whose state it saves, `param_scheduler` and `ema` above all. Writing is a host sync and copies the model to the
+    host; iterations without one cost an integer comparison. State: best values and files, and which regular files are
+    kept. Options and defaults are those of mmengine's CheckpointHook, with null for its -1.
 
     Args:
         interval: epochs or iterations between two regular checkpoints, at least 1; None: none but the last.
@@ -159,12 +159,14 @@ class CheckpointHook(Hook):
                 remedy=f"Set {self.key}.save_best=null, or data.val and engine.val_interval.",
             )
         self._training = True
-        if self._resumed is not None and engine.distributed.is_main:
-            self._folder.resume_from(self._resumed, engine.run_dir)
-        self._resumed = None
         if self._unwritten:
             self._ask_for_best(engine, self._unwritten)
             self._unwritten = {}
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """Where a run is resumed, ask to let later starts continue from there, too, once something has been trained."""
+        if self._resumed is not None:  # what is asked for here is done when the first accumulation window is closed
+            engine.request_checkpoint(f"{self.name}: resumed", self._point_to_resumed, self, agreed=True)
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Ask for the epoch's checkpoint where it is due."""
@@ -218,6 +220,11 @@ class CheckpointHook(Hook):
         self._records = Records.of(state, self._folder, self._higher)
 
     # Writing, called by the engine between two windows. --------------------------------------------------------------
+
+    def _point_to_resumed(self, engine: Engine) -> None:
+        if self._resumed is not None and engine.distributed.is_main:
+            self._folder.resume_from(self._resumed, engine.run_dir)
+        self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
         path = self._folder.path / f"{self._stem(engine)}{SUFFIX}"

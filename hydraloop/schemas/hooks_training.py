@@ -15,6 +15,7 @@ class CheckpointHookConf:
         "before_run",
         "after_load_checkpoint",
         "before_train",
+        "before_train_epoch",
         "after_train_iter",
         "after_train_epoch",
         "after_val_epoch",

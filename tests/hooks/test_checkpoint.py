@@ -15,6 +15,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
+from tests.helpers import failing
 from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 
 
@@ -110,13 +111,25 @@ def test_a_run_that_is_resumed_earlier_leaves_the_other_branch_behind(tmp_path: 
     folder = tmp_path / "checkpoints"
     run(tmp_path, CheckpointHook(), max_epochs=6)
     second = folder / "epoch_2.pth"
-    failing = {"checkpoint": CheckpointHook(), "stopper": Stopper(fail_at=9)}
+    stopped: dict[str, Hook] = {"checkpoint": CheckpointHook(), "stopper": Stopper(fail_at=10)}
     with pytest.raises(FloatingPointError):
-        engine_of(tmp_path, failing, max_epochs=6, resume=second).train()
+        engine_of(tmp_path, stopped, max_epochs=6, resume=second).train()
     assert newest_complete(folder) == second, "the new branch has no checkpoint yet"
     run(tmp_path, CheckpointHook(max_keep_ckpts=2), max_epochs=4, resume=second)
     assert newest_complete(folder) == folder / "epoch_4.pth"
     assert files(tmp_path) == {"epoch_3", "epoch_4", "epoch_5", "epoch_6"}, "5 and 6 are of the earlier branch"
+
+
+@pytest.mark.parametrize("point", ["before_train", "before_train_epoch", "before_train_iter", "after_backward"])
+def test_an_attempt_to_resume_that_fails_before_it_has_trained_leaves_the_runs_place(
+    tmp_path: Path, point: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    run(tmp_path, CheckpointHook(), max_epochs=4)
+    hooks = {"checkpoint": CheckpointHook(), "failing": failing(point)}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine_of(tmp_path, hooks, max_epochs=4, resume=folder / "epoch_2.pth").train()
+    assert newest_complete(folder) == folder / "epoch_4.pth"
 
 
 def test_resuming_from_another_folder_changes_nothing_there(tmp_path: Path) -> None:
