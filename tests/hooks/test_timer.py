@@ -72,7 +72,8 @@ class SlowTask(Task):
 
 
 class Watcher(Hook):
-    """Keeps what the timer says after each iteration; asks for a checkpoint that takes long after the second."""
+    """Keeps what the timer says after each iteration; takes long after an epoch, and for a checkpoint after the second
+    iteration."""
 
     priority = 60
 
@@ -86,6 +87,9 @@ class Watcher(Hook):
         self.etas.append(engine.messages.read("eta"))
         if self._save and engine.progress.iteration == 2:
             engine.request_checkpoint("slow", self._write)
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        self._clock.now += 500
 
     def _write(self, engine: Engine) -> None:
         engine.save_checkpoint(engine.run_dir / "slow.pth")
@@ -119,8 +123,11 @@ def _run(
     return engine, watcher
 
 
-def test_time_and_data_time_of_each_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, watcher = _run(tmp_path, monkeypatch)
+@pytest.mark.parametrize("val_interval", [1, None])
+def test_time_and_data_time_of_each_iteration(
+    val_interval: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watcher = _run(tmp_path, monkeypatch, val_interval=val_interval)
     assert watcher.means == [{"data_time": 3.0, "time": 4.0}] * 8
 
 
