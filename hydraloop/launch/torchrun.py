@@ -85,6 +85,7 @@ class Leader:
     def __init__(self) -> None:
         self._told = False
         self._outcome: Outcome | None = None
+        self._launcher = os.getppid()
 
     def lead(self, job: Job, close: Callable[[Ended], None]) -> Outcome:
         """Give the job to the other ranks, and train with them. Returns the outcome that is the job's.
@@ -104,12 +105,12 @@ class Leader:
             if self._outcome is None:
                 outcome = Outcome.of(Terminated(number or signal.SIGTERM), 0)
                 with contextlib.suppress(RuntimeError, OSError):
-                    outcome = _first(_store(_SOON), outcome, job)
+                    outcome = _first(_store(_SOON), outcome, job, self._launcher)
                 close(Ended.of(outcome))
 
         outcome = train(job, 0, Ending(last=last).start())
         told = outcome.kind in ("consequence", "lost", "signal")
-        self._outcome = _first(store, outcome, job) if told else outcome
+        self._outcome = _first(store, outcome, job, self._launcher) if told else outcome
         return self._outcome
 
     def leave(self, code: int) -> None:
@@ -125,8 +126,12 @@ class Leader:
         store.set("job", json.dumps(message))
 
 
-def _first(store: Any, own: Outcome, job: Job) -> Outcome:
-    """The outcome of the rank that failed first; rank 0's own if no other rank has failed by itself."""
+def _first(store: Any, own: Outcome, job: Job, launcher: int) -> Outcome:
+    """Return the outcome of the rank that failed first; rank 0's own if no other rank has failed by itself.
+
+    Args:
+        launcher: process ID of rank 0's parent at the start. When it has gone, the ranks end one after another.
+    """
     began, patience = time.monotonic(), _LAST_WORDS
     while True:
         try:
@@ -134,7 +139,8 @@ def _first(store: Any, own: Outcome, job: Job) -> Outcome:
                 return Outcome.from_json(store.get("cause"))
             died, others_live = deaths.look(store, job)
         except (RuntimeError, OSError):  # the process that keeps the store has gone
-            return own
+            ended = own.kind == "lost" and os.getppid() != launcher
+            return Outcome.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if ended else own
         if died is not None:
             return replace(died, trained=own.trained)
         if own.kind == "lost" and not others_live:  # a rank on another machine, which may have been killed

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from hydraloop.launch import files, torchrun
 from hydraloop.launch.job import Job
@@ -110,3 +114,30 @@ def test_outcomes_are_kept_by_attempt(tmp_path: Path) -> None:
     assert [outcome.rank for outcome in files.outcomes(tmp_path, 1)] == [0, 1]
     assert files.outcomes(tmp_path, 1)[0].value == 0.5
     assert len(files.outcomes(tmp_path)) == 3
+
+
+SERVE = """
+import sys
+import torch.distributed as dist
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_that_lost_others_when_torchrun_had_gone_was_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        store = dist.TCPStore("127.0.0.1", int(launcher.stdout.readline()), is_master=False)
+        launcher.kill()
+        launcher.wait()
+    lost = Outcome.of(RuntimeError("gloo: Connection reset by peer"), 0, trained=True)
+    assert lost.kind == "lost"
+    found = torchrun._first(store, lost, job_in(tmp_path, 0.0), launcher.pid)
+    assert (found.kind, found.number, found.trained) == ("signal", signal.SIGTERM, True)
+    own = Outcome.of(ValueError("own"), 0)
+    assert torchrun._first(store, own, job_in(tmp_path, 0.0), launcher.pid) == own
+    there = os.getppid()
+    assert torchrun._first(store, lost, job_in(tmp_path, 0.0), there) == lost, "a torchrun on another machine has gone"
