@@ -177,7 +177,9 @@ class Ranks(Distributed):
             wrapped = with_tally = _WithTally(task, self._device)
             self.tally = with_tally.tally
         ddp: Any = nn.parallel.DistributedDataParallel
-        # Buffers are made the same when it matters, before an evaluation. torch 2.13 has renamed the option.
+        for buffer in task.buffers():  # before torch 2.13, DDP itself does so only if it does in every forward, too
+            dist.broadcast(buffer.detach(), 0)
+        # Afterwards they are made the same before each evaluation. torch 2.13 has renamed the option.
         new = "forward_sync_buffers" in inspect.signature(ddp).parameters
         self._ddp = ddp(
             wrapped,
