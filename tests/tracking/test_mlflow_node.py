@@ -61,6 +61,13 @@ def nodes(of: psutil.Process | None = None) -> list[psutil.Process]:
     return [one for one in found if any("mlflow_node" in word for word in _command(one))]
 
 
+def started_node() -> psutil.Process:
+    """The process of the one node. It takes a moment until a new process has its own command line."""
+    until(nodes, "no node")
+    (started,) = nodes()
+    return started
+
+
 def _command(process: psutil.Process) -> list[str]:
     try:
         return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
@@ -92,7 +99,7 @@ def test_points_come_as_soon_as_the_run_is_there_and_go_on_behind_those_of_an_ea
     run = described(path)
     node = process(path)
     node.start()
-    (started,) = nodes()
+    started = started_node()
     tracker = opened(run)
     until(lambda: logged(tracker), "no points")
     node.stop()
@@ -118,7 +125,7 @@ def test_no_database_is_made_where_there_is_none(folder: Path) -> None:
     (folder / "mlflow.db").unlink()
     node = process(folder / "run")
     node.start()
-    (started,) = nodes()
+    started = started_node()
     until(lambda: started.cpu_times().user > 1.0, "it has not begun")
     node.stop()
     assert not started.is_running()
