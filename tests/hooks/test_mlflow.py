@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 
 from hydraloop.engine.distributed import Distributed
@@ -16,6 +15,7 @@ from hydraloop.hooks import LoggerHook, MLflowLoggerHook
 from hydraloop.tracking import sync
 from hydraloop.tracking.cursor import Cursor
 from tests.helpers import at, batches, make_engine
+from tests.processes import children
 from tests.tracking.mlflow_runs import QUIET, client, empty_database, folder
 
 __all__ = ["empty_database", "folder"]
@@ -139,7 +139,7 @@ def test_the_first_rank_of_another_machine_logs_its_load_and_others_nothing(
 
 def _children() -> list[str]:
     """Command lines of our children that are a follower or what logs a machine's load."""
-    lines = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    lines = [" ".join(command) for command in children().values()]
     return [line for line in lines if "hydraloop.tracking" in line]
 
 

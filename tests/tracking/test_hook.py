@@ -26,6 +26,7 @@ from hydraloop.tracking.locks import lock_of
 from hydraloop.tracking.record_log import FILENAME, count
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, batches, make_engine
+from tests.processes import children
 
 NAME = "tracker"
 
@@ -54,11 +55,7 @@ def _cursor(run_dir: Path) -> Cursor:
 
 
 def _followers(run_dir: Path) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children()
-        if process.status() != psutil.STATUS_ZOMBIE and str(run_dir) in process.cmdline()
-    ]
+    return [process for process, command in children().items() if str(run_dir) in command]
 
 
 def _until(reached: Callable[[], bool], seconds: float = 90.0) -> None:

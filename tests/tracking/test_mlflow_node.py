@@ -23,6 +23,7 @@ from hydraloop.tracking.mlflow_nodes import NodeProcess, warn_of_file
 from hydraloop.tracking.tracker import Finish, Run
 from tests.e2e.projects import REPOSITORY, Project
 from tests.e2e.test_launching import free_port, processes
+from tests.processes import children, command_line
 from tests.tracking.mlflow_runs import QUIET, attempt, client, empty_database, folder, opened, run_in
 from tests.tracking.mlflow_server import mlflow_server
 
@@ -57,8 +58,7 @@ def until(met: Callable[[], Any], what: str) -> None:
 
 def nodes(of: psutil.Process | None = None) -> list[psutil.Process]:
     """Processes of nodes that live, of a process and of its children."""
-    found = (of or psutil.Process()).children(recursive=True)
-    return [one for one in found if any("mlflow_node" in word for word in _command(one))]
+    return [one for one, command in children(of).items() if any("mlflow_node" in word for word in command)]
 
 
 def started_node() -> psutil.Process:
@@ -66,13 +66,6 @@ def started_node() -> psutil.Process:
     until(nodes, "no node")
     (started,) = nodes()
     return started
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def described(path: Path) -> Run:
@@ -160,7 +153,7 @@ def test_it_ends_when_its_parent_is_killed(folder: Path) -> None:
         assert parent.stdout.readline() == "started\n"
         (started,) = nodes(psutil.Process(parent.pid))
         parent.send_signal(signal.SIGKILL)
-    until(lambda: not _command(started), "it is left")
+    until(lambda: not command_line(started), "it is left")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from hydraloop.tracking.record_log import FILENAME, Position, Reader, RecordLog,
 from hydraloop.tracking.tracker import Finish
 from hydraloop.tracking.wandb import WandbTracker
 from hydraloop.tracking.wandb_file import records
+from tests.processes import children
 from tests.tracking.runs import log_records
 
 OPTIONS: dict[str, Any] = {
@@ -97,8 +98,7 @@ class Driver:
 
 def cores() -> list[psutil.Process]:
     """W&B's own processes that live, started here."""
-    children = psutil.Process().children(recursive=True)
-    return [one for one in children if one.name() == "wandb-core" and one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one, command in children().items() if Path(command[0]).name == "wandb-core"]
 
 
 def _files(run_dir: Path) -> list[Path]:
