@@ -179,7 +179,7 @@ class Ranks(Distributed):
         ddp: Any = nn.parallel.DistributedDataParallel
         for buffer in task.buffers():  # before torch 2.13, DDP itself does so only if it does in every forward, too
             dist.broadcast(buffer.detach(), 0)
-        # Afterwards they are made the same before each evaluation. torch 2.13 has renamed the option.
+        # Later, they are made the same before each evaluation. torch 2.13 has renamed the option.
         new = "forward_sync_buffers" in inspect.signature(ddp).parameters
         self._ddp = ddp(
             wrapped,

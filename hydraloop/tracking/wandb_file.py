@@ -39,7 +39,7 @@ def steps(path: Path) -> list[int]:
     """The step of each row of a file's history, in order."""
     from wandb.proto import wandb_internal_pb2 as protocol  # whose names are only there when it runs
 
-    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009  # the generated module makes its names when it runs
     found = []
     for serialised in records(path):
         record = parse(serialised)

@@ -71,7 +71,7 @@ def wandb_points(run_dir: Path) -> Points:
 
     from hydraloop.tracking.wandb_file import records
 
-    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009  # the generated module makes its names when it runs
     points: Points = Counter()
     for file in (run_dir / "wandb").glob("*run-*/run-*.wandb"):
         for record in (parse(one) for one in records(file)):

@@ -82,9 +82,9 @@ def serving(port: int = 0) -> Iterator[Service]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_POST = do_PUT = _answer  # noqa: N815
+        do_GET = do_POST = do_PUT = _answer  # noqa: N815  # http.server's names
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # http.server's name
             pass
 
     class Server(ThreadingHTTPServer):

@@ -455,7 +455,7 @@ class LogsItself:
     """Uses `self.log`, which Lightning's trainer attaches to its callbacks, in several ways."""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.log("mine", outputs["loss"])  # type: ignore[attr-defined]
+        self.log("mine", outputs["loss"])  # type: ignore[attr-defined]  # attached by Lightning
 
 
 class LogsInAHelper(LogsItself):
@@ -463,7 +463,7 @@ class LogsInAHelper(LogsItself):
         self._note({"mine": 1.0})
 
     def _note(self, numbers: dict[str, float]) -> None:
-        send = lambda: self.log_dict(numbers)  # type: ignore[attr-defined]  # noqa: E731
+        send = lambda: self.log_dict(numbers)  # type: ignore[attr-defined]  # noqa: E731  # hidden in a lambda on purpose
         send()
 
 

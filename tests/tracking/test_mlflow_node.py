@@ -61,10 +61,10 @@ def nodes(of: psutil.Process | None = None) -> list[psutil.Process]:
     return [one for one, command in children(of).items() if any("mlflow_node" in word for word in command)]
 
 
-def started_node() -> psutil.Process:
+def started_node(of: psutil.Process | None = None) -> psutil.Process:
     """The process of the one node. It takes a moment until a new process has its own command line."""
-    until(nodes, "no node")
-    (started,) = nodes()
+    until(lambda: nodes(of), "no node")
+    (started,) = nodes(of)
     return started
 
 
@@ -151,7 +151,7 @@ def test_it_ends_when_its_parent_is_killed(folder: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "started\n"
-        (started,) = nodes(psutil.Process(parent.pid))
+        started = started_node(psutil.Process(parent.pid))
         parent.send_signal(signal.SIGKILL)
     until(lambda: not command_line(started), "it is left")
 
