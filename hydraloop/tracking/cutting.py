@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hydraloop.run import atomic
 from hydraloop.tracking.locks import ended
-from hydraloop.tracking.record_log import Position, Reader, cut_torn_line, read_all
-from hydraloop.tracking.tracker import Record
+from hydraloop.tracking.record_log import Position, Reader, Record, cut_torn_line, read_all
 
 log = logging.getLogger(__name__)
 

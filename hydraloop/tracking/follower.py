@@ -12,8 +12,8 @@ from typing import Literal
 
 from hydraloop.tracking import cutting
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.record_log import FILENAME, Position, Reader
-from hydraloop.tracking.tracker import Finish, LostError, Record, RefusedError, Tracker, UnusableError
+from hydraloop.tracking.record_log import FILENAME, Position, Reader, Record
+from hydraloop.tracking.tracker import Finish, LostError, RefusedError, Tracker, UnusableError
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from hydraloop.tracking.mlflow_names import Names, clean
 from hydraloop.tracking.mlflow_points import Points, milliseconds
 from hydraloop.tracking.mlflow_sweep import ensure_parent
 from hydraloop.tracking.mlflow_system import SystemMetrics
-from hydraloop.tracking.tracker import Attempt, Finish, Record, RefusedError, Run, Tracker, UnusableError
+from hydraloop.tracking.record_log import Record
+from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

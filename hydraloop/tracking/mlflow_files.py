@@ -17,7 +17,8 @@ from hydraloop.masking import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.mlflow_calls import Calls
 from hydraloop.tracking.mlflow_names import in_file_name
-from hydraloop.tracking.tracker import Record, RefusedError, Run, UnusableError
+from hydraloop.tracking.record_log import Record
+from hydraloop.tracking.tracker import RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

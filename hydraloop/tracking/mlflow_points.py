@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.tracking import mlflow_runs as runs
 from hydraloop.tracking.mlflow_names import Names
-from hydraloop.tracking.record_log import FILENAME, read_all
-from hydraloop.tracking.tracker import Record, Run
+from hydraloop.tracking.record_log import FILENAME, Record, read_all
+from hydraloop.tracking.tracker import Run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

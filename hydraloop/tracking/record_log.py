@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hydraloop.tracking.tracker import Record
-
 log = logging.getLogger(__name__)
 
 FILENAME = "metrics.jsonl"
@@ -25,6 +23,30 @@ NONFINITE = "nonfinite"
 _CHUNK = 1 << 16
 _MOST = 1 << 63
 """Above what services take as an iteration or an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the record log."""
+
+    index: int
+    """Its line, from 0."""
+    mode: str
+    """`train`, `val` or `test`."""
+    epoch: int
+    iteration: int
+    """Completed iterations: the axis of all charts."""
+    timestamp: float
+    """When it was written, in seconds since 1970."""
+    values: dict[str, float]
+    """Its numbers by name, without those above; NaN and infinity are themselves again."""
+    texts: dict[str, str]
+    """Its strings by name (`picture`: a path relative to the run directory), `mode` left out."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Its numbers as trackers name them: `train/loss`, `val/accuracy`."""
+        return {f"{self.mode}/{name}": value for name, value in self.values.items()}
 
 
 class RecordLog:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hydraloop.tracking.record_log import Record
 from hydraloop.tracking.texts import in_unicode
-from hydraloop.tracking.tracker import Record
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from hydraloop.tracking import hparams
 from hydraloop.tracking.event_file import EventFile
+from hydraloop.tracking.record_log import Record
 from hydraloop.tracking.summaries import Summaries
-from hydraloop.tracking.tracker import Finish, Record, Run, Tracker, UnusableError
+from hydraloop.tracking.tracker import Finish, Run, Tracker, UnusableError
 
 log = logging.getLogger(__name__)
 

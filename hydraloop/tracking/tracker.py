@@ -9,33 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hydraloop.engine.result import Status
+from hydraloop.tracking.record_log import Record
 
 Ending = Status | Literal["killed"]
 """How a run ended; `killed`: its process is gone and has left no result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line of the record log."""
-
-    index: int
-    """Its line, from 0."""
-    mode: str
-    """`train`, `val` or `test`."""
-    epoch: int
-    iteration: int
-    """Completed iterations: the axis of all charts."""
-    timestamp: float
-    """When it was written, in seconds since 1970."""
-    values: dict[str, float]
-    """Its numbers by name, without those above; NaN and infinity are themselves again."""
-    texts: dict[str, str]
-    """Its strings by name (`picture`: a path relative to the run directory), `mode` left out."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Its numbers as trackers name them: `train/loss`, `val/accuracy`."""
-        return {f"{self.mode}/{name}": value for name, value in self.values.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 from hydraloop.masking import mask_text
 from hydraloop.tracking import wandb_segments as segments
-from hydraloop.tracking.tracker import Finish, LostError, Record, Run, Tracker
+from hydraloop.tracking.record_log import Record
+from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker
 from hydraloop.tracking.wandb_file import steps
 from hydraloop.tracking.wandb_run import LiveRun, kill_core
 from hydraloop.tracking.wandb_segments import Segment

@@ -17,8 +17,9 @@ from hydraloop.engine.result import FILENAME as RESULT_FILE
 from hydraloop.masking import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.checkpoints import checkpoints
+from hydraloop.tracking.record_log import Record
 from hydraloop.tracking.texts import in_unicode
-from hydraloop.tracking.tracker import Finish, Record, Run
+from hydraloop.tracking.tracker import Finish, Run
 from hydraloop.tracking.wandb_segments import FOLDER, Segment
 from hydraloop.tracking.wandb_setup import identity, settings_of
 

@@ -13,7 +13,8 @@ from mlflow.entities import Run as MLflowRun
 from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.mlflow_address import prepare_database
 from hydraloop.tracking.mlflow_calls import settings
-from hydraloop.tracking.tracker import Attempt, Record, Run
+from hydraloop.tracking.record_log import Record
+from hydraloop.tracking.tracker import Attempt, Run
 
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 """What MLflow's own client calls is deprecated in SQLAlchemy, and so on; for `pytestmark`."""

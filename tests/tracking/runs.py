@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.tracking import description
-from hydraloop.tracking.record_log import FILENAME, RecordLog
-from hydraloop.tracking.tracker import Attempt, Finish, Record, RefusedError, Run, Tracker
+from hydraloop.tracking.record_log import FILENAME, Record, RecordLog
+from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker
 
 
 def attempt(number: int = 0, iteration: int = 0, **params: Any) -> Attempt:

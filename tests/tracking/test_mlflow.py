@@ -13,8 +13,8 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from hydraloop.tracking.mlflow import MLflowTracker
-from hydraloop.tracking.record_log import RecordLog
-from hydraloop.tracking.tracker import Finish, Record, RefusedError, UnusableError
+from hydraloop.tracking.record_log import Record, RecordLog
+from hydraloop.tracking.tracker import Finish, RefusedError, UnusableError
 from tests.tracking.mlflow_runs import (
     BEGAN,
     QUIET,

@@ -15,7 +15,8 @@ from PIL import Image
 
 from hydraloop.tracking import description
 from hydraloop.tracking.mlflow import MLflowTracker
-from hydraloop.tracking.tracker import Finish, Record
+from hydraloop.tracking.record_log import Record
+from hydraloop.tracking.tracker import Finish
 from tests.tracking.mlflow_runs import (
     BEGAN,
     QUIET,

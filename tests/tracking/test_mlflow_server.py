@@ -12,7 +12,8 @@ import pytest
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower, Trouble
 from hydraloop.tracking.mlflow import MLflowTracker
-from hydraloop.tracking.tracker import Finish, Record, UnusableError
+from hydraloop.tracking.record_log import Record
+from hydraloop.tracking.tracker import Finish, UnusableError
 from tests.tracking.mlflow_runs import (
     BEGAN,
     QUIET,

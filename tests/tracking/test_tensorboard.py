@@ -26,8 +26,9 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api_pb2, metadata
 
+from hydraloop.tracking.record_log import Record
 from hydraloop.tracking.tensorboard import TensorBoardTracker
-from hydraloop.tracking.tracker import Attempt, Finish, Record, Run, Sweep, UnusableError
+from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep, UnusableError
 
 BEGAN = 1_700_000_000.5
 

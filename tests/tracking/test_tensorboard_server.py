@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from hydraloop.tracking.record_log import Record
 from hydraloop.tracking.tensorboard import TensorBoardTracker
-from hydraloop.tracking.tracker import Attempt, Finish, Record, Run, Sweep
+from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 
 pytestmark = pytest.mark.slow
 
