@@ -20,8 +20,8 @@ from hydraloop.schemas import register as _register
 if TYPE_CHECKING:
     from hydraloop.app import main as main
     from hydraloop.builder import build as build
+    from hydraloop.cli.notebook import compose as compose
     from hydraloop.engine.engine import Engine as Engine
-    from hydraloop.notebook import compose as compose
     from hydraloop.tasks import Task as Task
 
 __version__ = "0.1.0"
@@ -30,7 +30,7 @@ _LAZY = {
     "Engine": "hydraloop.engine.engine",
     "Task": "hydraloop.tasks",
     "build": "hydraloop.builder",
-    "compose": "hydraloop.notebook",
+    "compose": "hydraloop.cli.notebook",
     "main": "hydraloop.app",
 }
 __all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "main"]

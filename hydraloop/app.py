@@ -23,26 +23,31 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import run_directory, typed
-from hydraloop.allowlist import ALLOWLIST
-from hydraloop.cli import arguments, checked, checks, composing, hydra_run, mistakes, plan
-from hydraloop.cli.attempt import Attempt
+from hydraloop.cli import arguments, checks, hydra_run, plan
+from hydraloop.cli import checked_compose as checked
+from hydraloop.cli import compose as composing
+from hydraloop.cli import explain as mistakes
 from hydraloop.cli.console import mask_handlers
 from hydraloop.cli.help import format_help
-from hydraloop.cli.jobs import Jobs
 from hydraloop.cli.search_path import check_search_path
-from hydraloop.engine.result import command, describe
+from hydraloop.cli.sweep_jobs import Jobs
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import elastic, here, torchrun
-from hydraloop.launch.ended import Ended
-from hydraloop.launch.ending import terminable
+from hydraloop.launch import elastic, torchrun
+from hydraloop.launch import single_process as here
 from hydraloop.launch.job import Job
+from hydraloop.launch.job_result import Ended
 from hydraloop.launch.outcome import RankError, Terminated
-from hydraloop.masked_config import mask_files, mask_records, remember_config
-from hydraloop.masking import mask_text, remember_overrides
+from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts
+from hydraloop.run import directory as run_directory
+from hydraloop.run.attempt_result import Attempt
 from hydraloop.run.lock import RunLock
+from hydraloop.run.masked_config import mask_files, mask_records, remember_config
+from hydraloop.run.result import command, describe
+from hydraloop.safety import typed_options as typed
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.secrets import mask_text, remember_overrides
 from hydraloop.tracking.sweeps import SweepTrackers
 
 log = logging.getLogger("hydraloop")

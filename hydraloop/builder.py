@@ -16,30 +16,37 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn, optim
 
-from hydraloop import run_directory, typed
 from hydraloop.data.loader import build_loader
 from hydraloop.data.sampler import mix_seed
-from hydraloop.engine.checkpoint import initialise, peek
+from hydraloop.engine.checkpoint.format import initialise, peek
 from hydraloop.engine.checks import check_hook
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.device.model_preparation import (
+    WRAP,
+    checkpoint_activations,
+    compile_modules,
+    modules_of,
+    use_channels_last,
+)
+from hydraloop.engine.device.precision import make_precision
+from hydraloop.engine.device.seeding import seed_everything, use_deterministic_kernels
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
-from hydraloop.engine.modules import WRAP, checkpoint_activations, compile_modules, modules_of, use_channels_last
-from hydraloop.engine.parts import Loaders, Settings
-from hydraloop.engine.precision import make_precision
-from hydraloop.engine.ranks import connect
-from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.instantiating import instantiate, require_target
-from hydraloop.masked_config import masked_yaml, remember_config
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.optim.building import build_schedule
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.overlap import introduce
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.run import directory as run_directory
 from hydraloop.run.lock import RunLock
+from hydraloop.run.masked_config import masked_yaml, remember_config
+from hydraloop.safety import typed_options as typed
+from hydraloop.safety.instantiate import instantiate, require_target
 from hydraloop.tasks.task import Task
 
 log = logging.getLogger(__name__)

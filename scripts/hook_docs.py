@@ -56,7 +56,9 @@ class Option:
     @property
     def description(self) -> str:
         """The docstring of its class, up to the arguments."""
-        source = (ROOT / "hydraloop" / "hooks" / f"{self.name}.py").read_text(encoding="utf-8")
+        hooks = ROOT / "hydraloop" / "hooks"
+        one, several = hooks / f"{self.name}.py", hooks / self.name / "hook.py"
+        source = (one if one.exists() else several).read_text(encoding="utf-8")
         classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
         (own,) = [node for node in classes if node.name == self.cls]
         return inspect.cleandoc(ast.get_docstring(own) or "").partition("\n\nArgs:")[0]

@@ -49,7 +49,8 @@ class Target:
     @property
     def file(self) -> str:
         """Its source, relative to the repository."""
-        return f"hydraloop/hooks/{self.option}.py"
+        folder = f"hydraloop/hooks/{self.option}"
+        return f"{folder}/hook.py" if (ROOT / folder).is_dir() else f"{folder}.py"
 
 
 @dataclass(frozen=True)

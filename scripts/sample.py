@@ -18,12 +18,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.python_sources import SEPARATOR
-from hydraloop.engine.checkpoint import evaluation_weights, load
-from hydraloop.engine.checkpoint_files import newest_complete
+from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.errors import UserError
-from hydraloop.instantiating import instantiate
 from hydraloop.models import GPT
-from hydraloop.run_directory import checkpoint_folders
+from hydraloop.run.checkpoint_files import newest_complete
+from hydraloop.run.directory import checkpoint_folders
+from hydraloop.safety.instantiate import instantiate
 
 BYTES = 256
 

@@ -110,7 +110,7 @@ def _free_port() -> Iterator[int]:
 def _serve(connection: Connection) -> None:
     import torch
 
-    import hydraloop.engine.ranks as ranks
+    import hydraloop.engine.distributed.process_group as ranks
 
     torch.set_num_threads(1)
     while True:

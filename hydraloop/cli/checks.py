@@ -11,7 +11,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from hydraloop.cli.arguments import HOOK_GROUPS, is_sweep
-from hydraloop.cli.composing import Composer, hydra_config
+from hydraloop.cli.compose import Composer, hydra_config
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.errors import UserError, suggestion
 from hydraloop.schemas.root import Config

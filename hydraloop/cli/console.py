@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from hydraloop.masking import mask_text
+from hydraloop.safety.secrets import mask_text
 
 
 class ConsoleHandler(logging.Handler):

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from hydraloop.cli.composing import Composer
+from hydraloop.cli.compose import Composer
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import hydra
 from omegaconf import DictConfig
 
-from hydraloop.hydra_versions import main_options
+from hydraloop.safety.hydra_versions import main_options
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import hydra_versions
-from hydraloop.allowed import within
-from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli.limits import check_file
 from hydraloop.errors import UserError
+from hydraloop.safety import hydra_versions
+from hydraloop.safety.allowed_names import within
+from hydraloop.safety.allowlist import ALLOWLIST
 
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")

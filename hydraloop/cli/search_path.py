@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from hydraloop.allowlist import ALLOWLIST
 from hydraloop.cli.arguments import parse
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 
 _KEY = "hydra.searchpath"
 _OF_HYDRA = "hydra.conf"

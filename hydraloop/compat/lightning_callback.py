@@ -19,9 +19,9 @@ from hydraloop.compat.entries import loaded, to_be_saved
 from hydraloop.compat.facade import Context
 from hydraloop.compat.lightning_methods import ALWAYS, ATTACHED, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
-from hydraloop.engine.checkpoint import load
-from hydraloop.engine.modes import in_eval_mode
-from hydraloop.engine.schedule import Every
+from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.interval import Every
+from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
 if TYPE_CHECKING:

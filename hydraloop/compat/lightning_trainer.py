@@ -12,7 +12,7 @@ from torch import Tensor, optim
 from hydraloop.compat.adapter import adapted
 from hydraloop.compat.facade import Context, Facade
 from hydraloop.compat.lightning_module import Module
-from hydraloop.engine.parts import Loader
+from hydraloop.engine.inputs import Loader
 
 
 class State(Facade):

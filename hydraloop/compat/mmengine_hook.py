@@ -16,7 +16,7 @@ from hydraloop.compat.entries import loaded, to_be_saved
 from hydraloop.compat.facade import Context
 from hydraloop.compat.mmengine_runner import Runner
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Priority
-from hydraloop.engine.modes import in_eval_mode
+from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import nn, optim
 from hydraloop.compat.adapter import adapted
 from hydraloop.compat.facade import Context, Facade
 from hydraloop.compat.message_hub import MessageHub
-from hydraloop.engine.parts import Loader
+from hydraloop.engine.inputs import Loader
 
 _SCHEDULES = "The group scheduler has the schedules; default_hooks.param_scheduler steps them."
 _PICTURES = "hooks=visualization writes pictures; numbers go to message_hub.update_scalar."

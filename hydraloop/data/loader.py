@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from hydraloop.data.sampler import EpochSampler, mix_seed
-from hydraloop.engine.devices import has_streams
+from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.errors import UserError
 
 _WORKERS = 1  # tells the workers' seeds from the order's

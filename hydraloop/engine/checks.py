@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loader
+from hydraloop.engine.inputs import Loader
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

@@ -14,24 +14,28 @@ from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
-from hydraloop.engine import lifecycle, loading, modes, optimizer_state, seeding
+from hydraloop.engine import run_scope as lifecycle
+from hydraloop.engine import train_mode as modes
+from hydraloop.engine.accumulation import Pair, Window, mean_of
+from hydraloop.engine.checkpoint import optimizer_state
+from hydraloop.engine.checkpoint import save_load as loading
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_hook, check_lengths, check_trainable
-from hydraloop.engine.devices import mover
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.device import seeding
+from hydraloop.engine.device.batch_transfer import mover
+from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.device.prefetch import prefetched, reads_ahead
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation import evaluate
 from hydraloop.engine.hook import Hook, OnError
+from hydraloop.engine.hook_requests import Requests
+from hydraloop.engine.inputs import Loader, Loaders, Settings, Stateful, share_of
+from hydraloop.engine.interval import Every
 from hydraloop.engine.messages import Messages
-from hydraloop.engine.parts import Loader, Loaders, Settings, Stateful, share_of
-from hydraloop.engine.precision import Precision
-from hydraloop.engine.prefetch import prefetched, reads_ahead
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.requests import Requests
-from hydraloop.engine.result import Best, Result
-from hydraloop.engine.schedule import Every
 from hydraloop.engine.stages import Call, Slot, Stages
-from hydraloop.engine.window import Pair, Window, mean_of
 from hydraloop.errors import UserError
 from hydraloop.run.lock import RunLock
+from hydraloop.run.result import Best, Result
 
 Outputs = dict[str, Any]
 

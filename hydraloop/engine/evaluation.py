@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hydraloop.engine.distributed import Distributed
-from hydraloop.engine.modes import in_eval_mode
-from hydraloop.engine.parts import Loader, share_of
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.inputs import Loader, share_of
 from hydraloop.engine.stages import Call
+from hydraloop.engine.train_mode import in_eval_mode
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -40,7 +40,7 @@ from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hydraloop.engine.schedule import Every
+from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError, close_names, suggestion
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 
 _FOLD_AT = 256

@@ -1,6 +1,6 @@
 """Default and custom hooks, one file each. Names are imported when they are first used.
 
-A hook's option name, class and file: `ema` is `EMAHook` in `ema.py`.
+A hook's option name, class and file: `timer` is `IterTimerHook` in `timer.py`; a hook with several files is a folder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
     from hydraloop.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
-    from hydraloop.hooks.checkpoint import CheckpointHook as CheckpointHook
+    from hydraloop.hooks.checkpoint.hook import CheckpointHook as CheckpointHook
     from hydraloop.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
-    from hydraloop.hooks.ema import EMAHook as EMAHook
+    from hydraloop.hooks.ema.hook import EMAHook as EMAHook
     from hydraloop.hooks.empty_cache import EmptyCacheHook as EmptyCacheHook
     from hydraloop.hooks.grad_clip import GradClipHook as GradClipHook
     from hydraloop.hooks.logger import LoggerHook as LoggerHook

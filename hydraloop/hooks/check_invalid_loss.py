@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hydraloop.engine.distributed.sharded_tensors import local
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.parts import Ordered
-from hydraloop.engine.schedule import Every
-from hydraloop.engine.shards import local
+from hydraloop.engine.inputs import Ordered
+from hydraloop.engine.interval import Every
 from hydraloop.errors import PeerError, UserError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
+from hydraloop.engine.distributed.sharded_tensors import whole
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.shards import whole
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class GradClipHook(Hook):
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if not (engine.distributed.sharded and math.isinf(self.norm_type)):
             return get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
-        from hydraloop.engine.sharding import largest_entry
+        from hydraloop.engine.distributed.fsdp import largest_entry
 
         norm = largest_entry(gradients)
         if self.error_if_nonfinite and not whole(norm).isfinite():

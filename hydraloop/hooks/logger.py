@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hydraloop.engine.device.gpu_peak import peak_tflops
 from hydraloop.engine.hook import Hook, Mode, Priority
-from hydraloop.engine.peak import peak_tflops
-from hydraloop.engine.schedule import Every
-from hydraloop.engine.summary import clock, duration, number
+from hydraloop.engine.interval import Every
+from hydraloop.engine.report.summary import clock, duration, number
 from hydraloop.errors import UserError
-from hydraloop.hooks.records import check_names, position
-from hydraloop.tracking.cutting import cut_behind
-from hydraloop.tracking.record_log import FILENAME, RecordLog
+from hydraloop.hooks.shared.record_entries import check_names, position
+from hydraloop.run.record_log import FILENAME, RecordLog
+from hydraloop.tracking.follower.cutting import cut_behind
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydraloop.engine.hook import Hook, Mode, Priority
-from hydraloop.engine.schedule import Every
+from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.records import position
+from hydraloop.hooks.shared.record_entries import position
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

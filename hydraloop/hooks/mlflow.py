@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
-from hydraloop.masking import mask_text
+from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.choices import check_checkpoints
 from hydraloop.tracking.describing import experiment_name
 from hydraloop.tracking.hook import TrackerHook
-from hydraloop.tracking.mlflow_nodes import NodeProcess, warn_of_file
+from hydraloop.tracking.mlflow.nodes import NodeProcess, warn_of_file
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.workers import end_workers
+from hydraloop.engine.loader_workers import end_workers
 from hydraloop.errors import UserError
-from hydraloop.hooks.data_sets import data_sets_with
+from hydraloop.hooks.shared.data_sets import data_sets_with
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
-from hydraloop.engine.summary import shown
+from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import FOLDER, SCHEDULE, ProfilerHook, TraceHandler
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.data_sets import data_sets_with
+from hydraloop.hooks.shared.data_sets import data_sets_with
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

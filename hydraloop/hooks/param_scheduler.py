@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.monitoring import higher_is_better
+from hydraloop.hooks.shared.monitoring import higher_is_better
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

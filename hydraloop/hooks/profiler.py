@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.summary import shown
+from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError, suggestion
 
 if TYPE_CHECKING:

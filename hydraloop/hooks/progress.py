@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
-from hydraloop.engine.summary import clock, number
+from hydraloop.engine.report.summary import clock, number
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.monitoring import higher_is_better, is_better
+from hydraloop.hooks.shared.monitoring import higher_is_better, is_better
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.workers import keeps_workers
-from hydraloop.hooks.data_sets import data_sets_with
+from hydraloop.engine.loader_workers import keeps_workers
+from hydraloop.hooks.shared.data_sets import data_sets_with
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.over_ranks import average_over_ranks, with_averages
+from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torch.utils.hooks import RemovableHandle
 
-from hydraloop.engine.devices import tensors_of
+from hydraloop.engine.device.batch_transfer import tensors_of
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.schedule import Every
+from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hydraloop.engine.schedule import Every
-from hydraloop.engine.shards import local
+from hydraloop.engine.distributed.sharded_tensors import local
+from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.histograms import histograms as counted
-from hydraloop.hooks.records import position
+from hydraloop.hooks.shared.histograms import histograms as counted
+from hydraloop.hooks.shared.record_entries import position
 from hydraloop.tracking.choices import check_only_one
 from hydraloop.tracking.hook import TrackerHook
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.timing import Durations, Timing
+from hydraloop.engine.report.timing import Durations, Timing
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

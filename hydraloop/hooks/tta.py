@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.result import describe
 from hydraloop.errors import UserError, suggestion
-from hydraloop.hooks.trial import can_try, some_batch, try_test
-from hydraloop.hooks.views import Merge, View, Views, check_images, mean_output, mean_probability, named_views
+from hydraloop.hooks.shared.trial_step import can_try, some_batch, try_test
+from hydraloop.hooks.shared.views import Merge, View, Views, check_images, mean_output, mean_probability, named_views
+from hydraloop.run.result import describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hydraloop.engine.hook import Hook, Mode, Priority
-from hydraloop.engine.schedule import Every
-from hydraloop.engine.summary import number, shown
+from hydraloop.engine.interval import Every
+from hydraloop.engine.report.summary import number, shown
 from hydraloop.errors import UserError
-from hydraloop.hooks.data_sets import data_sets_with
-from hydraloop.hooks.pictures import Tile, grid, to_pixels
-from hydraloop.hooks.records import position
+from hydraloop.hooks.shared.data_sets import data_sets_with
+from hydraloop.hooks.shared.pictures import Tile, grid, to_pixels
+from hydraloop.hooks.shared.record_entries import position
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hydraloop.errors import UserError
 from hydraloop.tracking.choices import check_checkpoints, check_only_one
 from hydraloop.tracking.hook import TrackerHook
-from hydraloop.tracking.wandb_names import names_of
-from hydraloop.tracking.wandb_setup import is_disabled
+from hydraloop.tracking.wandb.names import names_of
+from hydraloop.tracking.wandb.setup import is_disabled
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 
-from hydraloop.launch import files, rank_log
-from hydraloop.launch.ending import GRACE
+from hydraloop.launch import rank_files as files
+from hydraloop.launch import rank_log
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, Terminated, cause
+from hydraloop.launch.termination import GRACE
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Those that torch's launcher handles, and leaves its handlers for."""

@@ -14,9 +14,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import typed
-from hydraloop.resolving import resolved_yaml
-from hydraloop.run_directory import Resumed
+from hydraloop.run.config_yaml import resolved_yaml
+from hydraloop.run.directory import Resumed
+from hydraloop.safety import typed_options as typed
 
 _MAIN = ("init_main_from_name", "init_main_from_path")
 

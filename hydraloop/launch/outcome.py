@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from hydraloop.engine.result import describe
 from hydraloop.errors import PeerError, UserError
+from hydraloop.run.result import describe
 
 Kind = Literal["done", "mistake", "error", "died", "lost", "signal", "consequence"]
 _FIRST: tuple[Kind, ...] = ("mistake", "error", "died", "lost", "signal", "consequence")

@@ -14,9 +14,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hydraloop import hydra_versions
 from hydraloop.cli.console import MaskingFormatter, mask_handlers
 from hydraloop.launch.job import Job
+from hydraloop.safety import hydra_versions
 
 _CRASHES = {
     "Segmentation fault": signal.SIGSEGV,

@@ -22,15 +22,15 @@ from typing import Any
 
 import psutil
 
-from hydraloop import run_directory
 from hydraloop.cli.arguments import read, take_dry_run
 from hydraloop.launch import deaths, rank_log
-from hydraloop.launch.ended import Ended
-from hydraloop.launch.ending import Ending, leave
 from hydraloop.launch.job import Job
+from hydraloop.launch.job_result import Ended
 from hydraloop.launch.outcome import Outcome, Terminated
+from hydraloop.launch.termination import Ending, leave
 from hydraloop.launch.training import train
 from hydraloop.run import atomic
+from hydraloop.run import directory as run_directory
 from hydraloop.run.attempts import RECORDS
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -12,13 +12,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import typed
-from hydraloop.allowlist import ALLOWLIST
-from hydraloop.engine.result import Result, describe
-from hydraloop.launch.ending import Ending
 from hydraloop.launch.job import Job
 from hydraloop.launch.outcome import Outcome, Terminated
-from hydraloop.run_directory import Resumed
+from hydraloop.launch.termination import Ending
+from hydraloop.run.directory import Resumed
+from hydraloop.run.result import Result, describe
+from hydraloop.safety import typed_options as typed
+from hydraloop.safety.allowlist import ALLOWLIST
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def train(job: Job, rank: int, ending: Ending) -> Outcome:
 
 def _train(training: Training, job: Job) -> Result:
     from hydraloop.builder import build  # torch is imported here
-    from hydraloop.engine.ranks import connect
+    from hydraloop.engine.distributed.process_group import connect
 
     cfg = OmegaConf.create(job.config)
     assert isinstance(cfg, DictConfig)

@@ -23,10 +23,11 @@ def main(folder: Path) -> int:
     given = json.loads(text)
     sys.path[:] = given["sys_path"]
 
-    from hydraloop.launch import files, rank_log
-    from hydraloop.launch.ending import Ending, leave
+    from hydraloop.launch import rank_files as files
+    from hydraloop.launch import rank_log
     from hydraloop.launch.job import Job
     from hydraloop.launch.outcome import Outcome, Terminated
+    from hydraloop.launch.termination import Ending, leave
     from hydraloop.launch.training import train
     from hydraloop.run import lock
 

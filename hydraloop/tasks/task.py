@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from hydraloop.engine.devices import leaves_of
+from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.list_states import agree_on_list_states
 from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype

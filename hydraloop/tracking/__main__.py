@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hydraloop.tracking.process import main
+from hydraloop.tracking.follower.process import main
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

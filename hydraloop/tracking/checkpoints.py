@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hydraloop.engine.checkpoint_files import SUFFIX, newest_complete
+from hydraloop.run.checkpoint_files import SUFFIX, newest_complete
 from hydraloop.tracking.tracker import Run
 
 CHOICES = ("best", "last", "all")

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hydraloop.engine import code_patch
-from hydraloop.engine.result import command, git_commit, versions
-from hydraloop.masking import mask_command, mask_overrides, mask_text, masked
-from hydraloop.run import attempts
+from hydraloop.run import attempts, code_patch
 from hydraloop.run.processes import started
+from hydraloop.run.result import command, git_commit, versions
+from hydraloop.safety.secrets import mask_command, mask_overrides, mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.tracker import Attempt, Run
 

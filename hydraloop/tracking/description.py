@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.engine.result import FILENAME as RESULT_FILE
-from hydraloop.masking import mask_text
 from hydraloop.run import atomic
-from hydraloop.tracking.locks import FOLDER
+from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.safety.secrets import mask_text
+from hydraloop.tracking.follower.locks import FOLDER
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"

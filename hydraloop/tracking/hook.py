@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.result import describe
-from hydraloop.engine.summary import shown
+from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError
-from hydraloop.masking import mask_text, masked
+from hydraloop.run.record_log import count
+from hydraloop.run.result import describe
+from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
-from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.describing import run_of
-from hydraloop.tracking.link import Link, Settings
-from hydraloop.tracking.record_log import count
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.link import Link, Settings
 from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:

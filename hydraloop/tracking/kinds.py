@@ -20,15 +20,15 @@ def tracker_of(kind: str) -> type[Tracker]:
         ValueError: there is no such kind.
     """
     if kind == "mlflow":
-        from hydraloop.tracking.mlflow import MLflowTracker
+        from hydraloop.tracking.mlflow.tracker import MLflowTracker
 
         return MLflowTracker
     if kind == "wandb":
-        from hydraloop.tracking.wandb import WandbTracker
+        from hydraloop.tracking.wandb.tracker import WandbTracker
 
         return WandbTracker
     if kind == "tensorboard":
-        from hydraloop.tracking.tensorboard import TensorBoardTracker
+        from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
 
         return TensorBoardTracker
     raise ValueError(f"there is no tracker {kind!r}")
@@ -39,7 +39,7 @@ def preload(kind: str) -> None:
     tracker_of(kind)
     try:
         if kind == "wandb":
-            from hydraloop.tracking.wandb_setup import prepare
+            from hydraloop.tracking.wandb.setup import prepare
 
             prepare()  # it reads the environment when it is imported
         import_module(_LIBRARIES[kind])

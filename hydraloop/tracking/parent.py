@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hydraloop.masking import mask_text, remember
 from hydraloop.run import atomic
+from hydraloop.safety.secrets import mask_text, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower import described
-from hydraloop.tracking.locks import FOLDER
-from hydraloop.tracking.masked_logging import log_to_stderr
+from hydraloop.tracking.follower.follower import described
+from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.masked_logging import log_to_stderr
 
 _OPTIONS = "{}.parent.json"
 
@@ -46,7 +46,7 @@ def main(what: str, folder: Path, hook: str) -> int:
 
 
 def _begin(folder: Path, given: dict[str, Any]) -> None:
-    from hydraloop.tracking.mlflow_sweep import ensure_parent
+    from hydraloop.tracking.mlflow.sweep import ensure_parent
 
     sweep = description.read_sweep(folder)
     assert sweep is not None, "the controller describes the sweep first"
@@ -60,7 +60,7 @@ def finish(folder: Path, given: dict[str, Any]) -> None:
         folder: of the sweep.
         given: `options`; `jobs` that it has; whether it was `interrupted`.
     """
-    from hydraloop.tracking.mlflow_sweep import finish_parent
+    from hydraloop.tracking.mlflow.sweep import finish_parent
 
     finish_parent(given["options"], folder, jobs=given.get("jobs", 0), interrupted=given.get("interrupted", False))
 

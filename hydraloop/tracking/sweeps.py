@@ -18,10 +18,10 @@ from typing import Any, Literal
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydraloop.masking import mask_text, masked, remember
+from hydraloop.safety.secrets import mask_text, masked, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.locks import FOLDER
-from hydraloop.tracking.spawning import spawn
+from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.spawning import spawn
 from hydraloop.tracking.tracker import Sweep
 
 log = logging.getLogger(__name__)

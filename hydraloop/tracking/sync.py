@@ -18,15 +18,15 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from hydraloop.masking import mask_text
 from hydraloop.run.processes import is_alive
+from hydraloop.run.record_log import FILENAME, count
+from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description, parent
-from hydraloop.tracking.cursor import Cursor, names
-from hydraloop.tracking.follower import Follower, Trouble, described
+from hydraloop.tracking.follower.cursor import Cursor, names
+from hydraloop.tracking.follower.follower import Follower, Trouble, described
+from hydraloop.tracking.follower.locks import FOLDER, lock_of
+from hydraloop.tracking.follower.masked_logging import log_to_stderr
 from hydraloop.tracking.kinds import tracker_of
-from hydraloop.tracking.locks import FOLDER, lock_of
-from hydraloop.tracking.masked_logging import log_to_stderr
-from hydraloop.tracking.record_log import FILENAME, count
 from hydraloop.tracking.tracker import Attempt, Finish
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hydraloop.engine.result import Status
-from hydraloop.tracking.record_log import Record
+from hydraloop.run.record_log import Record
+from hydraloop.run.result import Status
 
 Ending = Status | Literal["killed"]
 """How a run ended; `killed`: its process is gone and has left no result."""

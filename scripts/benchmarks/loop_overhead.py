@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,

@@ -35,8 +35,8 @@ from tracker_hooks import VALUES
 from tracker_place import ROOT, Place, template
 from tracker_worker import MEASURED, RUN
 
-from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.record_log import FILENAME
+from hydraloop.run.record_log import FILENAME
+from hydraloop.tracking.follower.cursor import Cursor
 
 GOAL = 20.0
 """µs a record."""

@@ -18,11 +18,11 @@ import psutil
 import tracking_contents as contents
 from wandb_service import KEY, Service, serving
 
-from hydraloop.tracking import cursor
-from hydraloop.tracking.locks import ended
-from hydraloop.tracking.mlflow_address import prepare_database
-from hydraloop.tracking.mlflow_calls import settings
-from hydraloop.tracking.record_log import FILENAME, STAMP, count
+from hydraloop.run.record_log import FILENAME, STAMP, count
+from hydraloop.tracking.follower import cursor
+from hydraloop.tracking.follower.locks import ended
+from hydraloop.tracking.mlflow.address import prepare_database
+from hydraloop.tracking.mlflow.calls import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 _LONGEST = 300.0

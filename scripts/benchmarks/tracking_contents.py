@@ -69,7 +69,7 @@ def wandb_points(run_dir: Path) -> Points:
     """Of all of W&B's files in a run directory that `wandb sync` would upload."""
     from wandb.proto import wandb_internal_pb2 as protocol
 
-    from hydraloop.tracking.wandb_file import records
+    from hydraloop.tracking.wandb.file import records
 
     parse: Any = getattr(protocol, "Record").FromString  # noqa: B009  # the generated module makes its names when it runs
     points: Points = Counter()

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.allowlist import ALLOWLIST
 from hydraloop.compat import LightningCallback
 from hydraloop.compat.lightning_methods import ALWAYS, POINTS
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.checkpoint.save_load import has_state
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loading import has_state
-from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.engine.stages import mount_points_of
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal
 from tests.hooks.tiny_runs import BATCHES, Stopper, batches, load, model

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.allowlist import ALLOWLIST
 from hydraloop.compat import MMEngineHook
+from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
-from hydraloop.engine.loading import has_state
 from hydraloop.engine.stages import mount_points_of, slot_of
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
+from hydraloop.safety.allowlist import ALLOWLIST
 from tests.compat.scripts import engine_with, refusal
 from tests.helpers import Recorder, logged
 from tests.hooks.tiny_runs import BATCHES, Stopper, load

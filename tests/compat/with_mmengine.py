@@ -21,10 +21,10 @@ with warnings.catch_warnings():
 
 from hydraloop.compat import MMEngineHook
 from hydraloop.compat.mmengine_hook import INSTEAD
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal, run_all

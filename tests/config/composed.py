@@ -12,7 +12,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from hydraloop.cli import arguments, checked, composing
+from hydraloop.cli import arguments
+from hydraloop.cli import checked_compose as checked
+from hydraloop.cli import compose as composing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli import arguments, composing
+from hydraloop.cli import arguments
+from hydraloop.cli import compose as composing
 from tests.config.composed import GOLDEN, SINGLE, SWEEPS, all_composed, composer, job
 
 

@@ -54,9 +54,9 @@ MECHANISM = (
         "`hydraloop.Hook`, 26 mount points",
         "engine.max_epochs=1 +hooks.mine._target_=my_project.hooks.MyHook",
         tests="""
-        unit/engine/test_trace.py::test_two_epochs_with_validation_test_checkpoints_and_records
+        engine/test_trace.py::test_two_epochs_with_validation_test_checkpoints_and_records
         test_the_arguments_of_every_mount_point
-        unit/engine/test_hook.py::test_there_are_26_mount_points_and_four_general_ones
+        engine/test_hook.py::test_there_are_26_mount_points_and_four_general_ones
         test_a_misspelt_mount_point_is_refused_when_the_class_is_created
         """,
     ),
@@ -66,7 +66,7 @@ MECHANISM = (
         "the mount points, and `before_epoch after_epoch before_iter after_iter` with `mode`",
         "engine.max_epochs=1 hooks=[empty_cache]",
         tests="""
-        unit/engine/test_hook.py::test_general_points_are_called_at_the_train_val_and_test_points_with_the_mode
+        engine/test_hook.py::test_general_points_are_called_at_the_train_val_and_test_points_with_the_mode
         e2e/test_predecessors.py::test_the_general_points_are_called_in_training_validation_and_test
         """,
     ),
@@ -76,9 +76,9 @@ MECHANISM = (
         "the same methods of `Hook`, on the rule `Every`",
         "engine.max_epochs=2 default_hooks.checkpoint.interval=3 default_hooks.checkpoint.by_epoch=false",
         tests="""
-        unit/engine/test_hook.py::test_helpers_say_when_something_is_due
+        engine/test_hook.py::test_helpers_say_when_something_is_due
         test_the_helpers_answer_as_mmengines_do
-        unit/engine/test_schedule.py::test_due_in_the_first_ten
+        engine/test_interval.py::test_due_in_the_first_ten
         e2e/test_predecessors.py::test_a_hook_with_mmengines_helper_is_due_as_there
         """,
     ),
@@ -89,7 +89,7 @@ MECHANISM = (
         "engine.max_epochs=1 hooks=[ema]",
         tests="""
         e2e/test_predecessors.py::test_hooks_reach_each_other_through_the_engine
-        unit/engine/test_engine.py::test_hooks_know_their_name_and_key
+        engine/test_engine.py::test_hooks_know_their_name_and_key
         """,
     ),
     _row(
@@ -99,9 +99,9 @@ MECHANISM = (
         "`priority`",
         "engine.max_epochs=1 hooks=[ema,profiler] hooks.ema.priority=HIGH hooks.profiler.priority=95",
         tests="""
-        unit/engine/test_hook.py::test_the_scale_is_mmengines
+        engine/test_hook.py::test_the_scale_is_mmengines
         test_numbers_and_names_in_any_case
-        unit/engine/test_stages.py::test_priority_then_default_before_custom_then_registration
+        engine/test_stages.py::test_priority_then_default_before_custom_then_registration
         e2e/test_command_line.py::test_priorities_by_name_and_number
         e2e/test_predecessors.py::test_a_hook_with_mmengines_helper_is_due_as_there
         """,
@@ -125,7 +125,7 @@ MECHANISM = (
         tests="""
         e2e/test_command_line.py::test_the_dry_runs_order_is_the_runs
         test_torch_is_not_imported_and_nothing_is_written
-        unit/cli/test_plan.py::test_the_plan_is_the_order_of_the_engine
+        cli/test_plan.py::test_the_plan_is_the_order_of_the_engine
         """,
     ),
     _row(
@@ -148,7 +148,7 @@ MECHANISM = (
         tests="""
         e2e/test_command_line.py::test_no_checkpoint_and_a_hook_of_ones_own
         test_a_model_and_data_of_ones_own
-        unit/test_allowlist.py::test_refused
+        safety/test_allowlist.py::test_refused
         """,
     ),
     _row(
@@ -157,7 +157,7 @@ MECHANISM = (
         "`engine.messages`, one for each engine",
         "engine.max_epochs=1",
         tests="""
-        unit/engine/test_messages.py::test_facts_are_read_when_somebody_asks
+        engine/test_messages.py::test_facts_are_read_when_somebody_asks
         test_means_over_floats_and_tensors_and_an_empty_window_afterwards
         e2e/test_predecessors.py::test_the_message_hub_has_runtime_infos_facts
         """,
@@ -170,7 +170,7 @@ MECHANISM = (
         "engine.max_epochs=1 engine.val_by_epoch=false engine.val_interval=8 engine.val_begin=5",
         tests="""
         e2e/test_predecessors.py::test_the_val_workflow_is_an_interval_and_reports_the_loss
-        unit/engine/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
+        engine/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
         test_the_loss_is_the_mean_over_samples_not_over_batches
         """,
     ),
@@ -186,9 +186,9 @@ MECHANISM = (
         e2e/test_predecessors.py::test_load_from_and_pretrained_with_a_prefix
         e2e/test_command_line.py::test_resuming_the_newest_run_in_its_own_directory
         test_load_from_takes_weights_into_a_new_run
-        unit/engine/test_resume.py::test_cut_at_an_epochs_end
+        engine/checkpoint/test_resume.py::test_cut_at_an_epochs_end
         test_cut_inside_an_epoch
-        unit/engine/test_checkpoint.py::test_init_with_a_prefix_takes_only_those
+        engine/checkpoint/test_format.py::test_init_with_a_prefix_takes_only_those
         test_init_with_a_prefix_the_model_does_not_have_takes_it_off
         test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front
         """,
@@ -206,7 +206,7 @@ MECHANISM = (
         e2e/test_predecessors.py::test_log_config_is_the_loggers_interval
         test_evaluation_with_topk_of_torchmetrics_and_the_best_of_it
         test_evaluation_can_start_later_by_epoch_or_iteration
-        unit/tasks/test_metrics.py::test_accuracy_by_hand
+        tasks/test_metrics.py::test_accuracy_by_hand
         """,
     ),
 )
@@ -234,7 +234,7 @@ DEFAULT_HOOKS = (
         hooks/test_timer.py::test_time_and_data_time_of_each_iteration
         test_eta_counts_the_iterations_left
         test_summary
-        unit/engine/test_summary.py::test_summary_of_a_finished_run
+        engine/report/test_summary.py::test_summary_of_a_finished_run
         """,
     ),
     _row(
@@ -274,9 +274,9 @@ DEFAULT_HOOKS = (
         test_any_key_of_any_number_of_schedules_is_stepped
         test_plateau_follows_the_validation
         test_the_lr_is_summarised_after_training
-        unit/optim/test_schedule_values.py::test_an_option_follows_its_formula
-        unit/optim/test_schedule_keys.py::test_a_schedule_changes_the_key_it_names_and_no_other
-        unit/optim/test_schedule_conversion.py::test_it_is_the_same_curve_in_finer_steps
+        optim/test_schedule_values.py::test_an_option_follows_its_formula
+        optim/test_schedule_keys.py::test_a_schedule_changes_the_key_it_names_and_no_other
+        optim/test_schedule_conversion.py::test_it_is_the_same_curve_in_finer_steps
         """,
     ),
     _row(
@@ -316,7 +316,7 @@ DEFAULT_HOOKS = (
         "`precision=fp16`",
         "engine.max_iters=3 precision=fp16 default_hooks.grad_clip.max_norm=1.0 hooks=[ema]",
         tests="""
-        unit/engine/test_precision.py::test_clipping_sees_gradients_of_true_size
+        engine/device/test_precision.py::test_clipping_sees_gradients_of_true_size
         test_the_engine_skips_what_overflows
         hooks/test_ema.py::test_a_step_that_fp16_skips_is_no_update
         hooks/test_param_scheduler.py::test_a_skipped_step_moves_no_schedule
@@ -509,7 +509,7 @@ CUSTOM_HOOKS = (
         "`scheduler=yolox`",
         "engine.max_epochs=4 scheduler=yolox scheduler.yolox.num_last_epochs=1",
         tests="""
-        unit/optim/test_schedule_values.py::test_an_option_follows_its_formula
+        optim/test_schedule_values.py::test_an_option_follows_its_formula
         test_ours_stay_at_the_lowest_value
         """,
     ),
@@ -531,9 +531,9 @@ CUSTOM_HOOKS = (
         "engine.max_epochs=2 distributed.nproc_per_node=2",
         "engine.max_epochs=2 engine.val_interval=2",
         tests="""
-        unit/engine/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
-        unit/engine/test_ranks.py::test_evaluation_counts_every_sample_once
-        unit/data/test_rank_shares.py::test_every_rank_evaluates_a_data_set_smaller_than_the_world
+        engine/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
+        engine/distributed/test_process_group.py::test_evaluation_counts_every_sample_once
+        data/test_rank_shares.py::test_every_rank_evaluates_a_data_set_smaller_than_the_world
         """,
     ),
     _row(
@@ -543,10 +543,10 @@ CUSTOM_HOOKS = (
         "engine.max_epochs=1 hooks=[tensorboard,wandb,mlflow]",
         "engine.max_epochs=1 hooks=[visualization,tensorboard] hooks.tensorboard.histograms=10",
         tests="""
-        e2e/test_trackers.py::test_every_tracker_has_the_whole_run
+        e2e/trackers/test_trackers.py::test_every_tracker_has_the_whole_run
         test_a_resumed_run_is_the_same_run_everywhere
         test_a_sweep_of_which_some_jobs_are_tracked
-        e2e/test_tracker_pages.py::test_mlflow_shows_the_parent_its_children_and_the_charts_of_one
+        e2e/trackers/test_tracker_pages.py::test_mlflow_shows_the_parent_its_children_and_the_charts_of_one
         test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters
         hooks/test_mlflow.py::test_the_run_is_there
         hooks/test_wandb.py::test_a_run_is_in_its_file

@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hydraloop.data.loader import build_loader
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.device.grad_scaling import FP16
+from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.sharded_tensors import whole
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.grad_scaling import FP16
 from hydraloop.engine.hook import Hook, OnError
-from hydraloop.engine.parts import Loaders, Settings
-from hydraloop.engine.precision import Precision
-from hydraloop.engine.shards import whole
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms

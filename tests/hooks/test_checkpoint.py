@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hydraloop.engine.checkpoint_files import newest_complete
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.run.checkpoint_files import newest_complete
 from tests.helpers import failing
 from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 

@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.hooks.tiny_runs import Scripted, batches, bits, engine_of, load, model, same
 

@@ -15,13 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.checkpoint import initialise
+from hydraloop.engine.checkpoint.format import initialise
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks import publishing
-from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.hooks.ema import EMAHook
-from hydraloop.hooks.publishing import ENTRIES
+from hydraloop.hooks.checkpoint import publishing
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint.publishing import ENTRIES
+from hydraloop.hooks.ema.hook import EMAHook
 from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
 
 

@@ -17,13 +17,13 @@ from unittest import mock
 import pytest
 import torch
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loaders, Settings
-from hydraloop.engine.result import Result
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
+from hydraloop.run.result import Result
 from hydraloop.tasks.task import Task
 from tests.hooks.tiny_runs import Scripted, batches, engine_of, model
 from tests.ranks import on_ranks

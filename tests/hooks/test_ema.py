@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from hydraloop.engine.device.grad_scaling import FP16
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.grad_scaling import FP16
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.ema.hook import EMAHook
 from tests.hooks.tiny_runs import Scripted, Stopper, batches, bits, engine_of, load, same
 
 Weights = dict[str, Tensor]

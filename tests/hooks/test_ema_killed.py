@@ -15,8 +15,8 @@ import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.ema.hook import EMAHook
 from tests.hooks.tiny_runs import bits, engine_of, load, same
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydraloop.hooks.averaging import DEFAULT_GAMMA, EMA_TYPES
-from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.ema.averaging import DEFAULT_GAMMA, EMA_TYPES
+from hydraloop.hooks.ema.hook import EMAHook
 from tests.hooks.test_ema import Recorder, check
 from tests.hooks.tiny_runs import engine_of
 

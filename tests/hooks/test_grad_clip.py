@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from hydraloop.engine.device.grad_scaling import FP16
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.grad_scaling import FP16
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.grad_clip import GradClipHook

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.sharded_tensors import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loaders, Settings
-from hydraloop.engine.shards import whole
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.tasks import Regression
 from tests.ranks import RankError, on_ranks

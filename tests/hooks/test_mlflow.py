@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, MLflowLoggerHook
 from hydraloop.tracking import sync
-from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower.cursor import Cursor
 from tests.helpers import at, batches, make_engine
 from tests.processes import children
-from tests.tracking.mlflow_runs import QUIET, client, empty_database, folder
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -131,7 +131,7 @@ def test_the_first_rank_of_another_machine_logs_its_load_and_others_nothing(
         engine=cast(type[Engine], partial(Engine, distributed=ranks)),
     ).train()
     ((*started,),) = seen
-    assert [line.split()[-1] for line in started] == ["hydraloop.tracking.mlflow_node"] * number
+    assert [line.split()[-1] for line in started] == ["hydraloop.tracking.mlflow.node"] * number
     assert _children() == []
     written = [path.name for path in (folder / "tracking").glob("*")]
     assert written == ["mlflow.node_1.log"] * number, "rank 0 writes the rest"

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, Step
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim.schedule import Schedule
 from tests.hooks.tiny_runs import Scripted, Stopper, engine_of, load, model

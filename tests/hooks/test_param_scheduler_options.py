@@ -17,13 +17,13 @@ from hydraloop.builder import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import Schedule
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.config.composed import REPOSITORY
 from tests.hooks.tiny_runs import BATCHES, Scripted, Stopper, engine_of, model
-from tests.unit.optim.scheduled import option
+from tests.optim.scheduled import option
 
 EPOCHS = 6
 STEPS = EPOCHS * BATCHES

@@ -15,10 +15,10 @@ from torch import nn
 
 import hydraloop
 from hydraloop.builder import build
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import ProfilerHook
 from hydraloop.tasks.task import Task

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from hydraloop.data.loader import build_loader
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from tests.hooks.tiny_runs import Stopper, engine_of
 from tests.ranks import on_ranks

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks import SyncBuffersHook, SyncNormHook
-from hydraloop.hooks.over_ranks import average_over_ranks
+from hydraloop.hooks.shared.over_ranks import average_over_ranks
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs
 from tests.hooks.tiny_runs import load

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks import histograms as counting
 from hydraloop.hooks.grad_clip import GradClipHook
-from hydraloop.hooks.histograms import BINS, histograms
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.hooks.shared import histograms as counting
+from hydraloop.hooks.shared.histograms import BINS, histograms
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import HostSyncs, at, batches, failing, make_engine

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.parts import Loaders, Settings
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.tasks import Regression
 from tests.ranks import on_ranks

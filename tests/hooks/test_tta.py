@@ -16,15 +16,15 @@ from torch.utils.data import Dataset
 
 import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.device.precision import make_precision
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.precision import make_precision
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.shared.views import Views, named_views
 from hydraloop.hooks.tta import TestTimeAugmentationHook
-from hydraloop.hooks.views import Views, named_views
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
 from tests.config.composed import REPOSITORY

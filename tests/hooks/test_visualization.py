@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks import pictures
-from hydraloop.hooks.ema import EMAHook
+from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.pictures import Tile, grid, to_pixels
+from hydraloop.hooks.shared import pictures
+from hydraloop.hooks.shared.pictures import Tile, grid, to_pixels
 from hydraloop.hooks.visualization import VisualizationHook, _Sample
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged

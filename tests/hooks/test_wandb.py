@@ -13,7 +13,7 @@ import pytest
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, WandbLoggerHook
-from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower.cursor import Cursor
 from tests.helpers import batches, make_engine
 
 
@@ -131,7 +131,7 @@ def _engine(run_dir: Path, hook: WandbLoggerHook, **options: Any) -> Engine:
 def _steps(run_dir: Path) -> str:
     """Of the rows in its offline file; W&B's library is kept out of the tests' own process."""
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    reading = "import sys, pathlib, hydraloop.tracking.wandb_file as f; print(f.steps(pathlib.Path(sys.argv[1])))"
+    reading = "import sys, pathlib, hydraloop.tracking.wandb.file as f; print(f.steps(pathlib.Path(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", reading, str(file)], capture_output=True, text=True, check=True)
     return found.stdout.strip()
 

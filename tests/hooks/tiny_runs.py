@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.distributed import Distributed
+from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.precision import Precision
 from hydraloop.tasks.task import Task
 
 BATCHES = 4

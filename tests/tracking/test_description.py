@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.engine.result import Result
 from hydraloop.run.processes import is_alive, started
+from hydraloop.run.result import Result
 from hydraloop.tracking import description
 from hydraloop.tracking.describing import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep

@@ -16,14 +16,15 @@ import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.result import Result
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, TensorBoardLoggerHook
-from hydraloop.tracking import description, link, sync
-from hydraloop.tracking.cursor import Cursor
+from hydraloop.run.record_log import FILENAME, count
+from hydraloop.run.result import Result
+from hydraloop.tracking import description, sync
+from hydraloop.tracking.follower import link
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.locks import lock_of
 from hydraloop.tracking.hook import TrackerError, _ending
-from hydraloop.tracking.locks import lock_of
-from hydraloop.tracking.record_log import FILENAME, count
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, batches, make_engine
 from tests.processes import children

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.engine.result import Result
 from hydraloop.run.processes import started
+from hydraloop.run.result import Result
 from hydraloop.tracking import description, sync
-from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower.cursor import Cursor
 from tests.tracking.runs import attempt, described_run, log_records
 
 

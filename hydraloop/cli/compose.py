@@ -1,0 +1,149 @@
+"""Composing a config the way Hydra will, before Hydra does: mistakes are found while nothing has been written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.cli.arguments import is_sweep, parse
+from hydraloop.cli.search_path import check_search_path
+from hydraloop.errors import UserError
+from hydraloop.run.directory import run_id
+from hydraloop.safety import hydra_versions
+
+
+class Composer:
+    """Composes configs of one project. Only one at a time can be open; `opened` gives it.
+
+    Args:
+        name: of the primary config, without `.yaml`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._last: tuple[list[str], DictConfig] | None = None
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """One job's config, with the node `hydra`.
+
+        Raises:
+            UserError: the search path has a package that is not trusted.
+            Exception: what Hydra raises.
+        """
+        if self._last is None or self._last[0] != list(overrides):  # composing takes some 30 ms
+            check_search_path(self._name, overrides)
+            cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+            self._last = (list(overrides), cfg)
+        return self._last[1]
+
+    def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
+        """What Hydra composes for a sweep before its jobs: without the values that are swept."""
+        check_search_path(self._name, overrides)
+        loader = GlobalHydra.instance().config_loader()
+        return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
+
+    def options(self, group: str) -> list[str]:
+        """The options of a config group."""
+        return list(GlobalHydra.instance().config_loader().get_group_options(group))
+
+    def is_group(self, key: str) -> bool:
+        """Whether Hydra takes `key=` for the choice of a group's option."""
+        return any(source.is_group(key) for source in GlobalHydra.instance().config_loader().get_sources())
+
+    def groups(self) -> list[str]:
+        """All config groups except Hydra's own."""
+        loader = GlobalHydra.instance().config_loader()
+        return [group for group in loader.list_groups("") if group not in ("hydra", "hydraloop")]
+
+
+class _ExtraFolder(SearchPathPlugin):
+    """Adds Hydra's --config-dir to the search path while a composer is open."""
+
+    folder: Path | None = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra for each search path that it makes."""
+        if self.folder is not None:
+            search_path.append("command-line", f"file://{self.folder.resolve()}")
+
+
+@contextmanager
+def opened(folder: Path, name: str, extra_folder: Path | None = None) -> Iterator[Composer]:
+    """Open a composer over `folder` and then over `extra_folder` (Hydra's --config-dir), and close it at the end.
+
+    Raises:
+        UserError: a folder does not exist.
+    """
+    for path, key in ((folder, "--config-path"), (extra_folder, "--config-dir")):
+        if path is not None and not path.is_dir():
+            raise UserError(f"there is no folder {path}", key=key, remedy="Make it, with a config.yaml in it.")
+    register_resolvers()
+    Plugins.instance().register(_ExtraFolder)
+    GlobalHydra.instance().clear()
+    _ExtraFolder.folder = extra_folder
+    try:
+        with hydra.initialize_config_dir(str(folder.absolute()), "train", **hydra_versions.BASE):
+            yield Composer(name)
+    finally:
+        _ExtraFolder.folder = None
+
+
+@contextmanager
+def hydra_config(cfg: DictConfig) -> Iterator[None]:
+    """Interpolations of `hydra:` resolve only while Hydra's config is set."""
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+def register_resolvers() -> None:
+    """`${run_id:}`, the same wherever it stands in one config."""
+    hydra_versions.register_resolver("run_id", run_id)
+
+
+def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
+    """The overrides of each job of a sweep, as Hydra's basic sweeper multiplies them.
+
+    Raises:
+        UserError: a sweep without an end (`interval(0,1)`), which this sweeper cannot enumerate.
+    """
+    axes: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not is_sweep(override):
+            axes[key] = [override.input_line or ""]
+        elif override.is_discrete_sweep():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if not axes[key]:
+                raise UserError(
+                    f"{override.input_line} stands for nothing",
+                    key=override.key_or_group,
+                    remedy="glob(…) lists the options of a group, experiment=glob(*); for a key list its values: a,b,c",
+                )
+        else:
+            raise UserError(
+                f"{override.input_line} has no end",
+                key=override.key_or_group,
+                remedy="List its values: a,b,c or range(1,10,3).",
+            )
+    return (list(job) for job in itertools.product(*axes.values()))
+
+
+def swept(cfg: DictConfig, overrides: Sequence[Override]) -> list[Override]:
+    """The overrides of a sweep, those that stand in the config file (`hydra.sweeper.params`) included."""
+    params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
+    return [*parse([f"{key}={value}" for key, value in params.items()]), *overrides]

@@ -1,0 +1,1 @@
+"""Checkpoints: what is in one, how a run is saved and restored."""

@@ -1,0 +1,285 @@
+"""What a checkpoint is: written atomically, loaded without pickle.
+
+A checkpoint is a dict::
+
+    format      1
+    meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
+                hyperparameters: what each parameter group of the optimizer was given, before any schedule;
+                averaged_weights: the name of the hook that holds them, where one does;
+                published_from: in a published file, the name of the one it was made of
+    state_dict  the raw model's
+    optimizer   its state_dict
+    schedulers  {name: state_dict}
+    hooks       {name: state_dict}, of the hooks that have one
+    precision   the gradient scaler's state, where there is one
+    rng         the states of all random number generators
+    progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydraloop.errors import UserError
+from hydraloop.run import atomic
+from hydraloop.run.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX, is_complete
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+Checkpoint = dict[str, Any]
+
+_PLAIN = (
+    Tensor,
+    nn.Parameter,
+    int,
+    float,
+    complex,
+    str,
+    bool,
+    bytes,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint so that `path` is, at every moment, absent, the old file, or the whole new one.
+
+    Raises:
+        TypeError: an entry is of a type that could not be loaded again without pickle; names the entry.
+        OSError: the file cannot be written; nothing is left of it.
+    """
+    _check_loadable(checkpoint, "checkpoint")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
+            torch.save(checkpoint, file)  # to a path it would write that into the file
+    except (OSError, RuntimeError) as error:
+        raise _of_system(error, path) from error
+
+
+def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
+    """The system's error (a full disk) with the path; torch raises one of its own while it closes the cut off file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    return error if cause is None else OSError(cause.errno, cause.strerror, str(path))
+
+
+def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
+    """Load a checkpoint to the CPU, tensors and plain values only.
+
+    A `.safetensors` file, of hydraloop's or anybody's, is one with a `state_dict` and nothing else.
+
+    Args:
+        key: the option that named the file, for the error.
+        mmap: leave the tensors in the file until somebody looks at them.
+
+    Raises:
+        UserError: no such file, an incomplete one, one that needs pickle, or no checkpoint of hydraloop's format.
+    """
+    other = ", or a run directory" if key == "resume" else ""
+    if not path.is_file():
+        raise UserError(
+            f"there is no checkpoint file {path}",
+            key=key,
+            remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
+        )
+    if path.suffix == SAFETENSORS:
+        return {"state_dict": _load_safetensors(path, key)}
+    if not is_complete(path):
+        raise UserError(
+            f"{path} is not a complete checkpoint: it was cut off while it was written, or is no checkpoint",
+            key=key,
+            remedy="Use an earlier one of the same run"
+            + (", or resume=auto for the newest complete one." if key == "resume" else "."),
+        )
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except RuntimeError as error:  # a zip file, and not one of torch's
+        raise UserError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", key=key) from error
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} holds more than tensors and plain values, and is not loaded: {str(error).splitlines()[0]}",
+            key=key,
+            remedy="Save its state dict alone with torch.save(model.state_dict(), path) and load that.",
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint", key=key)
+    return checkpoint
+
+
+def _load_safetensors(path: Path, key: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(
+            f"{path} is not a complete safetensors file: {error}",
+            key=key,
+            remedy="Copy or publish it again; a file that torch.save has written is to be called .pth.",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands, as a checkpoint says it."""
+
+    epoch: int
+    """Completed epochs."""
+    optimizer_step: int
+    epoch_length: int | None
+    """Iterations in an epoch of that run."""
+
+
+def peek(path: Path, *, key: str) -> Position | None:
+    """Where the run of a checkpoint stands, without reading its tensors; None where the file is none of a run.
+
+    Raises:
+        UserError: as `load`.
+    """
+    checkpoint = load(path, key=key, mmap=True)
+    if "progress" not in checkpoint or "meta" not in checkpoint:
+        return None
+    progress = checkpoint["progress"]
+    return Position(progress["epoch"], progress["optimizer_step"], checkpoint["meta"].get("epoch_length"))
+
+
+def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:
+    """The state dict to evaluate, publish or start from: the averaged weights where there are any, else the raw ones.
+
+    Args:
+        checkpoint: as loaded; a bare state dict (name to tensor) is taken as raw weights.
+        weights: `averaged` or `raw`.
+    """
+    if "state_dict" not in checkpoint:
+        return checkpoint
+    state: dict[str, Tensor] = dict(checkpoint["state_dict"])
+    holder = checkpoint.get("meta", {}).get("averaged_weights")
+    if holder is not None and weights == "averaged":
+        state.update(checkpoint["hooks"][holder]["averaged"])
+    return state
+
+
+def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
+    """Load a part of the weights of a checkpoint into a model (`init.checkpoint`, `init.prefix`).
+
+    Args:
+        path: the file; None does nothing.
+        prefix: of a part (`backbone.`; the dot may be left out): take the entries that begin with it. They go to the
+            entries of the same name where the model has such, else to those of the name without the prefix. Where the
+            file has none, its own are that part of the model. None takes all entries.
+
+    Raises:
+        UserError: no entry fits by name, or one that does has another shape.
+    """
+    if path is None:
+        return
+    state = evaluation_weights(load(Path(path), key="init.checkpoint"))
+    if prefix is not None:
+        state = _of_part(state, prefix if prefix.endswith(".") else f"{prefix}.", set(model.state_dict()), path)
+    own = model.state_dict()
+    fitting = {name: value for name, value in state.items() if name in own}
+    if not fitting:
+        raise UserError(
+            f"no entry of {path} has the name of one of the model's; it has {', '.join(list(state)[:3])}, …",
+            key="init.checkpoint",
+            remedy="Set init.prefix to what stands in front of the model's names in the file.",
+        )
+    for name, value in fitting.items():
+        if value.shape != own[name].shape:
+            raise UserError(
+                f"{name} has the shape {tuple(value.shape)} in {path} and {tuple(own[name].shape)} in the model",
+                key="init.checkpoint",
+                remedy="Use init.prefix to take only the part that fits.",
+            )
+    model.load_state_dict(fitting, strict=False)
+    log.info("%d of %d entries of the model taken from %s", len(fitting), len(own), path)
+
+
+def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) -> dict[str, Tensor]:
+    """The entries of one part, by the names they have in a model that has the names `own`.
+
+    Raises:
+        UserError: the file has no such part and is not that part itself.
+    """
+    part = {name: value for name, value in state.items() if name.startswith(prefix)}
+    if part and any(name.startswith(prefix) for name in own):
+        return part
+    if part:
+        return {name.removeprefix(prefix): value for name, value in part.items()}
+    whole = {f"{prefix}{name}": value for name, value in state.items() if f"{prefix}{name}" in own}
+    if whole:
+        return whole
+    raise UserError(
+        f"no entry of {path} begins with {prefix!r}; it has {', '.join(list(state)[:3])}, …",
+        key="init.prefix",
+        remedy="Use what stands in front of the names of the part, in the file or in the model, or null for all.",
+    )
+
+
+def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
+    """Refuse a file that has weights but not the rest of a run, or, as a published one, not the raw weights.
+
+    Raises:
+        UserError: names what is missing, or the file that the published one was made of.
+    """
+    new_run = f"o start a new run from its weights, use load_from={path}."
+    source = _published_from(checkpoint, path)
+    if source is not None:
+        raise UserError(
+            f"{path} is a published file: its weights can be averaged ones, and a run cannot go on from it",
+            key="resume",
+            remedy=f"Resume from {source}; t{new_run}" if source.is_file() else f"T{new_run}",
+        )
+    missing = [
+        entry for entry in ("state_dict", "meta", "progress", "rng", "hooks", "precision") if entry not in checkpoint
+    ]
+    if missing:
+        raise UserError(
+            f"{path} has no {', '.join(missing)}: a run cannot go on from it",
+            key="resume",
+            remedy=f"T{new_run}",
+        )
+    if checkpoint.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has the checkpoint format {checkpoint.get('format')}, this version reads {FORMAT}", key="resume"
+        )
+
+
+def _published_from(checkpoint: Checkpoint, path: Path) -> Path | None:
+    """The checkpoint that a published file was made of, by its meta or its name; None where it is no published one."""
+    name: str | None = checkpoint.get("meta", {}).get("published_from")
+    if name is None and path.stem.endswith(PUBLISHED):
+        name = f"{path.stem.removesuffix(PUBLISHED)}{SUFFIX}"
+    return None if name is None else path.with_name(name)
+
+
+def _check_loadable(value: Any, where: str) -> None:
+    """Refuse what torch.load(weights_only=True) would refuse later, while the run that made it can still say so."""
+    if type(value) in (dict, OrderedDict, Counter):
+        for name, item in value.items():
+            _check_loadable(name, f"the key {name!r} in {where}")
+            _check_loadable(item, f"{where}[{name!r}]")
+    elif type(value) in (list, tuple, set):
+        for index, item in enumerate(value):
+            _check_loadable(item, f"{where}[{index}]")
+    elif type(value) not in _PLAIN:
+        raise TypeError(
+            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle; "
+            f"keep tensors, numbers, strings, lists and dicts in state_dict()"
+        )

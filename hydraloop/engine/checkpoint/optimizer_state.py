@@ -1,0 +1,168 @@
+"""An optimizer's saved state, fitted to the optimizer of this run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hydraloop.engine.distributed.sharded_tensors import local, sharded_like
+from hydraloop.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+"""How a step is computed. It depends on the device, the ranks and the layout of this run, not on the saved one's."""
+_DECIDE_STATE = ("amsgrad", "centered")
+"""What is kept for each parameter depends on these, so that they cannot change between two steps."""
+
+Hyperparameters = dict[str, Any]
+"""Of one parameter group: a number, or a tuple of numbers, by name; None for entries of another kind."""
+
+
+def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load a state dict of the same kind of optimizer; tensors are sharded as the parameters are.
+
+    The implementation flags stay those of this optimizer. Each moment gets the memory layout of its parameter, since
+    fused kernels walk over both in memory order without looking at strides.
+
+    Raises:
+        ValueError: the numbers of groups or parameters differ.
+    """
+    saved, groups = state["param_groups"], optimizer.param_groups
+    if len(saved) == len(groups):  # if not, torch raises
+        saved = [
+            {**old, **{flag: group[flag] for flag in _IMPLEMENTATION if flag in group}}
+            for old, group in zip(saved, groups, strict=True)
+        ]
+    optimizer.load_state_dict({**state, "param_groups": saved})
+    for parameter, entry in optimizer.state.items():
+        for name, value in entry.items():
+            if isinstance(parameter, Tensor) and isinstance(value, Tensor):
+                entry[name] = _laid_out_like(value, parameter)
+
+
+def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """The value with the strides of its parameter (of this rank's part); a value of another shape is returned as is."""
+    part, target = local(value), local(parameter)
+    if type(part) is not Tensor or part.shape != target.shape or part.stride() == target.stride():
+        return value
+    return sharded_like(torch.empty_like(target, dtype=part.dtype, device=part.device).copy_(part), value)
+
+
+def hyperparameters(optimizer: Optimizer) -> list[Hyperparameters]:
+    """The numbers in each parameter group, as they were before any schedule changed them."""
+    return [
+        {name: _begin(group, name) for name in group if name != "params" and not name.startswith("initial_")}
+        for group in optimizer.param_groups
+    ]
+
+
+def override(
+    optimizer: Optimizer,
+    given: Sequence[Hyperparameters],
+    config: Sequence[Hyperparameters],
+    names: Iterable[str],
+    scheduled: Callable[[str], bool],
+) -> list[str]:
+    """Replace loaded hyperparameters by those of this run's config, before the schedules load their states.
+
+    Args:
+        given: what the run of the checkpoint was given, for each group; changed in place.
+        config: what this run is given.
+        names: of those to replace (`lr`). If both runs were given the same, nothing changes.
+        scheduled: whether a schedule changes a name. Such a value is scaled by new / old, since a schedule multiplies
+            the value it began with.
+
+    Returns:
+        A line for each replaced name: `optimizer.lr: 0.001 -> 1e-05`.
+
+    Raises:
+        UserError: the saved state does not fit the new value.
+    """
+    lines = []
+    for name in sorted({*names} - {*_IMPLEMENTATION}):
+        old, new = ([values.get(name) for values in side] for side in (given, config))
+        if None in old or None in new:
+            log.warning("optimizer.%s has no effect on a resumed run: the parameter groups have no such number", name)
+        elif old != new:
+            if name in _DECIDE_STATE:
+                raise UserError(
+                    f"the checkpoint has the optimizer's state for {_words(old)}, which does not fit {_words(new)}",
+                    key=f"optimizer.{name}",
+                    remedy=f"Use optimizer.{name}={_words(old)}, or start a new run with load_from=…",
+                )
+            for group, was, value in zip(optimizer.param_groups, old, new, strict=True):
+                _replace(group, name, was, value, scheduled=scheduled(name))
+            for values, value in zip(given, new, strict=True):
+                values[name] = value
+            lines.append(f"optimizer.{name}: {_words(old)} -> {_words(new)}")
+    return lines
+
+
+def kept(
+    optimizer: Optimizer,
+    given: Sequence[Hyperparameters],
+    config: Sequence[Hyperparameters],
+    set_by_schedule: Callable[[str], bool],
+) -> list[str]:
+    """What differs from this run's config and stays, since it was not typed: a script sets it, a file was edited.
+
+    Args:
+        given: what is in force, after `override`.
+        config: what this run is given.
+        set_by_schedule: whether a schedule sets a name, whatever the optimizer was given.
+
+    Returns:
+        A line for each name: `optimizer.lr stays 0.001 (the config has 1e-05); type optimizer.lr=1e-05 to change it`.
+    """
+    lines = []
+    for name in sorted(optimizer.defaults.keys() - {*_IMPLEMENTATION}):
+        old, new = ([values.get(name) for values in side] for side in (given, config))
+        if None in old or None in new or old == new or set_by_schedule(name):
+            continue
+        line = f"optimizer.{name} stays {_words(old)} (the config has {_words(new)})"
+        if name not in _DECIDE_STATE and all(value == new[0] for value in new):
+            value = list(new[0]) if isinstance(new[0], tuple) else new[0]
+            line += f"; type optimizer.{name}={str(value).replace(' ', '')} to change it"
+        lines.append(line)
+    return lines
+
+
+def _replace(group: dict[str, Any], name: str, was: Any, value: Any, *, scheduled: bool) -> None:
+    several = isinstance(value, tuple)
+    now, news = [], value if several else (value,)
+    for (initial, current), old, new in zip(_entries(group, name), was if several else (was,), news, strict=True):
+        if initial in group:
+            group[initial] = new
+        now.append(float(current) * (new / old) if scheduled and old and float(current) != old else new)
+    if isinstance(group[name], Tensor):  # with `capturable`, a CUDA graph may read it
+        group[name].fill_(now[0])
+    else:
+        group[name] = type(group[name])(now) if several else now[0]
+
+
+def _begin(group: Mapping[str, Any], name: str) -> Any:
+    """A number of a group, or a tuple of numbers, before any schedule; None if the entry is of another kind."""
+    entries = [group.get(initial, value) for initial, value in _entries(group, name)]
+    plain = [entry.item() if isinstance(entry, Tensor) and entry.numel() == 1 else entry for entry in entries]
+    if not all(isinstance(entry, int | float) for entry in plain):
+        return None
+    return tuple(plain) if isinstance(group[name], tuple | list) else plain[0]
+
+
+def _entries(group: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    """(key of the value before any schedule, value) of a number, or of each number of a tuple (`betas`)."""
+    value = group[name]
+    if isinstance(value, tuple | list):
+        return [(f"initial_{name}.{index}", entry) for index, entry in enumerate(value)]
+    return [(f"initial_{name}", value)]
+
+
+def _words(values: Sequence[Any]) -> str:
+    """The values of all groups; one if they are equal."""
+    return str(values[0] if all(value == values[0] for value in values) else list(values))

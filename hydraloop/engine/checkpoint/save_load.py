@@ -1,0 +1,340 @@
+"""From a run to a checkpoint and back: what is collected, what is put back, in which order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydraloop.engine.checkpoint import optimizer_state
+from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable, evaluation_weights, write
+from hydraloop.engine.checkpoint.format import load as load_file
+from hydraloop.engine.device import seeding
+from hydraloop.engine.device.model_preparation import class_name
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import PeerError, UserError, suggestion
+from hydraloop.run.checkpoint_files import point_to
+from hydraloop.run.result import describe, versions
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) -> Checkpoint:
+    """The run as it stands, as a checkpoint (see `checkpoint.py`); tensors are those of the run, not copies.
+
+    Called on every rank. Tensors in shards are gathered, one at a time; only rank 0 keeps them.
+    """
+    checkpoint: Checkpoint = {
+        "format": FORMAT,
+        "meta": {
+            **engine.settings.metadata,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": versions(),
+            "metric_names": list(engine.metric_names),
+            "metrics": dict(engine.metrics),
+            "epoch": engine.progress.epoch,
+            "iteration": engine.progress.iteration,
+            "epoch_length": engine.epoch_length,
+            "batch_size": _global_batch_size(engine),
+        },
+        "state_dict": engine.model.state_dict(),
+        "hooks": _of_all_ranks(engine, _hook_states(engine)),
+        "precision": engine.precision.state_dict(),
+        "rng": seeding.of_all_ranks(engine.distributed.gather(seeding.rng_state())),
+        "progress": engine.progress.state_dict(),
+    }
+    if optimizer:
+        checkpoint["optimizer"] = engine.optimizer.state_dict()
+        checkpoint["meta"]["optimizer"] = type(engine.optimizer).__name__
+        checkpoint["meta"]["hyperparameters"] = engine.hyperparameters
+    if schedulers:
+        checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
+    if engine.distributed.sharded:
+        from hydraloop.engine.distributed.fsdp import full
+
+        checkpoint = full(checkpoint, keep=engine.distributed.is_main)
+    return checkpoint
+
+
+def _hook_states(engine: Engine) -> dict[str, Any]:
+    """Each hook's state; one that fails with `on_error` other than raise has none in this checkpoint."""
+    states = {
+        name: engine.stages.run_for(name, "state_dict", hook.state_dict)
+        for name, hook in engine.hooks.items()
+        if has_state(hook) and (engine.distributed.is_main or not hook.rank_zero_only)
+    }
+    return {name: state for name, state in states.items() if state is not None}
+
+
+def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
+    """The hooks' states without those that another rank has not got: its tensors in shards would wait for that rank."""
+    told: list[list[str]] = engine.distributed.gather(list(states))
+    alone = {name for name, hook in engine.hooks.items() if hook.rank_zero_only}
+    return {name: state for name, state in states.items() if name in alone or all(name in names for names in told)}
+
+
+def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: bool) -> None:
+    """Let rank 0 write the file. All ranks continue together after it, or all raise.
+
+    Args:
+        last: whether a later start continues from it.
+
+    Raises:
+        OSError: rank 0 could not write it.
+        PeerError: the same, on the other ranks.
+    """
+    error: Exception | None = None
+    if engine.distributed.is_main:
+        try:
+            write(path, checkpoint)
+            if last:
+                point_to(path)
+        except Exception as raised:
+            error = raised
+    told = engine.distributed.from_main(None if error is None else describe(error))
+    if error is not None:
+        raise error
+    if told is not None:
+        raise PeerError(f"rank 0 could not write {path}: {told}")
+
+
+def has_state(hook: Hook) -> bool:
+    """Whether the hook saves anything: its class has a `state_dict` of its own."""
+    return type(hook).state_dict is not Hook.state_dict
+
+
+def load(engine: Engine) -> dict[str, Any] | None:
+    """Do what `resume=` or `load_from=` ask for, once an engine, then call after_load_checkpoint.
+
+    Returns:
+        The states of the random generators to go on with; None where nothing is resumed.
+
+    Raises:
+        UserError: the file does not fit the run; names the entry.
+    """
+    settings = engine.settings
+    if engine.loaded:
+        return None
+    engine.loaded = True
+    rng: dict[str, Any] | None = None
+    if settings.resume is not None:
+        checkpoint = load_file(settings.resume, key="resume")
+        check_resumable(checkpoint, settings.resume)
+        _resume(engine, checkpoint)
+        rng = seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
+        log.info("resumed from %s, iteration %d", settings.resume, engine.progress.iteration)
+    elif settings.load_from is not None:
+        checkpoint = load_file(settings.load_from, key="load_from")
+        _load_weights(engine, evaluation_weights(checkpoint, settings.weights), "load_from")
+        log.info("weights loaded from %s", settings.load_from)
+    else:
+        return None
+    for call in engine.stages.after_load_checkpoint:
+        call(engine, checkpoint)
+    return rng
+
+
+def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
+    _load_weights(engine, checkpoint["state_dict"], "resume")
+    strict = engine.settings.resume_strict
+    for entry in ("optimizer", "schedulers"):
+        if entry not in checkpoint and strict:
+            raise UserError(
+                f"the checkpoint has no {entry}: it was saved without",
+                key="resume",
+                remedy="To go on with a fresh one, set resume_strict=false.",
+            )
+    if "optimizer" in checkpoint:
+        _check_optimizer(engine, checkpoint["meta"].get("optimizer"))
+        state = checkpoint["optimizer"]
+        if engine.distributed.sharded:
+            from hydraloop.engine.distributed.fsdp import sharded_optimizer_state
+
+            state = sharded_optimizer_state(state, engine.optimizer)
+        try:
+            optimizer_state.load(engine.optimizer, state)
+        except ValueError as error:
+            raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
+    if "optimizer" not in checkpoint:
+        _take_over_values(engine, checkpoint.get("schedulers", {}))
+    _override_hyperparameters(engine, checkpoint["meta"].get("hyperparameters"))
+    _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
+    hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
+    _load_named("hooks", hooks, checkpoint["hooks"], strict)
+    engine.precision.load_state_dict(checkpoint["precision"])
+    engine.progress.load_state_dict(checkpoint["progress"])
+    engine.began_at = engine.progress.iteration
+    engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
+    _check_position(engine, checkpoint["meta"])
+    engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
+
+
+def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None) -> None:
+    """Apply those that were typed when the run was resumed; the others stay as loaded, which is said where they differ.
+
+    Args:
+        given: what the checkpoint says; None: it is from a version that did not say it.
+    """
+    config = engine.hyperparameters
+    engine.hyperparameters = given or optimizer_state.hyperparameters(engine.optimizer)
+    lines = optimizer_state.override(
+        engine.optimizer,
+        engine.hyperparameters,
+        config,
+        engine.settings.optimizer_overrides,
+        lambda name: any(schedule.changes(name) for schedule in engine.schedulers.values()),
+    )
+    kept = optimizer_state.kept(
+        engine.optimizer,
+        engine.hyperparameters,
+        config,
+        lambda name: any(schedule.sets(name) for schedule in engine.schedulers.values()),
+    )
+    if engine.distributed.is_main:
+        for line in lines:
+            log.info("%s", line)
+        for line in kept:
+            log.warning("%s", line)
+
+
+def _take_over_values(engine: Engine, schedulers: dict[str, Any]) -> None:
+    """The lr where the schedules stand: without the optimizer's state the groups still have the first one."""
+    for name, state in schedulers.items():
+        if name in engine.schedulers:
+            engine.schedulers[name].take_over_values(state)
+
+
+def _check_optimizer(engine: Engine, saved: str | None) -> None:
+    """Another kind of optimizer can take a state over without a word, and fails in its first step."""
+    kind = type(engine.optimizer).__name__
+    if saved is not None and saved != kind:
+        raise UserError(
+            f"the checkpoint has the state of {saved}, this run uses {kind}",
+            key="optimizer",
+            remedy="Use the same optimizer; to change it, start a new run with load_from=…",
+        )
+
+
+def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
+    """Strictly: a missing, unknown or misshapen tensor is an error that names it."""
+    if engine.distributed.sharded:
+        from hydraloop.engine.distributed.fsdp import like
+
+        state = like(state, engine.model.state_dict())
+    try:
+        engine.model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(
+            f"the weights do not fit the model {class_name(engine.model)}: {error}",
+            key=key,
+            remedy="Use the model that the file was saved from, or init.checkpoint= to start from a part of it.",
+        ) from error
+
+
+def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], strict: bool) -> None:
+    """Load each state into the target of its name; with `strict` the names must be the same."""
+    for name in targets.keys() - states.keys():
+        _differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
+    for name in states.keys() - targets.keys():
+        hint = suggestion(name, targets)
+        _differs(
+            strict,
+            f"{entry}.{name}",
+            f"the checkpoint has its state, this run does not use it. {hint}",
+            "Add it, or set",
+        )
+    for name, target in targets.items():
+        if name in states:
+            target.load_state_dict(states[name])
+
+
+def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
+    if strict:
+        raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to go on without that state.")
+    log.warning("%s: %s; going on without that state (resume_strict=false)", key, problem)
+
+
+def _global_batch_size(engine: Engine) -> int | None:
+    """Samples of all ranks in a full batch; None where the loader does not say how many it has."""
+    batch_size = getattr(engine.loaders.train, "batch_size", None)  # torch's loaders have it, a list has not
+    return None if batch_size is None else batch_size * engine.distributed.world_size
+
+
+def _batch_size_to_use(engine: Engine, samples: int) -> str:
+    size, rest = divmod(samples, engine.distributed.world_size)
+    use = f"data.loader.batch_size={size}" if not rest else "a number of ranks that divides them"
+    return f"Use {use}, or a checkpoint from an epoch's end."
+
+
+def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
+    """A position inside an epoch means nothing when the batches have another size, or the epochs another length."""
+    batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
+    if batch and batch_size is not None and batch_size != _global_batch_size(engine):
+        raise UserError(
+            f"the checkpoint stands inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
+            f"{_global_batch_size(engine)} now",
+            key="data.loader.batch_size",
+            remedy=_batch_size_to_use(engine, batch_size),
+        )
+    if batch and epoch_length != engine.epoch_length:
+        raise UserError(
+            f"the checkpoint stands inside an epoch (at {batch} of {epoch_length} batches), and epochs have another "
+            f"length now: {engine.epoch_length}",
+            key="data.loader.batch_size",
+            remedy="Use the data and the batch size of the run, or a checkpoint from an epoch's end.",
+        )
+
+
+@contextmanager
+def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
+    """The model with the evaluation weights of a checkpoint file; its own are back afterwards, whatever happens."""
+    if path is None:
+        yield
+        return
+    engine.distributed.barrier()  # rank 0 may still be writing it
+    checkpoint = load_file(path, key="test")
+    own = {name: value.clone() for name, value in engine.model.state_dict().items()}
+    try:
+        _load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
+        engine.evaluating_checkpoint = path
+        yield
+    finally:
+        engine.evaluating_checkpoint = None
+        with torch.no_grad():
+            engine.model.load_state_dict(own)
+
+
+def from_position(loader: Any, first: int) -> Iterable[Any]:
+    """The loader's batches from the `first` (from 0) on; none where that is its length.
+
+    A sampler with `set_position` starts there without reading what comes before; any other loader is run through.
+    """
+    batches: Iterable[Any] = loader
+    if first == len(loader):
+        return ()
+    if first == 0:
+        return batches
+    set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
+    if set_position is not None:
+        set_position(first * loader.batch_size)
+        return batches
+    return islice(iter(batches), first, None)
+
+
+def no_loss(task: Any, outputs: Any) -> UserError:
+    """The error of a task whose output has no loss."""
+    got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
+    return UserError(
+        f"{type(task).__name__}.forward returned {got}, without a 'loss'",
+        key="task",
+        remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
+    )

@@ -1,0 +1,1 @@
+"""The device: precision, batch transfer, model preparation, seeding."""

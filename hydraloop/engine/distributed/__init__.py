@@ -1,0 +1,1 @@
+"""Several ranks: the communication interface, process groups, FSDP2."""

@@ -1,0 +1,1 @@
+"""What a person reads before and after training."""

@@ -1,0 +1,162 @@
+"""How a run begins and ends: every closing hook is called whatever happens, and `result.json` says what did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from hydraloop.engine.loader_workers import end_workers
+from hydraloop.engine.report.summary import format_start, format_summary
+from hydraloop.engine.stages import Call
+from hydraloop.errors import UserError
+from hydraloop.run import code_patch
+from hydraloop.run.result import Result, Status, describe, versions
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked(engine: Engine) -> Iterator[None]:
+    """Hold the lock of the run directory in the body. Before it is taken, nothing is written and no hook is called.
+
+    Raises:
+        UserError: another process trains in the directory; other ranks get a `PeerError`.
+    """
+    if engine.lock is None:
+        yield
+        return
+    try:
+        engine.lock.acquire()
+    except UserError as error:
+        engine.distributed.abandon(error)
+        raise
+    try:
+        yield
+    finally:
+        engine.lock.release()
+
+
+@contextmanager
+def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
+    """before_run … after_run around the body; between the body and after_run, `result.json`.
+
+    Args:
+        write_result: False for a validation or test on its own, which is not the run's result.
+    """
+    start, main = perf_counter(), engine.distributed.is_main
+    engine.forget_earlier_use()
+    git = code_patch.record(engine.run_dir, Path.cwd()) if write_result and main else {}
+    if main:
+        log.info("%s", format_start(engine))
+    try:
+        with engine.precision.active(), always(engine, engine.stages.after_run):
+            try:
+                for call in engine.stages.before_run:
+                    call(engine)
+                yield
+            except BaseException as error:
+                raised(engine, error)
+                raise
+            finally:
+                if write_result:
+                    _put_result(engine, perf_counter() - start, git)
+    finally:
+        for loader in (engine.loaders.train, engine.loaders.val, engine.loaders.test):
+            end_workers(loader)
+        if main and engine.precision.skipped and engine.progress.optimizer_step == 0:
+            log.warning(
+                "precision=%s: all %d optimizer steps were skipped, nothing was learnt; a smaller precision.init_scale "
+                "finds the right one sooner",
+                engine.precision.name, engine.precision.skipped,
+            )  # fmt: skip
+        told = engine.result is None or engine.result.error is not None
+        if not told and engine.error is not None:  # raised in after_run
+            _put_result(engine, perf_counter() - start, git)
+        # A mistake, or another rank's failure, is told once, by whoever reports it.
+        if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
+            log.info("%s", format_summary(engine, perf_counter() - start))
+
+
+@contextmanager
+def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
+    """Call all the closing hooks after the body, also when it raised and when one of them raises.
+
+    The first error is the one that is raised; those of closing hooks behind it are logged with their tracebacks.
+    """
+    try:
+        yield
+    except BaseException as error:
+        raised(engine, error)
+        raise
+    finally:
+        first: BaseException | None = None
+        for call in closing:
+            try:
+                call(engine)
+            except BaseException as late:  # an interrupt must not keep the others from closing
+                if engine.error is None:
+                    first = late
+                    raised(engine, late)
+                else:
+                    log.error("while closing after the first error: %s", describe(late), exc_info=late)
+        if first is not None:
+            raise first
+
+
+def raised(engine: Engine, error: BaseException) -> None:
+    """Tell every hook of an error, once, before anything is closed."""
+    if engine.error is not None:
+        return
+    engine.error = error
+    engine.distributed.abandon(error)  # before any hook: what the hooks close must not wait for the other ranks
+    for call in engine.stages.on_exception:
+        try:
+            call(engine, error)
+        except BaseException as another:  # as in `always`
+            log.error("in on_exception: %s", describe(another), exc_info=another)
+
+
+def _failed_elsewhere(engine: Engine) -> str | None:
+    """What the rank raised whose failure this one's is the consequence of; None where there is no such rank."""
+    first = None if engine.error is None else engine.distributed.first_failure()
+    return None if first is None or first[0] == engine.distributed.rank else f"rank {first[0]}: {first[1]}"
+
+
+def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:
+    """Make the result and write it; a file that cannot be written must not hide the run's own error."""
+    engine.result = _result(engine, seconds, git)
+    if not engine.distributed.is_main:
+        return
+    try:
+        engine.result.write(engine.run_dir)
+    except OSError as error:
+        if engine.error is None:
+            raise
+        log.error("result.json cannot be written: %s", describe(error))
+
+
+def _result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> Result:
+    complete = engine.progress.iteration >= engine.max_iters
+    status: Status = "stopped" if engine.stopping and not complete else "finished"
+    if engine.error is not None:
+        interrupted = isinstance(engine.error, KeyboardInterrupt) or engine.distributed.orphaned
+        status = "interrupted" if interrupted else "failed"
+    return Result(
+        status=status,
+        error=None if engine.error is None else _failed_elsewhere(engine) or describe(engine.error),
+        reason=engine.stop_reason if status == "stopped" else None,
+        val_metrics=engine.metrics,
+        test_metrics=engine.test_metrics,
+        best=engine.best,
+        progress=engine.progress.state_dict(),
+        seconds=seconds,
+        versions=versions(),
+        git=git,
+    )

@@ -1,0 +1,81 @@
+"""What the checkpoint hook knows of its files: which there are, which are the best, which are to be deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.hooks.checkpoint.folder import CheckpointFolder
+
+
+@dataclass(frozen=True, slots=True)
+class BestFile:
+    """The best validation of one metric so far."""
+
+    value: float
+    iteration: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The files of a run; each change makes new records, so that those from before a failed write can be put back."""
+
+    best: Mapping[str, BestFile] = field(default_factory=dict)
+    """By metric."""
+    kept: tuple[Path, ...] = ()
+    """Regular files, oldest first; those past `max_keep_ckpts` are deleted already."""
+    replaced: tuple[Path, ...] = ()
+    """Best files that a better one stands in for, to be deleted."""
+    last_saved: int = 0
+    """The iteration of the newest regular file."""
+
+    def with_regular(self, path: Path, iteration: int) -> Records:
+        """The same with one more regular file, the newest."""
+        kept = (*(other for other in self.kept if other != path), path)
+        return replace(self, kept=kept, last_saved=iteration)
+
+    def with_best(self, better: Mapping[str, BestFile]) -> Records:
+        """The same with better files of some metrics."""
+        before = tuple(self.best[name].path for name in better if name in self.best)
+        return replace(self, best={**self.best, **better}, replaced=(*self.replaced, *before))
+
+    def as_main_finds_them(self, distributed: Distributed) -> tuple[Records, dict[str, BestFile]]:
+        """With the best files that are there for rank 0, the same on all ranks; and those that are gone."""
+        mine = {
+            name: [best.path.is_file(), best.value, best.iteration, str(best.path)] for name, best in self.best.items()
+        }
+        told: dict[str, list[Any]] = distributed.from_main(mine)
+        found = {name: BestFile(value, at, Path(path)) for name, (_, value, at, path) in told.items()}
+        there = {name: best for name, best in found.items() if told[name][0]}
+        gone = {name: best for name, best in found.items() if name not in there}
+        return replace(self, best=there), gone
+
+    def state(self, folder: CheckpointFolder) -> dict[str, Any]:
+        """As plain values; paths as the folder names them."""
+        return {
+            "best": {
+                name: {"value": best.value, "iteration": best.iteration, "checkpoint": folder.relative(best.path)}
+                for name, best in self.best.items()
+            },
+            "kept": [folder.relative(path) for path in self.kept],
+            "replaced": [folder.relative(path) for path in self.replaced],
+            "last_saved": self.last_saved,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], folder: CheckpointFolder, names: Collection[str]) -> Records:
+        """Those of a `state`, with the best files of these metrics, whether they are there or not."""
+        return cls(
+            best={
+                name: BestFile(entry["value"], entry["iteration"], folder.locate(entry["checkpoint"]))
+                for name, entry in state["best"].items()
+                if name in names
+            },
+            kept=tuple(folder.locate(name) for name in state["kept"]),
+            replaced=tuple(folder.locate(name) for name in state["replaced"]),
+            last_saved=state["last_saved"],
+        )

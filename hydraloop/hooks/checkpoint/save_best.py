@@ -1,0 +1,81 @@
+"""Which metrics the checkpoint hook has a best file of, and which of their values are better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.errors import UserError
+from hydraloop.hooks.shared.monitoring import check_metric, check_rule, higher_is_better
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class SaveBest:
+    """The options `save_best`, `rule`, `greater_keys` and `less_keys`, as `CheckpointHook` describes them.
+
+    Raises:
+        UserError: there is no such rule, there are too many or too few, or a metric is named twice.
+    """
+
+    def __init__(
+        self,
+        save_best: str | bool | Sequence[str] | None,
+        rule: str | Sequence[str | None] | None,
+        greater_keys: Sequence[str] | None,
+        less_keys: Sequence[str] | None,
+    ) -> None:
+        self.names = _names(save_best)
+        """As given; empty where no best file is asked for."""
+        self._rules = _listed(rule)
+        self._greater_keys = greater_keys
+        self._less_keys = less_keys
+        for each in self._rules:
+            check_rule(each)
+        if not isinstance(rule, str | None) and len(self._rules) not in (1, len(self.names)):
+            raise UserError(
+                f"{len(self._rules)} rules for {len(self.names)} metrics in save_best",
+                key="rule",
+                remedy="Give one rule for all of them, or a list with one for each.",
+            )
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise UserError(f"{twice!r} is there twice", key="save_best", remedy="Name each metric once.")
+
+    def higher(self, engine: Engine, *, key: str) -> dict[str, bool]:
+        """{metric: whether its high values are good}, in the order of `save_best`.
+
+        Args:
+            key: the hook's key in the config, for the errors.
+
+        Raises:
+            UserError: there is no such metric, or nothing says what is better.
+        """
+        names, rules = self.names, self._rules
+        if names == ["auto"]:
+            names = list(engine.metric_names[:1])
+        if "auto" in names:
+            raise UserError(
+                "'auto' stands for one metric and cannot be combined with others",
+                key=f"{key}.save_best",
+                remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
+            )
+        found = {}
+        for name, rule in zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True):
+            check_metric(name, engine, key=f"{key}.save_best")
+            found[name] = higher_is_better(
+                name, engine, rule=rule, greater_keys=self._greater_keys, less_keys=self._less_keys, key=key
+            )
+        return found
+
+
+def _names(save_best: str | bool | Sequence[str] | None) -> list[str]:
+    if isinstance(save_best, bool):  # MMClassification's spelling
+        return ["auto"] if save_best else []
+    return [] if save_best is None else [str(name) for name in _listed(save_best)]
+
+
+def _listed(option: str | Sequence[Any] | None) -> list[Any]:
+    """An option that is one value or a list of them, as a list."""
+    return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]

@@ -1,0 +1,80 @@
+"""`code.patch`: the uncommitted changes of the code that a run was started with. Imports no torch.
+
+The file stays in the run directory: `<run_dir>/code.patch`, or `<run_dir>/.hydra/resume_<n>/code.patch` for an attempt
+to resume. Trackers send it only with `log_code=true`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from hydraloop.run import atomic, attempts
+from hydraloop.run.result import git_commit, git_diff
+from hydraloop.safety.secrets import mask_patch
+
+log = logging.getLogger(__name__)
+
+FILENAME = "code.patch"
+_BEGIN = "# Changes since commit "
+"""Begins each patch. A file without it is the user's: the run directory may be a folder that has files already."""
+
+
+def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
+    """Write the patch, and return what `result.json` says of the code.
+
+    The patch is whole, whatever its size, because a part of one cannot be applied. If it cannot be made or written, a
+    warning says so and the run continues. A file with its name that is not ours is left as it is, with a warning.
+
+    Args:
+        run_dir: of the run.
+        folder: the one the run was started in.
+
+    Returns:
+        `commit`, and `dirty`: whether files that git tracks differ from it. Empty outside a repository.
+    """
+    commit = git_commit(folder)
+    if commit is None:
+        return {}
+    diff = git_diff(folder)
+    if diff is None:
+        log.warning("git diff failed or took more than 5 s: this run has no %s", FILENAME)
+        return {"commit": commit}
+    place = _place(run_dir)
+    try:
+        if place.exists() and not _is_ours(place):
+            log.warning("%s is not from hydraloop and is left as it is: this run has no %s", place, FILENAME)
+        elif diff:
+            atomic.write_bytes(place, _text(commit, diff).encode("utf-8", "surrogateescape"))
+        else:
+            place.unlink(missing_ok=True)  # of an earlier start of the same attempt
+    except OSError as error:
+        log.warning("%s cannot be written: %s", FILENAME, error)
+    return {"commit": commit, "dirty": bool(diff)}
+
+
+def find(run_dir: Path) -> Path | None:
+    """Return the patch of the newest attempt; None if its code was committed."""
+    path = _place(run_dir)
+    return path if path.is_file() and _is_ours(path) else None
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_BEGIN)) == _BEGIN.encode()
+    except OSError:  # not readable, or a folder
+        return False
+
+
+def _place(run_dir: Path) -> Path:
+    return (attempts.newest(run_dir) or run_dir) / FILENAME
+
+
+def _text(commit: str, diff: str) -> str:
+    """The masked diff after a comment, which `git apply` ignores."""
+    shown = mask_patch(diff)
+    about = f"{_BEGIN}{commit} in files that git tracks.\n"
+    if shown != diff:
+        about += "# Secrets are masked as ***, so parts with *** do not apply.\n"
+    return about + shown

@@ -1,0 +1,1 @@
+"""Safety: what a config may name, and secrets. Imports no torch."""

@@ -1,0 +1,138 @@
+"""Instantiating a config node: targets pass the allowlist, arguments the signatures, before anything is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hydraloop.errors import UserError, suggestion
+from hydraloop.safety import hydra_versions
+from hydraloop.safety.allowlist import ALLOWLIST
+
+_SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
+
+
+def instantiate(node: Any, key: str) -> Any:
+    """The object a config node describes; all its `_target_`s, nested ones too, pass the allowlist first.
+
+    Args:
+        node: a mapping with `_target_`.
+        key: its full key in the config, for errors.
+
+    Raises:
+        UserError: a target is refused, unknown, or does not take the arguments given.
+    """
+    require_target(node, key)
+    allowed: list[str] = []
+    for where, target_node in _targets(node, key):
+        name = _target_of(target_node, where)
+        target = _locate(name, where)
+        _check_arguments(target, target_node, where)
+        allowed += [name, f"{target.__module__}.{target.__qualname__}"]
+    try:
+        return hydra_versions.instantiate(node, allowed)
+    except Exception as error:
+        mistake = _mistake_in(error, node, hydra_versions.failed_at(error) or key, key)
+        if mistake is None:
+            raise
+        raise mistake from error
+
+
+def require_target(node: Any, key: str) -> None:
+    """Refuse what describes no object.
+
+    Raises:
+        UserError: it is no mapping with `_target_`.
+    """
+    if not isinstance(node, DictConfig) or "_target_" not in node:
+        raise UserError(
+            f"there is nothing to build: expected a mapping with _target_, got {_shown(node)}",
+            key=key,
+            remedy="Select an option of the group, or name a class with _target_.",
+        )
+
+
+def _locate(name: str, key: str) -> Any:
+    try:
+        return ALLOWLIST.locate(name, key)
+    except UserError as error:
+        if error.key is not None and error.key.startswith(key):
+            raise
+        raise UserError(error.problem, key=key, remedy=error.remedy) from error  # raised by the imported module
+
+
+def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
+    """Every node with `_target_` in and under `node`, with its key."""
+    if isinstance(node, DictConfig):
+        if "_target_" in node:
+            yield key, node
+        for name in node:
+            if not OmegaConf.is_missing(node, name):
+                yield from _targets(node[name], f"{key}.{name!s}")
+            else:
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
+    elif isinstance(node, ListConfig):
+        for index, item in enumerate(node):
+            yield from _targets(item, f"{key}[{index}]")
+
+
+def _target_of(node: DictConfig, key: str) -> str:
+    target = node._target_
+    if not isinstance(target, str):
+        raise UserError(f"_target_ is {_shown(target)}, not the path of a class", key=f"{key}._target_")
+    return target
+
+
+def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
+    """Refuse arguments that the target does not take, before anything is called."""
+    try:
+        signature = inspect.signature(target)
+    except (ValueError, TypeError):  # some builtins have none
+        return
+    given = {str(name): None for name in node if name not in _SPECIAL}
+    positional = [None] * len(node.get("_args_") or ())
+    partial = bool(node.get("_partial_", False))
+    known = list(signature.parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    name = getattr(target, "__qualname__", str(target))
+    for argument in given:
+        if argument not in known and not takes_any:
+            raise UserError(
+                f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=suggestion(argument, known)
+            )
+    try:
+        (signature.bind_partial if partial else signature.bind)(*positional, **given)
+    except TypeError as error:
+        raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
+
+
+def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
+    """The user's mistake behind what a constructor raised; None where it may be a bug.
+
+    A value that a class of torch, torchmetrics or hydraloop refuses is one; in a class of the user's own it may be
+    a bug.
+
+    Args:
+        where: the key of the node whose constructor raised.
+        key: the key of `node`, above it.
+    """
+    cause: BaseException = error
+    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, UserError):
+        return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
+    inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
+    target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
+    refused = isinstance(cause, ValueError | TypeError | IndexError) and not isinstance(cause, OmegaConfBaseException)
+    if refused and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
+        return UserError(f"{target.rpartition('.')[2]} refuses its options: {cause}", key=where)
+    return None
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r}"

@@ -1,0 +1,211 @@
+"""Follower: hands the records of one run to one tracker, behind a cursor, whatever the service does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+from hydraloop.run.record_log import FILENAME, Position, Reader, Record
+from hydraloop.tracking.follower import cutting
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.tracker import Finish, LostError, RefusedError, Tracker, UnusableError
+
+log = logging.getLogger(__name__)
+
+BATCH = 200
+"""Most records sent at once: some 0.1 s of work for the slowest service, and few enough to see it go on."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+"""Seconds between two tries, doubling; a server that is started again is found within half a minute."""
+_IDLE = 1.0
+"""Seconds between two looks after files and the machine's load while there are records to send."""
+_LAST_PAUSE = 1.0
+"""The longest one once the run has ended and little time is left."""
+
+State = Literal["following", "caught up", "in trouble", "done", "given up"]
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Why nothing can be sent."""
+
+    text: str
+    final: bool
+    """Whether trying again is in vain."""
+
+
+class Follower:
+    """One run and one tracker.
+
+    Args:
+        tracker: the service; its `memory` is the cursor's.
+        cursor: how far it has come.
+        run_dir: of the run.
+        name: of the tracker hook.
+        told: called with each new trouble, and with None when it has passed.
+    """
+
+    def __init__(
+        self, tracker: Tracker, cursor: Cursor, run_dir: Path, name: str, told: Callable[[Trouble | None], None]
+    ) -> None:
+        self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
+        self._told = told
+        self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
+        self._opened = self._rewound = self._refused = False
+        self._trouble: Trouble | None = None
+        self._pause = _FIRST_PAUSE
+        self._next_try = self._idle_due = 0.0
+        self._saved = repr(cursor.memory)
+
+    def wait(self, *, ending: bool) -> float:
+        """Seconds until there may be something to do, if no more is to be sent at once."""
+        if self._trouble is None:
+            return 1.0
+        return max(0.0, min(self._next_try - monotonic(), _LAST_PAUSE if ending else _LONGEST_PAUSE))
+
+    def step(self, finish: Finish | None) -> State:
+        """Do the next thing: open, send a batch, look after files, or tell how the run ended.
+
+        Args:
+            finish: how the run ended; None while it goes on.
+        """
+        if self._trouble is not None and finish is None and monotonic() < self._next_try:
+            return "in trouble"
+        try:
+            state = self._step(finish)
+        except UnusableError as error:
+            self._report(Trouble(str(error), final=True))
+            return "given up"
+        except Exception as error:
+            log.debug("not now", exc_info=error)
+            self._report(Trouble(described(error), final=False))
+            self._next_try = monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            return "in trouble"
+        if self._trouble is not None:
+            self._trouble = None
+            self._told(None)
+        self._pause = _FIRST_PAUSE
+        return state
+
+    def _step(self, finish: Finish | None) -> State:
+        try:
+            return self._next(finish)
+        except LostError as error:
+            self._go_back(error.index)
+            self._cursor.finished = False
+            self._save()
+            return "following"
+
+    def _next(self, finish: Finish | None) -> State:
+        if not self._opened:
+            self._open()
+        self._check_log()
+        records, after = self._reader.read(BATCH)
+        if records:
+            self._cursor.finished = False
+            refused = self._send(records)
+            self._cursor.refused += refused
+            self._reader.move(after)
+            self._cursor.offset, self._cursor.index = after.offset, after.index
+            self._save()
+            if finish is None and monotonic() >= self._idle_due:  # records may come faster than they are sent
+                self._idle()
+            return "following"
+        if finish is None:
+            self._idle()
+            return "caught up"
+        if not self._cursor.finished:
+            self._tracker.finish(finish)
+            self._cursor.finished = True
+            self._save()
+        return "done"
+
+    def _idle(self) -> None:
+        self._tracker.idle()
+        self._save_changed()
+        self._idle_due = monotonic() + _IDLE
+
+    def _open(self) -> None:
+        """Make the run at the service, or go on with it, from the place that a resumed run's log has now."""
+        cursor, number = self._cursor, self._tracker.run.attempt.number
+        path = self._run_dir / FILENAME
+        if not self._rewound:
+            index, iteration, gone = cutting.sent_and_cut(path, cursor.index, cursor.cuts)
+            if gone:
+                self._go_back(self._tracker.rewound(index, iteration, gone))
+            cursor.cuts = len(cutting.cuts(path))
+            self._rewound = True
+        if cursor.attempt != number:
+            cursor.finished = False
+        self._tracker.open()
+        cursor.attempt, cursor.where = number, self._tracker.where
+        self._save()
+        self._opened = True
+
+    def _check_log(self) -> None:
+        """Whether it is still the log that was opened: what is read from another one's middle would be nonsense.
+
+        Raises:
+            UnusableError: another process has cut it, or put something else in its place.
+        """
+        path = self._run_dir / FILENAME
+        with suppress(FileNotFoundError):  # a run without records yet, or one that was moved away
+            if len(cutting.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
+                raise UnusableError(
+                    f"{path.name} is not the file any more whose records were sent: it was cut or replaced"
+                )
+
+    def _go_back(self, index: int) -> None:
+        """Send the lines from `index` on, again."""
+        place = self._reader.find(index)
+        self._reader.move(place)
+        self._cursor.offset, self._cursor.index = place.offset, place.index
+        self._cursor.refused = [line for line in self._cursor.refused if line < index]
+
+    def _send(self, records: Sequence[Record]) -> list[int]:
+        """Send them all. Returns the lines that the service would not take, found by halving."""
+        try:
+            self._tracker.send(records)
+        except RefusedError as error:
+            if len(records) > 1:
+                half = len(records) // 2
+                return [*self._send(records[:half]), *self._send(records[half:])]
+            level = logging.INFO if self._cursor.refused or self._refused else logging.WARNING  # the rest are counted
+            self._refused = True
+            log.log(level, "line %d of %s is left out: %s", records[0].index + 1, FILENAME, error)
+            return [records[0].index]
+        return []
+
+    def _save(self) -> None:
+        self._cursor.where = self._tracker.where
+        self._cursor.save(self._run_dir, self._name)
+        self._saved = repr(self._cursor.memory)
+
+    def _save_changed(self) -> None:
+        if repr(self._cursor.memory) != self._saved:
+            self._save()
+
+    def _report(self, trouble: Trouble) -> None:
+        if self._trouble is None or trouble.final:
+            self._told(trouble)
+        self._trouble = trouble
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, with what the machine said where a library has wrapped that: `Connection refused`."""
+    text, cause = _line(error, 300), error
+    while (deeper := cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)) is not None:
+        cause = deeper
+    if cause is not error and isinstance(cause, OSError):
+        text = f"{_line(error, 120)} ({_line(cause, 150)})"
+    return text
+
+
+def _line(error: BaseException, longest: int) -> str:
+    text = " ".join(str(error).split()) or repr(error)
+    return f"{type(error).__name__}: {text[:longest]}{'…' if len(text) > longest else ''}"

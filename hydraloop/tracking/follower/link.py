@@ -1,0 +1,201 @@
+"""Link: the training side of a follower. It starts the process, listens in a thread, and ends it in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from hydraloop.engine.report.summary import shown
+from hydraloop.safety.secrets import mask_text, masked
+from hydraloop.tracking.follower.child import Child
+from hydraloop.tracking.follower.inbox import LEFT, MARGIN
+from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.spawning import spawn
+from hydraloop.tracking.tracker import Finish
+
+log = logging.getLogger(__name__)
+
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before a follower that has died is started again, each time; then it is given up: it would only take time."""
+_LONGEST = 4000
+"""Characters of the run's error that a follower is told."""
+_GOES_ON = "; training goes on, records wait in the run directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a follower is told first."""
+
+    kind: str
+    options: Mapping[str, Any]
+    """The hook's, as they are: they may hold a password, so they go through a pipe, not to disk."""
+    flush_timeout: float
+    """Seconds after the run's end."""
+
+
+class Link:
+    """Starts a follower, keeps it alive, passes on what it says, and ends it in time.
+
+    Only `until_opened` and `wait` wait, in bounded time. A process that dies before it is told to begin is started
+    again when it is.
+
+    Args:
+        run_dir: of the run.
+        name: of the tracker hook, for messages.
+        settings: what the follower is told first.
+        goes_on: whether training does, whatever is in the way of the follower.
+    """
+
+    def __init__(self, run_dir: Path, name: str, settings: Settings, *, goes_on: bool = True) -> None:
+        self._run_dir, self._name, self._settings = run_dir, name, settings
+        self._goes_on = _GOES_ON if goes_on else ""
+        self._errors = run_dir / FOLDER / f"{name}.log"
+        self._child: Child | None = None
+        self._begun = self._warned = self._given_up = self._over = False
+        self._told: dict[str, Any] | None = None
+        """How the run ended."""
+        self._deadline = 0.0
+        self._changed = threading.Condition()
+        """Held where the process is another one, or is told something: nothing is told to one that has gone."""
+        self.trouble: str | None = None
+        """What does not work now; None where all is well."""
+        self.opened = False
+        """Whether the service has the run."""
+        self._thread = threading.Thread(target=self._run, name=f"follower of {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the process; it imports its library while the run is being made ready."""
+        self._thread.start()
+
+    def begin(self) -> None:
+        """The run is described, its log is cut: the follower may open it."""
+        with self._changed:
+            self._begun = True
+            if self._child is not None:
+                self._child.tell({"say": "begin"})
+            self._changed.notify_all()
+
+    def until_opened(self, seconds: float) -> bool:
+        """Wait until the service has the run, or has refused it, but no longer. Returns whether it has."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.opened or self.trouble is not None, timeout=seconds)
+        return self.opened
+
+    def finish(self, finish: Finish) -> None:
+        """The run has ended; the follower has `flush_timeout` seconds from now. Told once."""
+        with self._changed:
+            if self._told is not None:
+                return
+            error = finish.error
+            if error is not None and len(error) > _LONGEST:
+                finish = replace(finish, error=error[:_LONGEST] + "…")
+            self._told, self._deadline = {"finish": asdict(finish)}, monotonic() + self._settings.flush_timeout
+            if self._child is not None:
+                self._child.tell(self._told)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait for the follower's end until its time is over, then end it."""
+        self._thread.join(timeout=max(0.0, self._deadline + MARGIN + 0.5 - monotonic()))
+        self.stop()
+        self._thread.join(timeout=1.0)  # a process that reads from a dead disk cannot even be killed
+
+    def stop(self) -> None:
+        """End the follower now, whatever it is doing."""
+        with self._changed:
+            self._over = True
+            if self._child is not None:
+                self._child.kill()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        """The thread: start the follower, and again where it died before its time."""
+        problem = self._follow()
+        for pause in _PAUSES:
+            if problem is None:
+                return
+            self._warn(f"{problem} and is started again", goes_on="" if self._ends else self._goes_on)
+            with self._changed:
+                self._changed.wait_for(lambda: self._begun or self._ends)
+                self._changed.wait_for(lambda: self._ends, timeout=pause)
+                if self._over or not self._begun:
+                    return
+            problem = self._follow()
+        if problem is not None:
+            self._give_up(f"{problem} again and is given up, see {shown(self._errors)}")
+
+    @property
+    def _ends(self) -> bool:
+        return self._over or self._told is not None
+
+    def _follow(self) -> str | None:
+        """One process, from its start to its end. Returns what happened where it ended before its time."""
+        try:
+            child = self._start()
+        except OSError as error:
+            return f"its process was not to be had ({error})"
+        for message in child.heard():
+            self._hear(message)
+        code = child.ended()
+        problem = f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+        with self._changed:
+            self._child = None
+            if self._over or self._given_up or (self._told is not None and code in (0, LEFT)):
+                return None
+        return problem
+
+    def _start(self) -> Child:
+        """A process that is told all there is to know by now."""
+        settings = self._settings
+        first = {
+            "kind": settings.kind,
+            "options": dict(settings.options),
+            "masked": masked(dict(settings.options)),
+            "flush_timeout": settings.flush_timeout,
+        }
+        if not self._run_dir.is_dir():  # which would be made again, with nothing in it
+            raise FileNotFoundError(f"{self._run_dir} is gone")
+        process = spawn("hydraloop.tracking", str(self._run_dir.absolute()), self._name, errors=self._errors)
+        child = Child(process, self._name)
+        with self._changed:
+            for message in (first, {"say": "begin"} if self._begun else None, self._told):
+                if message is not None:
+                    child.tell(message)
+            if self._over:
+                child.kill()
+            self._child = child
+        return child
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        kind, text = message.get("kind"), mask_text(str(message.get("text", "")))
+        with self._changed:
+            if kind == "opened":
+                self.opened = True
+            elif kind == "trouble":
+                self.trouble, self._given_up = text, bool(message.get("final"))
+            elif kind == "well":
+                self.trouble = None
+            self._changed.notify_all()
+        if kind == "trouble":
+            self._warn(text, goes_on=self._goes_on)
+        elif kind == "well":
+            log.info("%s: goes on", self._name)
+        elif kind == "remark":
+            log.warning("%s: %s", self._name, text)
+
+    def _give_up(self, problem: str) -> None:
+        with self._changed:
+            self.trouble = problem
+            self._changed.notify_all()
+        log.warning("%s: %s%s", self._name, mask_text(problem), self._goes_on)
+
+    def _warn(self, text: str, *, goes_on: str) -> None:
+        """Once a run; later troubles are told more quietly."""
+        level = logging.INFO if self._warned else logging.WARNING
+        self._warned = True
+        log.log(level, "%s: %s%s", self._name, mask_text(text), goes_on)

@@ -1,0 +1,158 @@
+"""The process of a follower: what it is told by the training process, and what it tells.
+
+Both are lines of JSON. In: the hook's options; `begin` when the run is described and its log is cut; `finish` when it
+has ended. Out: what there is to say in the terminal. The end of the input means that the training process is gone: what
+it has left is sent, and the run closed, in the same bounded time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any
+
+from filelock import Timeout
+
+from hydraloop.safety.secrets import remember
+from hydraloop.tracking import description
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.follower import Follower, Trouble, described
+from hydraloop.tracking.follower.inbox import LEFT, Inbox
+from hydraloop.tracking.follower.locks import BUSY, PATIENCE, end_orphans, lock_of
+from hydraloop.tracking.follower.masked_logging import log_to_stderr
+from hydraloop.tracking.kinds import preload, tracker_of
+from hydraloop.tracking.tracker import Finish, Run, Tracker
+
+log = logging.getLogger(__name__)
+
+_NICE = 5
+"""Training goes first where there are no more cores than it can use: libraries take seconds of one to start. Not more:
+at the end it waits for this process, and others of the machine do not."""
+_LOOK = 1.0
+"""Seconds between two looks whether another process still sends this run's records."""
+
+
+def main(run_dir: Path, name: str) -> int:
+    """Follow a run until it has ended. Returns the exit code: 0 where everything was sent, else `LEFT`."""
+    os.nice(_NICE)
+    tell = _Tell(_private_stdout())
+    log_to_stderr()
+    logging.getLogger("hydraloop").addHandler(_Remarks(tell))
+    inbox = Inbox()
+    given = inbox.settings()
+    if given is None:
+        return 0
+    remember(given["options"])
+    preload(given["kind"])
+    if not inbox.begins():
+        return 0
+    lock = _locked(run_dir, name, inbox, tell)
+    if lock is None:
+        return LEFT
+    with lock:
+        run = description.read(run_dir)
+        assert run is not None, "the training process describes the run before it says begin"
+        cursor = _cursor(run_dir, name, given)
+        tracker = tracker_of(cursor.kind)(given["options"], run, cursor.memory)
+        try:
+            state = _follow(Follower(tracker, cursor, run_dir, name, tell.trouble), inbox, run, tell, tracker)
+        finally:
+            tracker.close()
+    return 0 if state == "done" else LEFT
+
+
+def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
+    """The lock, as soon as it is free: a `sync.py` may be at work. None where the run ends before that."""
+    lock, told, patient = lock_of(run_dir, name), False, monotonic() + PATIENCE
+    while True:
+        try:
+            free = lock.acquire(timeout=0)
+        except (Timeout, OSError) as error:
+            if monotonic() >= patient and not told:
+                why = f"{BUSY}; this one waits for it" if isinstance(error, Timeout) else described(error)
+                tell.trouble(Trouble(why, final=False))
+                told = True
+        else:
+            if told:
+                tell.trouble(None)
+            return free
+        if inbox.late:
+            return None
+        inbox.wait(_LOOK)
+        if told and not inbox.ended:
+            end_orphans(run_dir, name, os.getppid())
+
+
+def _cursor(run_dir: Path, name: str, given: Mapping[str, Any]) -> Cursor:
+    """The cursor of an earlier process, if it is of the same tracker; otherwise all records are sent again."""
+    cursor = Cursor.load(run_dir, name)
+    if cursor is not None and cursor.kind != given["kind"]:
+        log.warning("it was %s before and is %s now: all records are sent again", cursor.kind, given["kind"])
+        cursor = None
+    cursor = cursor or Cursor(given["kind"], given["masked"])
+    cursor.options = given["masked"]
+    with suppress(OSError):  # a full disk: the follower's own saves say so
+        cursor.save(run_dir, name)  # for `sync.py`, whatever happens now
+    return cursor
+
+
+def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tracker) -> str:
+    finish: Finish | None = None
+    opened = False
+    while True:
+        state = follower.step(finish)
+        if not opened and state not in ("in trouble", "given up"):
+            opened = True
+            tell.say(kind="opened", where=tracker.where)
+        if state in ("done", "given up") or inbox.late:
+            return state
+        if state != "following":
+            inbox.wait(follower.wait(ending=finish is not None))
+        if finish is None and inbox.ended:
+            finish = inbox.finish or description.ending(run.run_dir, run.attempt)
+
+
+@dataclass
+class _Tell:
+    """What is said to the training process, which may be gone."""
+
+    out: IO[str]
+
+    def say(self, **message: Any) -> None:
+        """One line."""
+        try:
+            self.out.write(json.dumps(message) + "\n")
+            self.out.flush()
+        except OSError:
+            pass
+
+    def trouble(self, trouble: Trouble | None) -> None:
+        """Something does not work, or (None) works again."""
+        if trouble is None:
+            self.say(kind="well")
+        else:
+            self.say(kind="trouble", text=trouble.text, final=trouble.final)
+
+
+def _private_stdout() -> IO[str]:
+    """The pipe to the training process; what libraries print goes to stderr instead."""
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return pipe
+
+
+class _Remarks(logging.Handler):
+    """What our own modules warn of is said in the run's log, too."""
+
+    def __init__(self, tell: _Tell) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell.say(kind="remark", text=record.getMessage())

@@ -1,0 +1,61 @@
+"""What a W&B run is called: what W&B takes, and from which option or variable it comes. Without wandb."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hydraloop.errors import UserError
+from hydraloop.safety.secrets import masked
+
+LONGEST = 128
+"""Characters of a project's, group's or run's name at W&B."""
+NOT_IN_PROJECTS = "/\\#?%:"
+VARIABLES = {
+    "project": "WANDB_PROJECT",
+    "entity": "WANDB_ENTITY",
+    "group": "WANDB_RUN_GROUP",
+    "job_type": "WANDB_JOB_TYPE",
+    "tags": "WANDB_TAGS",
+    "notes": "WANDB_NOTES",
+    "name": "WANDB_NAME",
+}
+"""W&B's own, by option. Read by the training process: `sync.py` may be typed elsewhere, and later."""
+_LONGEST_TAG = 64
+
+
+def names_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that the options give, those of their variables where they give none; secrets masked.
+
+    Args:
+        given: the options of `VARIABLES`, None where they are not set.
+
+    Raises:
+        UserError: W&B does not take one of them.
+    """
+    found = {key: _value(key, value) for key, value in given.items()}
+    for key in ("project", "group", "name"):
+        if found[key] is not None and not 1 <= len(found[key]) <= LONGEST:
+            _refuse(given, key, f"it has {len(found[key])} characters", f"Use 1 to {LONGEST}, or null.")
+    if set(found["project"] or "") & set(NOT_IN_PROJECTS):
+        problem = f"W&B takes no project called {found['project']!r}"
+        _refuse(given, "project", problem, f"Use a name without any of {NOT_IN_PROJECTS}")
+    tags = found["tags"]
+    labels = [] if isinstance(tags, str) else [str(tag) for tag in tags or ()]
+    if isinstance(tags, str) or not all(1 <= len(label) <= _LONGEST_TAG for label in labels):
+        _refuse(given, "tags", f"{tags!r} is no list of labels", f"Use a list, 1 to {_LONGEST_TAG} characters each.")
+    hidden: dict[str, Any] = masked({**found, "tags": labels})
+    return hidden
+
+
+def _value(key: str, option: Any) -> Any:
+    variable = os.environ.get(VARIABLES[key])
+    if option is not None or not variable:
+        return option
+    return [tag.strip() for tag in variable.split(",") if tag.strip()] if key == "tags" else variable
+
+
+def _refuse(given: Mapping[str, Any], key: str, problem: str, remedy: str) -> None:
+    source = f"{VARIABLES[key]}: " if given[key] is None else ""
+    raise UserError(f"{source}{problem}", key=key, remedy=remedy)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import hydraloop
+from hydraloop.cli import checked_compose as checked
+from hydraloop.cli import plan
+from hydraloop.engine.stages import by_mount_point
+from tests.config.composed import REPOSITORY, composer
+
+SELECTIONS = [
+    [],
+    ["hooks=[ema,profiler]"],
+    ["hooks=[profiler,ema]", "hooks.ema.priority=HIGH", "hooks.profiler.priority=45"],
+    ["hooks=[ema]", "hooks.ema.priority=10"],
+    ["hooks=[ema]", "hooks.ema.priority=LOWEST", "engine.check_order=false"],
+    ["default_hooks=[checkpoint,logger,timer]"],
+    ["default_hooks=[]"],
+    ["default_hooks.checkpoint=null", "~default_hooks.logger", "default_hooks.timer.priority=50"],
+    ["default_hooks.progress.priority=0", "scheduler=[]"],
+    ["experiment=diabetes", "hooks=[ema]"],
+]
+
+
+@pytest.mark.parametrize("lines", SELECTIONS, ids=" ".join)
+def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Path) -> None:
+    with composer() as opened:
+        cfg = checked.compose(lines, opened)
+        planned = plan.slots_of(cfg)
+    engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
+    assert planned == engine.stages.slots
+
+
+def test_the_order_by_hand() -> None:
+    with composer() as opened:
+        slots = plan.slots_of(checked.compose(["hooks=[ema,profiler]"], opened))
+    assert [(slot.name, slot.priority) for slot in slots] == [
+        ("runtime_info", 10),
+        ("grad_clip", 40),
+        ("timer", 50),
+        ("sampler_seed", 50),
+        ("ema", 50),
+        ("logger", 60),
+        ("param_scheduler", 70),
+        ("checkpoint", 90),
+        ("profiler", 90),
+        ("progress", 100),
+    ]
+    called = [slot.name for slot in by_mount_point(slots)["after_train_iter"]]
+    assert called.index("timer") < called.index("ema") < called.index("checkpoint") < called.index("profiler")
+
+
+def test_a_hook_without_a_schema_stands_apart() -> None:
+    with composer() as opened:
+        text = plan.format_plan(checked.compose(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
+    assert "class not imported" in text
+    line = next(line for line in text.splitlines() if "class not imported" in line)
+    assert line.endswith("mine (50)")
+
+
+def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
+    with composer() as opened:
+        cfg = checked.compose(["optimizer.lr=${optimizer.eps}"], opened)
+        assert "lr: 1.0e-08" in plan.format_plan(cfg)
+        cfg = checked.compose(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
+        assert "load_from: ${hydra:runtime.output_dir}/x.pth" in plan.format_plan(cfg)
+
+
+def test_the_plan_has_no_node_of_hydras() -> None:
+    with composer() as opened:
+        text = plan.format_plan(checked.compose([], opened))
+    assert "\nhydra:" not in text
+    assert text.splitlines()[0] == "# The composed config"
+
+
+def test_the_order_is_not_checked_where_the_user_says_so() -> None:
+    with composer() as opened:
+        with pytest.raises(hydraloop.UserError, match="must run after"):
+            checked.compose(["default_hooks.checkpoint.priority=20"], opened)
+        checked.compose(["default_hooks.checkpoint.priority=20", "engine.check_order=false"], opened)
+        with pytest.raises(hydraloop.UserError, match="must run after"):
+            checked.compose(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
+
+
+def test_help_names_groups_options_flags_and_examples() -> None:
+    from hydraloop.cli.help import format_help
+
+    with composer() as opened:
+        text = format_help(opened, "python train.py")
+    for part in (
+        "usage: python train.py",
+        "--dry-run",
+        "-m, --multirun",
+        "HYDRA_FULL_ERROR=1",
+        "\n  hooks\n",
+        "\n    ema                  An average of the weights",
+        "weight_norm          from the config folder",
+        "max_epochs=20",
+        "resume=auto",
+        "hooks=ema,profiler",
+    ):
+        assert part in text, part
+    groups = {line.strip() for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}
+    assert {"data", "default_hooks", "experiment", "model", "optimizer", "precision", "scheduler", "task"} <= groups
+    assert max(map(len, text.splitlines())) <= 120

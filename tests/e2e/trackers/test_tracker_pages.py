@@ -1,0 +1,94 @@
+"""What a person sees of a sweep: the pages of MLflow and TensorBoard in a browser. Pictures are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.projects import Project, Run
+
+pages = pytest.importorskip("tests.e2e.trackers.pages", reason="selenium is not installed", exc_type=ImportError)
+
+PATIENT = [f"hooks.{name}.flush_timeout=60" for name in ("mlflow", "tensorboard")]
+
+pytestmark = [
+    pytest.mark.slow,  # two jobs, two servers and a browser
+    pytest.mark.skipif(pages.why_no_browser() is not None, reason=str(pages.why_no_browser())),
+]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a sweep of two jobs."""
+    project = Project.make(tmp_path_factory.mktemp("pages") / "project")
+    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[mlflow,tensorboard]", "engine.max_epochs=3", *PATIENT)
+    assert done.code == 0, done.text
+    assert done.out.count("records sent, mlflow ui") == 2, done.out  # the command that shows it
+    return project
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[pages.Browser]:
+    with pages.browser(tmp_path) as opened:
+        yield opened
+
+
+def test_mlflow_shows_the_parent_its_children_and_the_charts_of_one(swept: Project, browser: pages.Browser) -> None:
+    (sweep,) = swept.path.glob("multirun/*/*")
+    parent = f"{sweep.parent.name}/{sweep.name}"
+    quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # ten processes that runs have nothing to do with
+    with pages.served(["mlflow", "ui", "--workers", "1"], swept.path, **quick) as address:
+        browser.driver.get(address)
+        browser.click("[role=button]", text="Model training")  # not what MLflow shows first, but it keeps the choice
+        browser.click("a", text="Experiments")
+        browser.click("a", text="digits")
+        browser.shows(parent)
+        assert "optimizer.lr" not in browser.text, "children are under their parent, which is folded"
+        browser.click('.ag-row [data-component-id*="runnamecell"]')
+        browser.shows(parent, "optimizer.lr=0.001", "optimizer.lr=0.01")
+        assert browser.count(".ag-row-level-0 a[href*='/runs/']") == 3
+        browser.keep("mlflow_sweep")
+
+        browser.click("a", text="optimizer.lr=0.01")
+        browser.shows("Model metrics", "val/accuracy", _shown(swept.jobs[1].result["val_metrics"]["accuracy"]))
+        browser.click("[role=tab]", text="Model metrics")
+        browser.shows("train", "optimizer.lr=0.01 (train/loss)")
+        browser.until(lambda: browser.count(".js-plotly-plot .scatterlayer path.js-line") >= 5, "charts")
+        points = browser.driver.execute_script(_POINTS_OF_THE_LOSS)
+        assert points == [[record["iteration"], record["loss"]] for record in _train(swept.jobs[1])]
+        browser.keep("mlflow_charts")
+
+
+def test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters(swept: Project, browser: pages.Browser) -> None:
+    (day,) = swept.path.glob("multirun/*")
+    with pages.served(["tensorboard.main", "--logdir", str(day)], swept.path) as address:
+        (sweep,) = day.iterdir()
+        runs = [f"{sweep.name}/{job}/tensorboard" for job in (0, 1)]
+        browser.driver.get(f"{address}/#scalars")
+        browser.shows(*runs, "train/loss", "test/accuracy")
+        browser.until(lambda: browser.count("path.line[d]") >= 10, "lines in its charts")
+        browser.keep("tensorboard_scalars")
+
+        browser.driver.get(f"{address}/#hparams")
+        browser.driver.refresh()
+        accuracies = [run.result["val_metrics"]["accuracy"] for run in swept.jobs]
+        browser.shows(*runs, "TABLE VIEW", "optimizer.lr", "0.0010000", *(f"{value:#.5g}" for value in accuracies))
+        browser.keep("tensorboard_hparams")
+
+
+_POINTS_OF_THE_LOSS = """
+const lines = [...document.querySelectorAll(".js-plotly-plot")].flatMap(plot => plot.data);
+const loss = lines.find(line => line.metricKey === "train/loss");
+return loss.x.map((x, place) => [x, loss.y[place]]);
+"""
+
+
+def _train(run: Run) -> list[dict[str, float]]:
+    return [record for record in run.records if record["mode"] == "train"]
+
+
+def _shown(value: float) -> str:
+    """A number as the page's table begins it."""
+    return f"{value:.6f}"[:-1]

@@ -1,0 +1,376 @@
+"""`hooks=mlflow,wandb,tensorboard` as typed: what the services have of runs that end well or badly, and of sweeps."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.projects import Done, Project
+from tests.e2e.trackers.tracked import (
+    MLflowRun,
+    Points,
+    mlflow_run,
+    mlflow_runs,
+    nearly,
+    points,
+    tensorboard_points,
+    wandb_runs,
+)
+from tests.tracking.mlflow.server import MLflowServer
+
+ALL = "hooks=mlflow,wandb,tensorboard"
+PATIENT = [f"hooks.{name}.flush_timeout=60" for name in ("mlflow", "wandb", "tensorboard")]
+"""For what a busy machine has no time for: MLflow's tables alone take some seconds."""
+TROUBLE = '''
+from __future__ import annotations
+
+from hydraloop import Hook
+
+
+class Trouble(Hook):
+    """Fails in an iteration."""
+
+    def after_train_iter(self, engine, batch_idx, batch, outputs) -> None:
+        if engine.progress.iteration == 15:
+            raise ValueError("it went wrong")
+'''
+SOON = 120.0
+"""Seconds within which a follower whose run was killed has told the service."""
+
+
+def until(found: Callable[[], object], what: str) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + SOON
+    while not found():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def summary(done: Done, name: str) -> str:
+    """A tracker's line at the end."""
+    (line,) = re.findall(rf"^{name} +(\S.*)$", done.out, re.M)
+    return line
+
+
+# One run. ------------------------------------------------------------------------------------------------------------
+
+
+class Tracked:
+    """A project with a run, its trackers looked at after one epoch; it is resumed for a second one later.
+
+    Its code has changes that are not committed.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        project.commit()
+        self.change("first-change")
+        self.done = project.train(ALL, "engine.max_epochs=1", *PATIENT)
+        assert self.done.code == 0, self.done.text
+        self.run = project.run
+        self.first = mlflow_run(project.path)
+
+    def resume(self) -> Done:
+        """Go on with other options, and with other code, which is sent."""
+        self.change("second-change")
+        code = [f"hooks.{name}.log_code=true" for name in ("mlflow", "wandb")]
+        options = ["engine.max_epochs=2", "optimizer.weight_decay=0.02", "resume=auto"]
+        return self.project.train(ALL, *options, *code, *PATIENT)
+
+    def change(self, marker: str) -> None:
+        """Add a comment to the code."""
+        file = self.project.path / "my_project" / "model.py"
+        file.write_text(f"{file.read_text()}# {marker}\n")
+
+    def holding(self, marker: str) -> list[str]:
+        """Files below the project, but not its code, that contain a marker."""
+        files = [path for path in self.project.path.rglob("*") if path.is_file() and "my_project" not in path.parts]
+        found = [path for path in files if ".git" not in path.parts and marker.encode() in path.read_bytes()]
+        return sorted(str(path.relative_to(self.project.path)) for path in found)
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Tracked:
+    return Tracked(Project.make(tmp_path_factory.mktemp("tracked") / "project"))
+
+
+def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
+    done, run, project = tracked.done, tracked.run, tracked.project
+    expected, count = points(run), len(run.records)
+    assert count == 4
+    assert {record["mode"] for record in run.records} == {"train", "val", "test"}
+    assert not re.search(r"WARNING|failed at", done.text), done.text
+
+    assert summary(done, "mlflow") == f"{count} of {count} records sent, mlflow ui"
+    found = tracked.first
+    assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == expected
+    assert found.latest.items() >= {key: line[-1] for key, line in expected.items()}.items()
+    assert (found.status, found.experiment) == ("FINISHED", "digits")
+    assert found.name == "/".join(run.path.parts[-2:])
+    assert found.params["optimizer.lr"] == "0.001"
+    assert found.params["hooks.wandb.mode"] == "auto"
+    assert found.tags["command"] == " ".join(
+        ["python train.py 'hooks=[mlflow,wandb,tensorboard]' engine.max_epochs=1", *PATIENT]
+    )
+    assert found.tags.keys() >= {"host", "world_size", "run_dir", "version.torch"}
+    assert found.files.is_relative_to(project.path / "mlruns")
+    assert {path.name for path in found.files.iterdir()} == {"config.yaml", "result.json"}
+
+    line = summary(done, "wandb")
+    assert line.startswith(f"{count} of {count} records sent, wandb sync "), line
+    (wandb,) = wandb_runs(run)
+    assert wandb.points == expected
+    assert (wandb.name, wandb.project, wandb.exit_code) == (found.name, "digits", 0)
+    assert wandb.config["optimizer"]["lr"] == 0.001
+    assert wandb.uid in line, "the command names the run's folder"
+
+    assert summary(done, "tensorboard").startswith(f"{count} of {count} records sent, tensorboard --logdir outputs/")
+    assert nearly(tensorboard_points(run)) == nearly(expected)
+
+
+def test_no_tracker_has_uncommitted_code(tracked: Tracked) -> None:
+    """Wherever they keep it: in a database, in files to be uploaded, in what followers note for themselves."""
+    run = tracked.run
+    assert tracked.holding("first-change") == [str((run.path / "code.patch").relative_to(tracked.project.path))]
+    assert run.result["git"].keys() == {"commit", "dirty"}
+    assert run.result["git"]["dirty"] is True
+
+
+def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
+    before, run = tracked.first, tracked.run
+    done = tracked.resume()
+    assert done.code == 0, done.text
+    expected, cut = points(run), points(run, "metrics.cut_1.jsonl")
+    assert cut.keys() == {"val/accuracy", "val/loss", "test/accuracy", "test/loss"}, "behind the checkpoint"
+    count = len(run.records)
+    assert count == 7
+
+    found = mlflow_run(tracked.project.path)
+    assert (found.uid, found.status) == (before.uid, "FINISHED")
+    assert summary(done, "mlflow") == f"{count} of {count} records sent, mlflow ui"
+    for key, line in expected.items():
+        # Nothing can be taken back there: the test of the first attempt stays; the validation came out the same.
+        assert found.points[key] == ([*cut[key], *line] if key.startswith("test/") else line), key
+        assert found.latest[key] == line[-1], key
+    changed = {key: value for key, value in found.params.items() if key.startswith("resume_1/")}
+    assert changed == {
+        "resume_1/engine.max_epochs": "2",
+        "resume_1/hooks.mlflow.log_code": "true",
+        "resume_1/hooks.wandb.log_code": "true",
+        "resume_1/optimizer.weight_decay": "0.02",
+        "resume_1/resume": "auto",
+    }
+    assert found.params["optimizer.weight_decay"] == "0.01"
+
+    (wandb,) = wandb_runs(run)
+    assert wandb.points == expected
+    assert (wandb.name, wandb.exit_code) == (before.name, 0)
+    assert wandb.config["resume_1/optimizer"]["weight_decay"] == 0.02, wandb.config.keys()
+    assert nearly(tensorboard_points(run)) == nearly(expected)
+
+
+def test_trackers_have_the_code_of_a_run_with_log_code(tracked: Tracked) -> None:
+    """After it was resumed with that option, and with other code."""
+    run = tracked.run
+    kept = [run.path / "code.patch", run.path / ".hydra" / "resume_1" / "code.patch"]
+    assert ["second-change" in path.read_text() for path in kept] == [False, True]
+    (stored,) = mlflow_run(tracked.project.path).files.rglob("code.patch")
+    assert stored.read_bytes() == kept[1].read_bytes()
+    assert stored.parent.name == "resume_1"
+    (folder,) = run.path.glob("wandb/offline-run-*/files")
+    assert (folder / "code.patch").read_bytes() == kept[0].read_bytes()
+    assert (folder / "resume_1" / "code.patch").read_bytes() == kept[1].read_bytes()
+    copies = [path for path in (*kept, stored, folder / "resume_1" / "code.patch") if path != kept[0]]
+    assert tracked.holding("second-change") == sorted(str(path.relative_to(tracked.project.path)) for path in copies)
+
+
+# Sweeps, ranks. ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # four jobs
+def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
+    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[mlflow,wandb,tensorboard]", "engine.max_epochs=1")
+    assert done.code == 0, done.text
+    assert "WARNING" not in done.text, done.text
+    jobs = project.jobs
+    (sweep,) = project.path.glob("multirun/*/*")
+    parent, *children = mlflow_runs(project.path)
+    assert (parent.name, parent.parent, parent.status) == (f"{sweep.parent.name}/{sweep.name}", None, "FINISHED")
+    names = [f"optimizer.lr={lr},hooks=[mlflow,wandb,tensorboard]" for lr in ("0.001", "0.01")]
+    assert [child.name for child in children] == names
+    for child, job in zip(children, (jobs[1], jobs[3]), strict=True):
+        assert (child.parent, child.status) == (parent.uid, "FINISHED")
+        assert child.points.items() >= points(job).items()
+        assert nearly(tensorboard_points(job)) == nearly(points(job))
+    accuracies = [job.result["val_metrics"]["accuracy"] for job in (jobs[1], jobs[3])]
+    assert parent.points["accuracy"] == [(1, accuracies[0]), (3, accuracies[1])], "at the job's number"
+    best = accuracies.index(max(accuracies))
+    assert (
+        parent.tags.items()
+        >= {
+            "best_child": names[best],
+            "best_child_run_id": children[best].uid,
+            "best_child_job": str((1, 3)[best]),
+        }.items()
+    )
+
+    uploaded = [wandb_runs(job) for job in jobs]
+    assert [len(found) for found in uploaded] == [0, 1, 0, 1]
+    one, other = uploaded[1][0], uploaded[3][0]
+    assert one.group == other.group == parent.name
+    assert one.uid != other.uid
+    assert [one.name, other.name] == names
+    assert (one.points, other.points) == (points(jobs[1]), points(jobs[3]))
+    assert not [job for job in (jobs[0], jobs[2]) if (job.path / "tracking").exists()]
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_two_ranks_are_one_run(project: Project) -> None:
+    done = project.train(ALL, "engine.max_epochs=1", "distributed.nproc_per_node=2", *PATIENT)
+    assert done.code == 0, done.text
+    run, expected = project.run, points(project.run)
+    found = mlflow_run(project.path)
+    assert found.status == "FINISHED"
+    assert found.tags["world_size"] == "2"
+    assert found.points.items() >= expected.items()
+    (wandb,) = wandb_runs(run)
+    assert wandb.points == expected
+    assert nearly(tensorboard_points(run)) == nearly(expected)
+    assert [summary(done, name).split(",")[0] for name in ("mlflow", "wandb", "tensorboard")] == [
+        f"{len(run.records)} of {len(run.records)} records sent"
+    ] * 3
+
+
+# Runs that end badly. ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # three runs
+def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
+    project.write("my_project/trouble.py", TROUBLE)
+    patient = PATIENT[:2]
+    done = project.train("hooks=mlflow,wandb", *patient, "+hooks.trouble._target_=my_project.trouble.Trouble")
+    assert done.code == 1, done.text
+    failed = mlflow_run(project.path)
+    assert failed.status == "FAILED"
+    assert failed.tags["error"] == "ValueError: it went wrong"
+    assert failed.points == points(project.run), "what there was is there"
+    assert wandb_runs(project.run)[0].exit_code == 1
+
+    process = started(project, 1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=SOON)
+    assert process.returncode == 130, output
+    interrupted = mlflow_runs(project.path)[1]
+    assert (interrupted.status, interrupted.tags["status"]) == ("KILLED", "interrupted")
+    assert interrupted.points == points(project.runs[1])
+    assert wandb_runs(project.runs[1])[0].exit_code == 130
+
+    process = started(project, 2)
+    process.kill()
+    process.communicate()
+    run = project.runs[2]
+    until(lambda: mlflow_runs(project.path)[2].status != "RUNNING", "its follower tells")
+    until(lambda: wandb_runs(run)[0].exit_code is not None, "its follower tells")
+    killed = mlflow_runs(project.path)[2]
+    assert (killed.status, killed.tags["status"]) == ("KILLED", "killed")
+    assert killed.points == points(run)
+    assert wandb_runs(run)[0].exit_code == 137
+
+    epochs = max(record["epoch"] for record in run.records) + 1
+    done = project.train("hooks=mlflow,wandb", f"engine.max_epochs={epochs}", "resume=auto", *patient)
+    assert done.code == 0, done.text
+    resumed = mlflow_runs(project.path)[2]
+    assert (resumed.uid, resumed.status) == (killed.uid, "FINISHED")
+    expected = points(run)
+    assert all(_steps(resumed.points, key) >= _steps(expected, key) for key in expected)
+    assert all(resumed.latest[key] == line[-1] for key, line in expected.items())
+    (wandb,) = wandb_runs(run)
+    assert wandb.points == expected
+
+
+def started(project: Project, number: int) -> subprocess.Popen[str]:
+    """A run that goes on and on, when some of its records are at MLflow and W&B."""
+    process = project.start("hooks=mlflow,wandb", "engine.max_epochs=100000", *PATIENT[:2])
+    try:
+        until(lambda: len(mlflow_runs(project.path)) > number, "it is at MLflow")
+        until(lambda: len(mlflow_runs(project.path)[number].points.get("val/loss", [])) > 1, "its records are there")
+        until(lambda: list(project.runs[number].path.glob("checkpoints/last_checkpoint")), "it has a checkpoint")
+        until(lambda: wandb_runs(project.runs[number]), "it is in W&B's files")
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    return process
+
+
+def _steps(found: Points, key: str) -> list[int]:
+    return sorted({step for step, _ in found.get(key, [])})
+
+
+# Places. -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
+    project.write("mlruns/0/meta.yaml", "name: Default\n")
+    done = project.train("hooks=[mlflow]", "engine.max_epochs=1", "+hooks.mlflow.tags.team=a", PATIENT[0])
+    assert done.code == 0, done.text
+    count = len(project.run.records)
+    assert mlflow_run(project.path).tags["team"] == "a"
+    assert mlflow_run(project.path).points.items() >= points(project.run).items()
+    command = "mlflow ui --backend-store-uri sqlite:///mlflow.db"
+    assert summary(done, "mlflow") == f"{count} of {count} records sent, {command}"
+    assert (
+        f"./mlruns has runs of an older MLflow, which hide mlflow.db from a plain mlflow ui: type {command}"
+        in done.text
+    )
+
+
+@pytest.mark.slow  # a server
+def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Project, tmp_path: Path) -> None:
+    server = MLflowServer(_made(tmp_path / "server"))
+    variables = {"MLFLOW_TRACKING_URI": server.uri}
+    quick = "hooks.mlflow.flush_timeout=12"  # it is the time that the run waits: enough to hear of it
+    done = project.train("hooks=[mlflow,tensorboard]", quick, "engine.max_epochs=2", **variables)
+    assert done.code == 0, done.text
+    run = project.run
+    count = len(run.records)
+    (warning,) = [line for line in done.text.splitlines() if "training goes on, records wait" in line]
+    assert warning.startswith("warning: mlflow: "), warning
+    assert server.uri in warning
+    assert "ConnectionRefusedError" in warning
+    name = run.path.relative_to(project.path)
+    command = f"python -m hydraloop.tracking.sync {name}"
+    told = summary(done, "mlflow")
+    assert told.startswith(f"0 of {count} records sent (")
+    assert told.endswith(f"; {command} sends the rest")
+    assert server.uri in told, "with the reason"
+    assert summary(done, "tensorboard").startswith(f"{count} of {count} records sent")
+
+    sync = ["-m", "hydraloop.tracking.sync", str(name)]
+    still_down = project.python(*sync, **variables)
+    assert still_down.code == 1, still_down.text
+    try:
+        server.start()
+        synced = project.python(*sync, **variables)
+        assert synced.code == 0, synced.text
+        assert f"{name}  mlflow: {count} sent, {count} of {count} records there, {server.uri}/#/" in synced.out
+        again = project.python(*sync, **variables)
+        assert f"{name}  mlflow: 0 sent, {count} of {count} records there" in again.out
+    finally:
+        server.kill()
+    found: MLflowRun = mlflow_run(server.folder)
+    assert found.status == "FINISHED"
+    assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == points(run)
+    assert not list(project.path.glob("mlflow.db*")), "it is told where the variable says"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

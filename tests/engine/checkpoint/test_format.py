@@ -1,0 +1,365 @@
+"""Checkpoint files: whole or absent, without pickle, found again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import resource
+import zipfile
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluation_weights, initialise, load, write
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.run.checkpoint_files import is_complete, newest_complete
+from tests.helpers import at, differences, make_engine
+
+# Writing. ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _full_disk(limit: int) -> Iterator[None]:
+    """Files cannot grow beyond `limit` bytes: the system's own error, in the middle of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "epoch_1.pth"
+    write(path, {"a": torch.ones(2)})
+    before = path.read_bytes()
+    for target in (path, tmp_path / "new.pth"):
+        with pytest.raises(OSError, match="File too large") as caught, _full_disk(20_000):
+            write(target, {"a": torch.zeros(100_000)})
+        assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(target))
+        assert path.read_bytes() == before
+        assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
+
+
+def test_what_could_not_be_loaded_is_not_written(tmp_path: Path) -> None:
+    class Kind(IntEnum):
+        ONE = 1
+
+    class Special(Tensor):
+        pass
+
+    for entry in ({Kind.ONE: 1}, {"a": torch.ones(1).as_subclass(Special)}, {"a": [Kind.ONE]}):
+        with pytest.raises(TypeError, match="cannot be loaded without pickle"):
+            write(tmp_path / "a.pth", entry)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_replaces_the_old_file_and_makes_folders(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "epoch_1.pth"
+    write(path, {"a": 1})
+    write(path, {"a": 2})
+    assert load(path) == {"a": 2}
+    assert [entry.name for entry in path.parent.iterdir()] == ["epoch_1.pth"]
+
+
+class _Integer(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), print, _Integer(3), Path("a"), nn.Linear(1, 1), lambda: None, defaultdict(int), np.float64(1)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_could_not_be_loaded_is_refused_while_writing_and_named(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be loaded without pickle") as caught:
+        write(tmp_path / "a.pth", {"hooks": {"mine": {"list": [1, {"value": value}]}}})
+    assert "checkpoint['hooks']['mine']['list'][1]['value']" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hook_with_such_a_state_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    class Stateful(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"where": Path("a")}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    asking = at("after_train_epoch", lambda engine: engine.request_checkpoint("a"))
+    with pytest.raises(TypeError, match=re.escape("checkpoint['hooks']['mine']['where']")):
+        make_engine(tmp_path, {"mine": Stateful(), "asking": asking}).train()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        3,
+        2**80,
+        0.1,
+        float("inf"),
+        1 + 2j,
+        "text",
+        b"bytes",
+        None,
+        [1, [2.0]],
+        (1, (2, "three")),
+        {1, 2},
+        {"a": {"b": 1}, 3: "c"},
+        OrderedDict(a=1),
+        Counter("abca"),
+        torch.Size([2, 3]),
+        torch.float16,
+        torch.device("cuda", 1),
+        torch.arange(6).reshape(2, 3),
+        torch.ones(2, dtype=torch.bfloat16),
+        nn.Parameter(torch.ones(2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_written_comes_back_as_it_was(tmp_path: Path, value: Any) -> None:
+    write(tmp_path / "a.pth", {"value": value})
+    loaded = load(tmp_path / "a.pth")["value"]
+    assert type(loaded) is type(value)
+    assert list(differences(loaded, value)) == []
+
+
+# Loading. ------------------------------------------------------------------------------------------------------------
+
+
+class _Evil:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_file_with_pickled_objects_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    path, marker = tmp_path / "evil.pth", tmp_path / "marker"
+    torch.save({"state_dict": {}, "object": _Evil(marker)}, path)
+    with pytest.raises(UserError, match="more than tensors and plain values") as caught:
+        load(path, key="load_from")
+    assert not marker.exists()
+    assert caught.value.key == "load_from"
+    assert "model.state_dict()" in str(caught.value)
+    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
+
+
+def test_a_whole_model_is_refused(tmp_path: Path) -> None:
+    torch.save(nn.Linear(1, 1), tmp_path / "model.pth")
+    with pytest.raises(UserError, match="not loaded"):
+        load(tmp_path / "model.pth")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "epoch_3.pth"
+    write(path, {"state_dict": {"weight": torch.randn(1000)}})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(UserError, match="not a complete checkpoint") as caught:
+        load(path)
+    assert caught.value.key == "resume"
+    assert "resume=auto" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_checkpoint_is_a_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no checkpoint file"):
+        load(tmp_path / "epoch_9.pth")
+    with pytest.raises(UserError, match="there is no checkpoint file"):
+        load(tmp_path)
+    torch.save(torch.ones(2), tmp_path / "tensor.pth")
+    with pytest.raises(UserError, match="holds a Tensor, not a checkpoint"):
+        load(tmp_path / "tensor.pth")
+    (tmp_path / "text.pth").write_text("hello")
+    with pytest.raises(UserError, match="is no checkpoint"):
+        load(tmp_path / "text.pth")
+
+
+def test_a_zip_file_of_something_else_is_a_clear_message(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "other.pth", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(UserError) as caught:
+        load(tmp_path / "other.pth", key="load_from")
+    assert caught.value.key == "load_from"
+
+
+@pytest.mark.parametrize("entry", ["state_dict", "meta", "progress", "rng", "hooks", "precision"])
+def test_a_file_without_the_rest_of_a_run_cannot_be_resumed(tmp_path: Path, entry: str) -> None:
+    checkpoint = {
+        "format": FORMAT,
+        "state_dict": {},
+        "meta": {},
+        "progress": {},
+        "rng": {},
+        "hooks": {},
+        "precision": {},
+    }
+    check_resumable(checkpoint, Path("a.pth"))
+    del checkpoint[entry]
+    with pytest.raises(UserError, match=f"has no {entry}") as caught:
+        check_resumable(checkpoint, Path("a.pth"))
+    assert "load_from=a.pth" in str(caught.value)
+
+
+def test_another_format_is_refused() -> None:
+    checkpoint = {
+        "format": FORMAT + 1,
+        "state_dict": {},
+        "meta": {},
+        "progress": {},
+        "rng": {},
+        "hooks": {},
+        "precision": {},
+    }
+    with pytest.raises(UserError, match=f"the checkpoint format {FORMAT + 1}"):
+        check_resumable(checkpoint, Path("a.pth"))
+
+
+# Finding. ------------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path, age: int, *, complete: bool = True) -> None:
+    write(path, {"a": torch.ones(100)})
+    if not complete:
+        path.write_bytes(path.read_bytes()[:-30])
+    os.utime(path, (1_000_000 - age, 1_000_000 - age))
+
+
+def test_the_newest_complete_file_is_found_by_time_not_by_name(tmp_path: Path) -> None:
+    assert newest_complete(tmp_path) is None
+    assert newest_complete(tmp_path / "none") is None
+    _file(tmp_path / "epoch_9.pth", age=50)
+    _file(tmp_path / "epoch_10.pth", age=20)
+    _file(tmp_path / "best_loss_epoch_2.pth", age=90)
+    assert newest_complete(tmp_path) == tmp_path / "epoch_10.pth"
+
+
+def test_truncated_published_and_unfinished_files_are_passed_over(tmp_path: Path) -> None:
+    _file(tmp_path / "epoch_1.pth", age=90)
+    _file(tmp_path / "epoch_2.pth", age=80)
+    _file(tmp_path / "epoch_3.pth", age=10, complete=False)
+    _file(tmp_path / "epoch_2_published.pth", age=5)
+    _file(tmp_path / ".epoch_4.pth.1.part", age=1)
+    (tmp_path / "last_checkpoint").write_text("epoch_3.pth\n")
+    assert not is_complete(tmp_path / "epoch_3.pth")
+    assert newest_complete(tmp_path) == tmp_path / "epoch_2.pth"
+
+
+# Weights. ------------------------------------------------------------------------------------------------------------
+
+
+def _with_average() -> dict[str, Any]:
+    return {
+        "meta": {"averaged_weights": "my_ema"},
+        "state_dict": {"weight": torch.zeros(2), "buffer": torch.zeros(1)},
+        "hooks": {"my_ema": {"averaged": {"weight": torch.ones(2)}}},
+    }
+
+
+def test_evaluation_takes_the_average_where_there_is_one() -> None:
+    checkpoint = _with_average()
+    weights = evaluation_weights(checkpoint)
+    assert weights["weight"].tolist() == [1, 1]
+    assert weights["buffer"].tolist() == [0], "what is not averaged is the raw model's"
+    assert checkpoint["state_dict"]["weight"].tolist() == [0, 0], "the checkpoint is not changed"
+    assert evaluation_weights(checkpoint, "raw")["weight"].tolist() == [0, 0]
+
+
+def test_evaluation_without_an_average_takes_the_raw_weights() -> None:
+    checkpoint = _with_average()
+    checkpoint["meta"] = {}
+    assert evaluation_weights(checkpoint)["weight"].tolist() == [0, 0]
+    bare = {"weight": torch.full((2,), 3.0)}
+    assert evaluation_weights(bare) == bare
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 1)
+
+
+def _saved(path: Path, entries: dict[str, Tensor]) -> str:
+    torch.save(entries, path)
+    return str(path)
+
+
+def test_init_from_nothing_does_nothing() -> None:
+    model = _Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    initialise(model, None, None)
+    assert list(differences(before, model.state_dict())) == []
+
+
+def test_init_takes_what_fits_by_name(tmp_path: Path) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    initialise(model, _saved(tmp_path / "a.pth", {"backbone.weight": torch.ones(2, 2), "other": torch.ones(1)}), None)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_takes_only_those(tmp_path: Path, prefix: str) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    entries = {"backbone.weight": torch.ones(2, 2), "head.weight": torch.ones(1, 2)}
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_the_model_does_not_have_takes_it_off(tmp_path: Path, prefix: str) -> None:
+    model = nn.Linear(2, 2)
+    entries = {
+        "backbone.weight": torch.ones(2, 2),
+        "backbone.bias": torch.ones(2),
+        "backbone2.weight": torch.zeros(2, 2),
+        "head.weight": torch.ones(1, 2),
+    }
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.weight, torch.ones(2, 2))
+    assert torch.equal(model.bias, torch.ones(2))
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front(tmp_path: Path, prefix: str) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    entries = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "fc.weight": torch.ones(1, 2)}
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize(
+    ("entries", "prefix", "key", "words"),
+    [
+        ({"x.weight": torch.ones(2, 2)}, "backbone.", "init.prefix", "begins with 'backbone.'"),
+        ({"x.weight": torch.ones(2, 2)}, None, "init.checkpoint", "x.weight"),
+        ({"backbone.weight": torch.ones(3, 2)}, None, "init.checkpoint", r"\(3, 2\)"),
+    ],
+)
+def test_init_that_does_not_fit_names_what_and_where(
+    tmp_path: Path, entries: dict[str, Tensor], prefix: str | None, key: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        initialise(_Net(), _saved(tmp_path / "a.pth", entries), prefix)
+    assert caught.value.key == key

@@ -1,0 +1,418 @@
+"""The optimizer of a resumed run: layout of its moments, its implementation, and hyperparameters that were typed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+import hydraloop
+from hydraloop.builder import build
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import full, local
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.errors import UserError
+from hydraloop.hooks.param_scheduler import ParamSchedulerHook
+from hydraloop.optim import build_schedule
+from hydraloop.optim.overlap import introduce
+from hydraloop.optim.schedulers import YOLOXLR, WarmupCosineLR
+from tests.config.composed import REPOSITORY
+from tests.helpers import at, batches, tiny_task
+from tests.ranks import on_ranks
+
+QUICK = (
+    "engine.device=cpu",
+    "engine.max_iters=2",
+    "engine.val_interval=null",
+    "engine.test=false",
+    "scheduler=[]",
+    "default_hooks=[param_scheduler,checkpoint]",
+    "default_hooks.checkpoint.by_epoch=false",
+    "default_hooks.checkpoint.interval=2",
+)
+ADAMW = ("optimizer.fused=true", "optimizer.eps=1e-3", "optimizer.lr=0.01")
+"""With a large eps, rounding in a gradient near 0 stays rounding in the step."""
+
+
+def trained(run_dir: Path, *lines: str, distributed: Distributed | None = None) -> Engine:
+    """An engine that has trained two iterations, or from a checkpoint to `engine.max_iters`."""
+    engine = build(hydraloop.compose([*QUICK, *lines], folder=REPOSITORY), run_dir=run_dir, distributed=distributed)
+    engine.train()
+    return engine
+
+
+def resumed(run_dir: Path, *lines: str, iters: int = 4, **options: Any) -> Engine:
+    """An engine that went on from the checkpoint after two iterations."""
+    file = run_dir / "checkpoints" / "iter_2.pth"
+    return trained(run_dir, f"resume={file}", f"engine.max_iters={iters}", *lines, **options)
+
+
+def weights(engine: Engine) -> dict[str, Tensor]:
+    """The model's, whole."""
+    found: dict[str, Tensor] = full(engine.model.state_dict(), keep=True)
+    return found
+
+
+# Layout and implementation. ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_channels_last_may_be_switched_between_two_parts_of_a_run(tmp_path: Path, first: bool) -> None:
+    whole = trained(tmp_path / "whole", *ADAMW, "engine.channels_last=false", "engine.max_iters=4")
+    trained(tmp_path / "parts", *ADAMW, f"engine.channels_last={first}")
+    engine = resumed(tmp_path / "parts", *ADAMW, f"engine.channels_last={not first}")
+    for parameter, state in engine.optimizer.state.items():
+        assert state["exp_avg"].stride() == state["exp_avg_sq"].stride() == parameter.stride()
+    for name, value in weights(engine).items():
+        torch.testing.assert_close(value, weights(whole)[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def on_a_rank(distributed: Distributed, run_dir: str, resume: bool, *lines: str) -> list[str]:
+    """Train, or resume, and name the moments whose layout is not that of their parameter."""
+    start = resumed if resume else trained
+    engine = start(Path(run_dir), "data.loader.batch_size=32", *lines, distributed=distributed)
+    return [
+        f"{name} of {list(parameter.shape)}"
+        for parameter, state in engine.optimizer.state.items()
+        for name, value in state.items()
+        if value.shape == parameter.shape and local(value).stride() != local(parameter).stride()
+    ]
+
+
+def test_a_sharded_checkpoint_of_a_channels_last_model_goes_on_in_one_process(tmp_path: Path) -> None:
+    lines = (*ADAMW, "engine.channels_last=true")
+    on_ranks(2, on_a_rank, str(tmp_path), False, *lines, strategy="fsdp2")
+    contiguous = resumed(tmp_path, *ADAMW, "engine.channels_last=false")
+    (tmp_path / "checkpoints" / "iter_4.pth").unlink()
+    channels_last = resumed(tmp_path, *lines)
+    for name, value in weights(channels_last).items():
+        torch.testing.assert_close(value, weights(contiguous)[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_channels_last_checkpoint_goes_on_in_shards(tmp_path: Path) -> None:
+    trained(tmp_path, *ADAMW, "engine.channels_last=true")
+    assert on_ranks(2, on_a_rank, str(tmp_path), True, *ADAMW, strategy="fsdp2") == [[], []]
+
+
+def test_sgd_that_was_fused_in_one_process_goes_on_in_shards(tmp_path: Path) -> None:
+    """torch has no fused SGD for tensors in shards."""
+    engine = trained(tmp_path, "optimizer=sgd")
+    assert engine.optimizer.param_groups[0]["fused"]
+    assert on_ranks(2, on_a_rank, str(tmp_path), True, "optimizer=sgd", strategy="fsdp2") == [[], []]
+
+
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_the_implementation_is_that_of_the_config(tmp_path: Path, fused: str) -> None:
+    trained(tmp_path, f"optimizer.fused={'false' if fused == 'true' else 'true'}")
+    assert resumed(tmp_path, f"optimizer.fused={fused}").optimizer.param_groups[0]["fused"] is (fused == "true")
+
+
+# Hyperparameters. ----------------------------------------------------------------------------------------------------
+
+
+ONECYCLE = ("scheduler=[onecycle]", "scheduler.onecycle.total_steps=10")
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said about the optimizer."""
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("optimizer.")]
+
+
+def test_a_typed_hyperparameter_takes_effect_and_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained(tmp_path, "optimizer.lr=1e-2", "optimizer.weight_decay=0.3")
+    engine = resumed(tmp_path, "optimizer.lr=1e-5", "optimizer.betas=[0.8,0.99]", "++optimizer.eps=1e-8")
+    group = engine.optimizer.param_groups[0]
+    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-5, (0.8, 0.99), 0.3)
+    assert messages(caplog) == [
+        "optimizer.betas: (0.9, 0.999) -> (0.8, 0.99)",
+        "optimizer.lr: 0.01 -> 1e-05",
+        "optimizer.weight_decay stays 0.3 (the config has 0.01); type optimizer.weight_decay=0.01 to change it",
+    ]
+
+
+def test_a_typed_mapping_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trained(tmp_path)
+    assert resumed(tmp_path, "optimizer={lr: 1e-5}").optimizer.param_groups[0]["lr"] == 1e-5
+    assert messages(caplog) == ["optimizer.lr: 0.001 -> 1e-05"]
+
+
+def test_what_is_typed_again_stays_and_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trained(tmp_path, "optimizer.lr=1e-2", "optimizer.fused=false")
+    group = resumed(tmp_path, "optimizer.lr=1e-2", "optimizer.fused=true").optimizer.param_groups[0]
+    assert (group["lr"], group["fused"]) == (1e-2, True)
+    assert not messages(caplog)
+
+
+@pytest.mark.parametrize("schedule", [(), ("scheduler=[cosine]", "scheduler.cosine.T_max=8")])
+def test_what_differs_in_the_config_and_is_not_typed_stays_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: tuple[str, ...]
+) -> None:
+    """As in an edited file, an experiment that is selected, or a script that sets it."""
+    trained(tmp_path, *schedule, "optimizer.lr=1e-2", "optimizer.fused=false")
+    resumed(tmp_path, *schedule)
+    assert messages(caplog) == ["optimizer.lr stays 0.01 (the config has 0.001); type optimizer.lr=0.001 to change it"]
+    caplog.clear()
+    file = tmp_path / "checkpoints" / "iter_2.pth"
+    cfg = hydraloop.compose([*QUICK, *schedule, f"resume={file}", "engine.max_iters=4"], folder=REPOSITORY)
+    cfg.optimizer.lr, cfg.optimizer.betas, cfg.optimizer.fused = 1e-5, [0.8, 0.99], True
+    engine = build(cfg, run_dir=tmp_path)
+    engine.train()
+    assert engine.optimizer.param_groups[0]["initial_lr" if schedule else "lr"] == 1e-2
+    assert messages(caplog) == [
+        "optimizer.betas stays (0.9, 0.999) (the config has (0.8, 0.99)); type optimizer.betas=[0.8,0.99] to change it",
+        "optimizer.lr stays 0.01 (the config has 1e-05); type optimizer.lr=1e-05 to change it",
+    ]
+
+
+def test_what_a_schedule_with_numbers_of_its_own_begins_with_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A OneCycleLR with another highest value: typing an lr would not change anything."""
+    trained(tmp_path, *ONECYCLE)
+    resumed(tmp_path, *ONECYCLE, "scheduler.onecycle.max_lr=0.5")
+    assert not messages(caplog)
+
+
+def test_what_was_typed_stays_in_force_in_later_parts_of_the_run(tmp_path: Path) -> None:
+    trained(tmp_path)
+    resumed(tmp_path, "optimizer.lr=1e-5")
+    (tmp_path / "checkpoints" / "iter_4.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
+    engine = resumed(tmp_path, iters=6)
+    assert engine.optimizer.param_groups[0]["lr"] == 1e-5
+    (tmp_path / "checkpoints" / "iter_6.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
+    assert resumed(tmp_path, "optimizer.lr=1e-3", iters=8).optimizer.param_groups[0]["lr"] == 1e-3  # the config's own
+
+
+COSINE = ("scheduler=[cosine]", "scheduler.cosine.T_max=8")
+
+
+@pytest.mark.parametrize("schedule", [COSINE, ("scheduler=[linear,cosine]", "scheduler.cosine.T_max=8")])
+def test_under_a_schedule_the_run_goes_on_as_one_that_began_with_the_new_value(
+    tmp_path: Path, schedule: tuple[str, ...]
+) -> None:
+    trained(tmp_path / "parts", *schedule, "engine.max_iters=3", "optimizer.lr=1e-2")
+    engine = resumed(tmp_path / "parts", *schedule, "optimizer.lr=1e-4")
+    expected = trained(tmp_path / "whole", *schedule, "engine.max_iters=4", "optimizer.lr=1e-4")
+    for name in ("lr", "initial_lr"):
+        assert engine.optimizer.param_groups[0][name] == pytest.approx(expected.optimizer.param_groups[0][name])
+
+
+def test_a_finished_run_is_made_longer_with_another_lr(tmp_path: Path) -> None:
+    """Its cosine has come down to 0, of which a share says nothing."""
+    engine = trained(tmp_path, "scheduler=[cosine]", "optimizer.lr=1e-2")
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+    engine = resumed(tmp_path, "scheduler=[cosine]", "optimizer.lr=1e-4", iters=3)
+    assert engine.schedulers["cosine"].state_dict()["scheduler"]["base_lrs"] == [1e-4]
+    engine = resumed(tmp_path, "scheduler=[cosine]", "optimizer.lr=1e-4", "engine.max_iters=8", iters=8)
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+
+
+def test_betas_under_a_schedule(tmp_path: Path) -> None:
+    schedule = (*COSINE, "scheduler.cosine.param=momentum")
+    trained(tmp_path, *schedule)
+    group = resumed(tmp_path, *schedule, "optimizer.betas=[0.5,0.99]").optimizer.param_groups[0]
+    assert tuple(group["betas"]) == pytest.approx((0.5 * (1 + math.cos(math.pi / 2)) / 2, 0.99))
+
+
+Entry = tuple[type[Any], dict[str, Any], dict[str, Any]]
+"""A scheduler, its arguments, and when it steps."""
+
+
+def scheduled(run_dir: Path, lr: float, iters: int, schedules: Sequence[Entry], **settings: Any) -> list[list[float]]:
+    """The lrs of both groups in each iteration of a run of 10, stopped after `iters`."""
+    seen: list[list[float]] = []
+
+    def note(engine: Engine) -> None:
+        seen.append([group["lr"] for group in engine.optimizer.param_groups])
+
+    task = tiny_task()
+    groups = [{"params": [task.model.weight], "lr": lr}, {"params": [task.model.bias], "lr": lr * 10}]
+    optimizer = torch.optim.SGD(groups, lr=lr)
+    made = {
+        name: build_schedule(
+            name, partial(kind, **options), optimizer, **ours, steps_per_epoch=5, total_epochs=2, total_steps=10
+        )
+        for name, (kind, options, ours) in zip(("first", "second"), schedules, strict=False)
+    }
+    introduce(made.values())
+    save = at("after_train", lambda engine: engine.request_checkpoint("a"))
+    Engine(
+        task=task,
+        optimizer=optimizer,
+        loaders=Loaders(batches(5)),
+        hooks={"note": at("before_train_iter", note, nth=0), "save": save, "param_scheduler": ParamSchedulerHook()},
+        schedules=made,
+        settings=Settings(device="cpu", max_iters=iters, **settings),
+        run_dir=run_dir,
+    ).train()
+    return seen
+
+
+EVERY_KIND: dict[str, list[Entry]] = {
+    "cosine": [(lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {})],
+    "cosine of a part": [(lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {"begin": 2, "end": 7})],
+    "cosine by epoch": [(lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {"by_epoch": True})],
+    "restarts": [(lr_scheduler.CosineAnnealingWarmRestarts, {"eta_min": 1e-4, "T_0": 4}, {})],
+    "warm-up before a cosine": [
+        (lr_scheduler.LinearLR, {"total_iters": 3}, {"end": 3}),
+        (lr_scheduler.CosineAnnealingLR, {"eta_min": 1e-4}, {"begin": 3}),
+    ],
+    "warmup_cosine": [(WarmupCosineLR, {"min_lr_ratio": 0.1, "warmup_iters": 4}, {})],
+    "yolox": [(YOLOXLR, {"warmup_iters": 3, "num_last_epochs": 2}, {})],
+    "linear": [(lr_scheduler.LinearLR, {"total_iters": 7}, {})],
+    "poly": [(lr_scheduler.PolynomialLR, {"power": 0.9, "total_iters": 12}, {})],
+    "multistep": [(lr_scheduler.MultiStepLR, {"milestones": [2, 7]}, {})],
+    "step": [(lr_scheduler.StepLR, {"step_size": 3}, {})],
+    "exponential": [(lr_scheduler.ExponentialLR, {"gamma": 0.9}, {})],
+    "lambda": [(lr_scheduler.LambdaLR, {"lr_lambda": lambda n: 0.9**n}, {})],
+    "two": [
+        (lr_scheduler.LinearLR, {"total_iters": 6}, {}),
+        (lr_scheduler.CosineAnnealingLR, {}, {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("new", [2e-4, 1e-2])
+@pytest.mark.parametrize("cut", [1, 4, 5, 8])
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_a_typed_lr_goes_on_as_in_a_run_that_had_it_from_the_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, cut: int, new: float
+) -> None:
+    schedules = EVERY_KIND[name]
+    expected = scheduled(tmp_path / "whole", new, 10, schedules)
+    scheduled(tmp_path, 1e-3, cut, schedules)
+    typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    found = scheduled(tmp_path, new, 10, schedules, **typed)
+    assert len(found) == 10 - cut
+    assert found == [pytest.approx(lrs, rel=1e-9) for lrs in expected[cut:]]
+    assert "scheduler." not in caplog.text
+
+
+def test_where_an_eta_min_and_another_schedule_overlap_a_typed_lr_is_the_product_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    linear, cosine = EVERY_KIND["warm-up before a cosine"]
+    schedules = [linear, (cosine[0], cosine[1], {})]
+    scheduled(tmp_path, 1e-3, 2, schedules)
+    typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    scheduled(tmp_path, 2e-4, 3, schedules, **typed)
+    assert caplog.text.count("scheduler.second: its eta_min is above 0 and another schedule overlaps it") == 1
+
+
+class Unknown(lr_scheduler.LRScheduler):
+    """Of a user: its values are known from step to step only."""
+
+    def __init__(self, optimizer: Any, eta_min: float) -> None:
+        self.eta_min = eta_min
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        return [self.eta_min + (group["lr"] - self.eta_min) / 2 for group in self.optimizer.param_groups]
+
+
+def test_where_nobody_knows_what_a_typed_lr_would_have_become_it_is_refused(tmp_path: Path) -> None:
+    scheduled(tmp_path, 1e-3, 4, [(Unknown, {"eta_min": 1e-4}, {})])
+    typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    with pytest.raises(UserError, match=r"Unknown in .* has an eta_min") as caught:
+        scheduled(tmp_path, 2e-3, 10, [(Unknown, {"eta_min": 1e-4}, {})], **typed)
+    assert caught.value.key == "optimizer.lr"
+
+
+def two_groups(run_dir: Path, lr: float, *hooks: Hook, **settings: Any) -> Engine:
+    """An engine whose groups have different lrs."""
+    save = at("after_train", lambda engine: engine.request_checkpoint("a"))
+    task = tiny_task()
+    groups = [{"params": [task.model.weight], "lr": lr}, {"params": [task.model.bias], "lr": lr * 10}]
+    return Engine(
+        task=task,
+        optimizer=torch.optim.SGD(groups, lr=lr, momentum=0.9),
+        loaders=Loaders(batches(2)),
+        hooks={f"hook{number}": hook for number, hook in enumerate((*hooks, save))},
+        settings=Settings(device="cpu", max_epochs=settings.pop("max_epochs", 1), **settings),
+        run_dir=run_dir,
+    )
+
+
+def test_each_group_gets_its_own_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    two_groups(tmp_path, 0.01).train()
+    file = tmp_path / "checkpoints" / "a.pth"
+    engine = two_groups(tmp_path, 0.001, resume=file, max_epochs=2, optimizer_overrides=frozenset({"lr"}))
+    engine.train()
+    assert [group["lr"] for group in engine.optimizer.param_groups] == [0.001, 0.01]
+    assert messages(caplog) == ["optimizer.lr: [0.01, 0.1] -> [0.001, 0.01]"]
+
+
+def test_a_command_line_that_is_repeated_does_not_undo_what_training_has_made_of_a_value(tmp_path: Path) -> None:
+    """As a queue repeats it: here a hook has changed the lr, which no schedule knows."""
+
+    def decay(engine: Engine) -> None:
+        engine.optimizer.param_groups[0]["lr"] = 0.005
+
+    two_groups(tmp_path, 0.01, at("before_train", decay)).train()
+    settings = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
+    for lr, expected in ((0.01, 0.005), (0.02, 0.02)):
+        engine = two_groups(tmp_path / "other", lr, max_epochs=2, resume_strict=False, **settings)
+        engine.train()
+        assert engine.optimizer.param_groups[0]["lr"] == expected
+
+
+AD_HOC = "+scheduler.s={{_target_: torch.optim.lr_scheduler.{}, _partial_: true, {}}}"
+AD_HOC_ONECYCLE = ("scheduler=[]", AD_HOC.format("OneCycleLR", "max_lr: 0.01, total_steps: 10"))
+AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_lr: 0.01, cycle_momentum: false"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "named"),
+    [
+        (ONECYCLE, "OneCycleLR in scheduler.onecycle"),
+        (AD_HOC_ONECYCLE, "OneCycleLR in scheduler.s"),
+        (AD_HOC_CYCLIC, "CyclicLR in scheduler.s"),
+    ],
+)
+def test_what_cannot_take_effect_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: tuple[str, ...], named: str
+) -> None:
+    """An entry without `param`, which the user has written himself, is a schedule of the lr, too."""
+    trained(tmp_path, *schedule)
+    expected = resumed(tmp_path, *schedule).optimizer.param_groups[0]
+    caplog.clear()
+    group = resumed(tmp_path, *schedule, "optimizer.lr=1e-5").optimizer.param_groups[0]
+    assert {**group, "params": None} == {**expected, "params": None}
+    assert messages(caplog) == [f"optimizer.lr has no effect on a resumed run: {named} has numbers of its own"]
+
+
+def test_what_does_not_fit_the_optimizers_state_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
+    with pytest.raises(UserError, match="does not fit True") as caught:
+        resumed(tmp_path, "optimizer.amsgrad=true")
+    assert caught.value.key == "optimizer.amsgrad"
+
+
+def test_another_kind_of_optimizer_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
+    with pytest.raises(UserError, match="the checkpoint has the state of AdamW, this run uses SGD"):
+        resumed(tmp_path, "optimizer=sgd")
+
+
+def test_a_checkpoint_without_the_optimizer_goes_on_with_what_was_typed(tmp_path: Path) -> None:
+    lines = (*COSINE, "default_hooks.checkpoint.save_optimizer=false")
+    trained(tmp_path, *lines, "optimizer.lr=1e-2")
+    engine = resumed(tmp_path, *lines, "optimizer.lr=1e-4", "resume_strict=false")
+    expected = 1e-4 * (1 + math.cos(math.pi / 2)) / 2
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(expected)

@@ -1,0 +1,316 @@
+"""From a run to a checkpoint and back: everything is in it, and nothing that is missing or left over goes unnoticed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from hydraloop.engine.checkpoint import save_load as loading
+from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.optim.schedule import Schedule
+from hydraloop.tasks.task import Task
+from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
+
+
+class Counting(Hook):
+    """A hook with state: the iterations it saw."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def _saving() -> Hook:
+    return at("after_train_epoch", lambda engine: engine.request_checkpoint("a"))
+
+
+def _checkpoint(run_dir: Path, hooks: dict[str, Hook] | None = None, **options: Any) -> Path:
+    """The file of a run of one epoch."""
+    make_engine(run_dir, {**(hooks or {}), "saving": _saving()}, **options).train()
+    return run_dir / "checkpoints" / "a.pth"
+
+
+def _changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    checkpoint = torch.load(path, weights_only=True)
+    change(checkpoint)
+    torch.save(checkpoint, path)
+    return path
+
+
+def test_a_checkpoint_has_everything_and_can_be_loaded_without_pickle(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, {"counting": Counting()}, val=batches(1), metadata={"experiment_name": "mine"})
+    checkpoint = torch.load(path, weights_only=True)
+    assert set(checkpoint) == {
+        "format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress",
+    }  # fmt: skip
+    assert set(checkpoint["state_dict"]) == {"weight", "bias"}, "the model's, not the task's"
+    assert checkpoint["hooks"] == {"counting": {"seen": 2}}, "hooks without a state are not in it"
+    assert checkpoint["meta"]["experiment_name"] == "mine"
+    assert checkpoint["meta"]["metric_names"] == ["loss"]
+    assert (checkpoint["meta"]["epoch"], checkpoint["meta"]["iteration"]) == (1, 2)
+    assert checkpoint["meta"]["versions"]["torch"] == torch.__version__
+
+
+def test_optimizer_and_schedules_can_be_left_out(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    engine.save_checkpoint(tmp_path / "a.pth", optimizer=False, schedulers=False)
+    assert not {"optimizer", "schedulers"} & set(torch.load(tmp_path / "a.pth", weights_only=True))
+
+
+def test_before_save_checkpoint_can_add_metadata(tmp_path: Path) -> None:
+    class Adding(Hook):
+        def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+            checkpoint["meta"]["note"] = "from a hook"
+
+    path = _checkpoint(tmp_path, {"adding": Adding()})
+    assert torch.load(path, weights_only=True)["meta"]["note"] == "from a hook"
+
+
+def test_after_load_checkpoint_comes_when_everything_is_loaded(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, {"counting": Counting()})
+    recorder, counting = Recorder(), Counting()
+    seen: list[tuple[int, int]] = []
+    look = at("after_load_checkpoint", lambda engine: seen.append((counting.seen, engine.progress.iteration)))
+    hooks = {"look": look, "recorder": recorder, "counting": counting}
+    make_engine(tmp_path, hooks, resume=path, max_epochs=2).train()
+    assert seen == [(2, 2)]
+    assert dict(recorder.arguments)["after_load_checkpoint"][0]["progress"]["iteration"] == 2
+    assert counting.seen == 4
+
+
+def test_the_last_validation_is_known_to_a_resumed_run(tmp_path: Path) -> None:
+    saving = at("after_val", lambda engine: engine.request_checkpoint("validated"))
+    first = make_engine(tmp_path, {"saving": saving}, val=batches(1))
+    first.train()
+    seen: list[dict[str, float]] = []
+    look = at("before_train", lambda engine: seen.append(engine.metrics))
+    path = tmp_path / "checkpoints" / "validated.pth"
+    make_engine(tmp_path, {"look": look}, val=batches(1), resume=path, max_epochs=2).train()
+    assert seen == [first.metrics]
+    assert seen[0]["loss"] > 0
+
+
+class Scaled(Precision):
+    """A precision with a state, as fp16 has its scale."""
+
+    scale = 1.0
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        self.scale *= 2
+        return super().step(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale = state["scale"]
+
+
+def test_the_precisions_state_is_saved_and_resumed(tmp_path: Path) -> None:
+    scales = []
+    for resume, epochs in ((None, 1), (tmp_path / "checkpoints" / "a.pth", 2)):
+        task, precision = tiny_task(), Scaled()
+        Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+            loaders=Loaders(batches(2)),
+            hooks={"saving": _saving()},
+            settings=Settings(device="cpu", max_epochs=epochs, resume=resume),
+            run_dir=tmp_path,
+            precision=precision,
+        ).train()
+        scales.append(precision.scale)
+    assert scales == [4.0, 16.0]
+
+
+# Strict. -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_whose_state_is_missing_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = _checkpoint(tmp_path)
+    with pytest.raises(UserError, match="no state of it") as caught:
+        make_engine(tmp_path, {"counting": Counting()}, resume=path).train()
+    assert caught.value.key == "hooks.counting"
+    assert "resume_strict=false" in str(caught.value)
+    counting = Counting()
+    with caplog.at_level(logging.WARNING):
+        make_engine(tmp_path, {"counting": counting}, resume=path, max_epochs=2, resume_strict=False).train()
+    assert counting.seen == 2, "it begins anew"
+    assert any("hooks.counting" in record.message for record in caplog.records)
+
+
+def test_a_state_without_its_hook_is_named(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, {"counting": Counting()})
+    with pytest.raises(UserError, match="this run does not use it") as caught:
+        make_engine(tmp_path, {"countin": Hook()}, resume=path).train()
+    assert caught.value.key == "hooks.counting"
+    assert "resume_strict=false" in str(caught.value)
+    assert make_engine(tmp_path, resume=path, max_epochs=2, resume_strict=False).train().status == "finished"
+
+
+def test_a_renamed_hook_gets_the_close_name(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, {"counter": Counting()})
+
+    with pytest.raises(UserError) as caught:
+        make_engine(tmp_path, {"counters": Counting()}, resume=path).train()
+    assert caught.value.key in ("hooks.counter", "hooks.counters")
+
+
+def _with_schedule(run_dir: Path, name: str | None, **settings: Any) -> Engine:
+    task = tiny_task()
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    return Engine(
+        task=task,
+        optimizer=optimizer,
+        loaders=Loaders(batches(2)),
+        hooks={"saving": _saving()},
+        schedules={} if name is None else {name: Schedule(name, partial(CosineAnnealingLR, T_max=9), optimizer)},
+        settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
+        run_dir=run_dir,
+    )
+
+
+@pytest.mark.parametrize(("saved", "used"), [("cosine", None), (None, "cosine"), ("cosine", "warmup")])
+def test_schedules_are_strict_too(tmp_path: Path, saved: str | None, used: str | None) -> None:
+    _with_schedule(tmp_path, saved).train()
+    path = tmp_path / "checkpoints" / "a.pth"
+    with pytest.raises(UserError) as caught:
+        _with_schedule(tmp_path, used, resume=path).train()
+    assert caught.value.key in (f"schedulers.{saved}", f"schedulers.{used}")
+    engine = _with_schedule(tmp_path, used, resume=path, resume_strict=False, max_epochs=2)
+    assert engine.train().status == "finished"
+
+
+@pytest.mark.parametrize("entry", ["optimizer", "schedulers"])
+def test_a_checkpoint_saved_without_optimizer_or_schedules(tmp_path: Path, entry: str) -> None:
+    path = _changed(_checkpoint(tmp_path), lambda checkpoint: checkpoint.pop(entry))
+    with pytest.raises(UserError, match=f"has no {entry}") as caught:
+        make_engine(tmp_path, resume=path).train()
+    assert caught.value.key == "resume"
+    assert "resume_strict=false" in str(caught.value)
+    assert make_engine(tmp_path, resume=path, max_epochs=2, resume_strict=False).train().status == "finished"
+
+
+def test_another_kind_of_optimizer_is_a_clear_message(tmp_path: Path) -> None:
+    saved = make_engine(tmp_path, {"saving": _saving()})
+    saved._optimizer = torch.optim.AdamW(saved.task.parameters())
+    saved.train()
+    with pytest.raises(UserError, match="optimizer") as caught:
+        make_engine(tmp_path, resume=tmp_path / "checkpoints" / "a.pth", max_epochs=2).train()
+    assert caught.value.key in ("resume", "optimizer")
+
+
+@pytest.mark.parametrize("option", ["resume", "load_from"])
+def test_another_model_is_refused_and_the_tensor_named(tmp_path: Path, option: str) -> None:
+    path = _checkpoint(tmp_path)
+    task = Task(nn.Sequential(nn.Linear(3, 1)), nn.MSELoss())
+    with pytest.raises(UserError, match=r"0\.weight") as caught:
+        make_engine(tmp_path, task=task, **{option: path}).train()
+    assert caught.value.key == option
+    assert "Sequential" in str(caught.value)
+    assert "init.checkpoint" in str(caught.value)
+
+
+def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path)
+    engine = make_engine(tmp_path, resume=path)
+    engine._optimizer = torch.optim.SGD([engine.model.weight], lr=0.1)  # type: ignore[list-item]
+    with pytest.raises(UserError, match="optimizer's state does not fit") as caught:
+        engine.train()
+    assert caught.value.key == "resume"
+
+
+def _inside(tmp_path: Path, iteration: int) -> Path:
+    """A checkpoint from inside an epoch of two batches."""
+    inside = at("after_train_iter", lambda engine: engine.request_checkpoint("inside"), nth=iteration)
+    return _checkpoint(tmp_path, {"inside": inside}, max_epochs=2).with_name("inside.pth")
+
+
+def test_epochs_of_another_length_are_refused_inside_an_epoch(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another length") as caught:
+        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 3), max_epochs=2).train()
+    assert caught.value.key == "data.loader.batch_size"
+    assert "checkpoint from an epoch's end" in str(caught.value)
+
+
+def test_epochs_of_another_length_are_refused_inside_the_first_epoch_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another length"):
+        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 1), max_epochs=2).train()
+
+
+def test_epochs_of_another_length_are_fine_at_an_epochs_end(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, train=batches(3), resume=_checkpoint(tmp_path), max_epochs=2)
+    engine.train()
+    assert (engine.progress.epoch, engine.progress.batch_in_epoch) == (2, 0)
+
+
+# Weights alone. ------------------------------------------------------------------------------------------------------
+
+
+def _files(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    path = _checkpoint(tmp_path / "from", {"ema": EMAHook(warmup=False, momentum=0.01)}, train=batches(9), lr=0.2)
+    return path, torch.load(path, weights_only=True)
+
+
+@pytest.fixture(autouse=True)
+def _run_directories(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+
+
+@pytest.mark.parametrize("weights", ["averaged", "raw"])
+def test_load_from_takes_weights_and_nothing_else(tmp_path: Path, weights: str) -> None:
+    path, checkpoint = _files(tmp_path)
+    raw, averaged = checkpoint["state_dict"], checkpoint["hooks"]["ema"]["averaged"]
+    assert list(differences(raw, averaged)), "the average is another one"
+    seen: list[dict[str, Any]] = []
+
+    def look(engine: Engine) -> None:
+        assert engine.progress.iteration == 0
+        seen.append({name: value.clone() for name, value in engine.model.state_dict().items()})
+
+    make_engine(tmp_path, {"look": at("before_train", look)}, load_from=path, weights=weights).train()
+    assert list(differences(seen[0], averaged if weights == "averaged" else raw)) == []
+
+
+def test_load_from_takes_a_bare_state_dict(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(1, 3), "bias": torch.ones(1)}, tmp_path / "bare.pth")
+    engine = make_engine(tmp_path, load_from=tmp_path / "bare.pth", val=batches(1))
+    engine.validate()
+    assert torch.equal(engine.model.weight, torch.ones(1, 3))  # type: ignore[arg-type]
+
+
+def test_a_published_file_can_be_loaded_from_but_not_resumed(tmp_path: Path) -> None:
+    path = _changed(_checkpoint(tmp_path), lambda checkpoint: [checkpoint.pop(name) for name in ("rng", "hooks")])
+    with pytest.raises(UserError, match="has no rng, hooks") as caught:
+        make_engine(tmp_path, resume=path).train()
+    assert f"load_from={path}" in str(caught.value)
+    assert make_engine(tmp_path, load_from=path).train().status == "finished"
+
+
+# Where a loader begins. ----------------------------------------------------------------------------------------------
+
+
+def test_any_loader_begins_at_a_position() -> None:
+    train = batches(5)
+    for first in (0, 2, 5):
+        assert [id(batch) for batch in loading.from_position(train, first)] == [id(batch) for batch in train[first:]]

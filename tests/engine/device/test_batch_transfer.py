@@ -1,0 +1,202 @@
+"""Moving a batch: what becomes of its structure, its tensors' layout, and what stays as it is."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.overrides import TorchFunctionMode
+
+from hydraloop.engine.device.batch_transfer import has_streams, mover, tensors_of
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+"""A device that every torch has: tensors without memory. To it, batches really move."""
+
+
+class Pair(NamedTuple):
+    image: Tensor
+    name: str
+
+
+class Encoding(UserDict[str, Any]):
+    """A mapping with attributes, as transformers' BatchEncoding."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("data", "__copy__") or name not in self.data:
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    name: str = "a"
+    length: int = field(init=False, default=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    image: Tensor
+    nested: Sample
+
+
+class MovesItself:
+    """A batch of a class that nobody here knows, as those of PyTorch Geometric or torchvision's ImageList.
+
+    Args:
+        options: names of the options that its `to` takes.
+    """
+
+    def __init__(self, tensor: Tensor, *options: str) -> None:
+        self.tensor, self.options = tensor, options
+
+    def to(self, device: torch.device, **options: Any) -> MovesItself:
+        if not options.keys() <= set(self.options):
+            raise TypeError(f"to() got an unexpected keyword argument {options}")
+        return MovesItself(self.tensor.to(device, **options), *self.options)
+
+
+def batch() -> dict[str, Any]:
+    return {"pair": Pair(torch.zeros(2, 3), "a"), "list": [torch.ones(1), 5], "tuple": (torch.ones(2), None)}
+
+
+def test_on_the_cpu_a_batch_is_left_as_it_is() -> None:
+    given = batch()
+    assert mover(CPU)(given) is given
+
+
+def test_every_tensor_moves_and_the_structure_stays() -> None:
+    moved = mover(META)(batch())
+    assert isinstance(moved["pair"], Pair)
+    assert isinstance(moved["tuple"], tuple)
+    assert (moved["pair"].name, moved["list"][1], moved["tuple"][1]) == ("a", 5, None)
+    assert [(tensor.device, tuple(tensor.shape)) for tensor in tensors_of(moved)] == [
+        (META, (2, 3)),
+        (META, (1,)),
+        (META, (2,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        UserDict({"image": torch.zeros(2), "name": "a"}),
+        Encoding({"image": torch.zeros(2), "name": "a"}),
+        OrderedDict(image=torch.zeros(2), name="a"),
+        defaultdict(list, image=torch.zeros(2), name="a"),
+    ],
+    ids=lambda mapping: type(mapping).__name__,
+)
+def test_a_mapping_keeps_its_class(mapping: Any) -> None:
+    moved = mover(META)(mapping)
+    assert type(moved) is type(mapping)
+    assert (moved["image"].device, moved["name"]) == (META, "a")
+    assert mapping["image"].device == CPU, "the batch of the loader stays as it is"
+    assert [tensor.device for tensor in tensors_of(moved)] == [META]
+    if isinstance(mapping, Encoding):
+        assert moved.image.device == META
+
+
+def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
+    moved = mover(META)(MappingProxyType({"image": torch.zeros(2)}))
+    assert type(moved) is dict
+    assert moved["image"].device == META
+
+
+def test_a_packed_sequence_stays_one() -> None:
+    packed = pack_sequence([torch.ones(1, 2), torch.ones(3, 2)], enforce_sorted=False)
+    moved = mover(META)([packed, torch.zeros(2)])[0]
+    assert isinstance(moved, PackedSequence)
+    assert (moved.data.device, moved.unsorted_indices.device) == (META, META)
+    assert moved.batch_sizes.device == CPU, "where torch wants them"
+    assert any(tensor is moved.data for tensor in tensors_of(moved))
+
+
+def test_the_fields_of_a_dataclass_move() -> None:
+    sample = Sample(torch.zeros(2), "b")
+    sample.length = 5
+    moved = mover(META)(Frozen(torch.zeros(1), sample))
+    assert isinstance(moved, Frozen)
+    assert isinstance(moved.nested, Sample)
+    assert (moved.image.device, moved.nested.image.device) == (META, META)
+    assert (moved.nested.name, moved.nested.length) == ("b", 5)
+    assert sample.image.device == CPU
+    assert [tuple(tensor.shape) for tensor in tensors_of(moved)] == [(1,), (2,)]
+    assert mover(META)(Sample) is Sample, "a class is not a batch"
+
+
+@pytest.mark.parametrize("options", [(), ("non_blocking",)])
+def test_what_has_a_method_to_moves_itself(options: tuple[str, ...]) -> None:
+    moved = mover(META)({"graph": MovesItself(torch.zeros(2), *options)})["graph"]
+    assert isinstance(moved, MovesItself)
+    assert moved.tensor.device == META
+
+
+def test_a_tensor_alone_is_a_batch() -> None:
+    tensor = torch.zeros(2)
+    assert mover(META)(tensor).device == META
+    assert list(tensors_of(tensor)) == [tensor]
+    assert list(tensors_of("no tensor")) == []
+
+
+@pytest.mark.parametrize("device", [CPU, META])
+def test_images_and_volumes_are_laid_out_channels_last(device: torch.device) -> None:
+    images, volumes = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5, 6)
+    moved = mover(device, channels_last=True)({"images": images, "volumes": volumes})
+    assert moved["images"].is_contiguous(memory_format=torch.channels_last)
+    assert moved["volumes"].is_contiguous(memory_format=torch.channels_last_3d)
+    assert (moved["images"].shape, moved["volumes"].shape) == (images.shape, volumes.shape)
+
+
+def test_channels_last_changes_no_value() -> None:
+    images = torch.rand(2, 3, 4, 5)
+    assert torch.equal(mover(CPU, channels_last=True)(images), images)
+    assert images.is_contiguous(), "the batch of the loader stays as it is"
+
+
+def test_images_that_are_channels_last_already_are_not_copied() -> None:
+    images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert mover(CPU, channels_last=True)(images) is images
+
+
+@pytest.mark.parametrize("other", [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, 5, dtype=torch.int64), torch.zeros(2)])
+def test_channels_last_is_for_floating_images(other: Tensor) -> None:
+    assert mover(CPU, channels_last=True)(other) is other
+
+
+def test_gpus_have_streams() -> None:
+    assert has_streams(torch.device("cuda:1"))
+    assert has_streams(torch.device("xpu"))
+    assert not has_streams(CPU)
+    assert not has_streams(torch.device("mps"))
+
+
+class CopiesTo(TorchFunctionMode):
+    """Stands for an accelerator that this machine lacks: notes `non_blocking` of each copy to it, and does not copy."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self.non_blocking: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.to or args[1] != self._device:
+            return func(*args, **(kwargs or {}))
+        self.non_blocking.append(bool((kwargs or {}).get("non_blocking")))
+        return args[0]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("mps", False), ("cuda:0", True)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_copies_to_mps_block_since_it_may_read_freed_memory(device: str, expected: bool, channels_last: bool) -> None:
+    """The decision only: that a blocking copy is whole, only a Mac can show."""
+    with CopiesTo(device) as copies:
+        mover(torch.device(device), channels_last)({"images": torch.rand(2, 3, 4, 5), "labels": torch.ones(2)})
+    assert copies.non_blocking == [expected, expected]

@@ -1,0 +1,545 @@
+"""Autocast, tf32 and gradient scaling: what computes in what, which steps are skipped, what is left afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.utils import clip_grad_norm_
+
+from hydraloop.engine.device.grad_scaling import FP16
+from hydraloop.engine.device.precision import TF32, Autocast, Precision, make_precision
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.errors import UserError
+from hydraloop.schemas.precision import BF16Conf, FP16Conf, FP32Conf, TF32Conf
+from tests.helpers import HostSyncs, at, batches, differences, tiny_task
+from tests.ranks import on_ranks
+
+CPU = torch.device("cpu")
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+IMPLEMENTATIONS = [{"fused": True}, {"foreach": True}]
+ids = [next(iter(option)) for option in IMPLEMENTATIONS]
+
+
+def linear() -> nn.Linear:
+    """`[N, 3] -> [N, 2]`, the same each time."""
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def step(precision: Precision, model: nn.Module, optimizer: optim.Optimizer, factor: float = 1.0) -> bool:
+    """One whole optimizer step on a loss that is multiplied by `factor`; inf makes its gradients overflow."""
+    optimizer.zero_grad()
+    loss = precision.forward(model)(torch.ones(4, 3)).float().square().mean()
+    precision.backward(loss * factor)
+    precision.unscale(optimizer)
+    return precision.step(optimizer)
+
+
+def engine_with(precision: Precision, run_dir: Path, hooks: dict[str, Hook] | None = None, **loaders: Any) -> Engine:
+    """An engine on the CPU over a tiny task and SGD, for one epoch."""
+    task = tiny_task()
+    return Engine(
+        task=task,
+        optimizer=optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(**{"train": batches(2), **loaders}),
+        hooks=hooks,
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=run_dir,
+        precision=precision,
+    )
+
+
+def state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Weights and optimizer state, copied."""
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()["state"]], file)
+    file.seek(0)
+    weights, slots = torch.load(file, weights_only=True)
+    return {"weights": weights, "optimizer": slots}
+
+
+# Which one, and what it refuses. -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "dtype"),
+    [
+        (FP32Conf, Precision, None),
+        (TF32Conf, TF32, None),
+        (BF16Conf, Autocast, torch.bfloat16),
+        (FP16Conf, FP16, torch.float16),
+    ],
+)
+def test_each_option_of_the_group_makes_its_precision(schema: Any, kind: type, dtype: torch.dtype | None) -> None:
+    precision = make_precision(dataclasses.asdict(schema()), CPU)
+    assert type(precision) is kind
+    assert (precision.name, precision.dtype, precision.skipped) == (schema.name, dtype, 0)
+
+
+def test_the_options_of_fp16_are_those_of_its_schema_with_the_same_defaults() -> None:
+    options = dataclasses.asdict(FP16Conf())
+    parameters = inspect.signature(FP16).parameters
+    assert {name: options[name] for name in options if name != "name"} == {
+        name: parameter.default for name, parameter in parameters.items() if name != "device"
+    }
+
+
+def test_the_options_that_torch_has_too_have_its_defaults() -> None:
+    torchs = inspect.signature(torch.amp.GradScaler).parameters
+    for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
+        assert getattr(FP16Conf, name) == torchs[name].default
+
+
+def test_only_the_name_is_needed() -> None:
+    precision = make_precision({"name": "fp16"}, CPU)
+    assert isinstance(precision, FP16)
+    assert precision.scale == 65536
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "says"),
+    [
+        ({"name": "fp8"}, "precision.name", "fp16"),
+        ({}, "precision.name", "fp32"),
+        ({"name": "bf16", "init_scale": 2.0}, "precision.init_scale", "bf16 has no such option"),
+        ({"name": "fp16", "init_scal": 2.0}, "precision.init_scal", "init_scale"),
+        ({"name": "fp16", "init_scale": 0.0}, "precision.init_scale", "0.0 is out of range"),
+        ({"name": "fp16", "init_scale": float("inf")}, "precision.init_scale", "from min_scale to 1e38"),
+        ({"name": "fp16", "init_scale": float("nan")}, "precision.init_scale", "nan"),
+        ({"name": "fp16", "growth_factor": 1.0}, "precision.growth_factor", "above 1"),
+        ({"name": "fp16", "backoff_factor": 1.0}, "precision.backoff_factor", "0.99"),
+        ({"name": "fp16", "backoff_factor": 0.0}, "precision.backoff_factor", "0.99"),
+        ({"name": "fp16", "growth_interval": 0}, "precision.growth_interval", "1 or more"),
+        ({"name": "fp16", "min_scale": 0.0}, "precision.min_scale", "1e-30"),
+        ({"name": "fp16", "min_scale": 1e6}, "precision.init_scale", "from min_scale"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_key(options: dict[str, Any], key: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_precision(options, CPU)
+    assert caught.value.key == key
+    assert caught.value.remedy
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_a_device_without_autocast_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"meta has no {name}") as caught:
+        make_precision({"name": name}, torch.device("meta"))
+    assert caught.value.key == "precision"
+    assert "precision=fp32" in str(caught.value.remedy)
+
+
+def test_fp32_is_the_function_itself() -> None:
+    module = linear()
+    assert Precision().forward(module) is module
+
+
+# Autocast. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_only_the_forward_is_under_autocast(name: str) -> None:
+    model = linear()
+    precision = make_precision({"name": name}, CPU)
+    outputs = precision.forward(model)(torch.ones(4, 3))
+    assert outputs.dtype is HALF[name]
+    assert not torch.is_autocast_enabled("cpu")
+    precision.backward(outputs.float().mean())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
+
+
+def test_autocast_ends_with_an_error_and_with_nested_calls() -> None:
+    seen: list[bool] = []
+
+    def recursive(depth: int) -> None:
+        if depth:
+            under_autocast(depth - 1)
+        seen.append(torch.is_autocast_enabled("cpu"))
+        if not depth:
+            raise RuntimeError("on purpose")
+
+    under_autocast = Autocast(CPU).forward(recursive)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        under_autocast(2)
+    under_autocast = Autocast(CPU).forward(lambda depth: seen.append(torch.is_autocast_enabled("cpu")))
+    under_autocast(0)
+    assert seen == [True, True]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_change_of_weights_is_seen_by_the_next_forward() -> None:
+    """Autocast keeps the casts of parameters that need gradients while it is on; a swap of weights is in between."""
+    model = linear()
+    forward = Autocast(CPU).forward(model)
+    assert forward(torch.ones(1, 3)).abs().sum() > 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert forward(torch.ones(1, 3)).abs().sum() == 0
+
+
+def test_training_and_evaluation_are_under_the_same_autocast(tmp_path: Path) -> None:
+    dtypes: dict[str, set[torch.dtype]] = {"train": set(), "val": set()}
+    engine = engine_with(make_precision({"name": "bf16"}, CPU), tmp_path, val=batches(2))
+    engine.model.register_forward_hook(
+        lambda module, inputs, output: dtypes["train" if module.training else "val"].add(output.dtype)
+    )
+    engine.train()
+    assert dtypes == {"train": {torch.bfloat16}, "val": {torch.bfloat16}}
+    assert {parameter.dtype for parameter in engine.model.parameters()} == {torch.float32}
+
+
+# tf32. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["highest", "medium"])
+def matmul_precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Set before the run; the process has its own back after the test."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_tf32_holds_for_the_run_and_is_restored(
+    matmul_precision: str, convolutions: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
+    precision = make_precision({"name": "tf32"}, CPU)
+    assert torch.get_float32_matmul_precision() == matmul_precision  # nothing before the run
+
+    def run() -> None:
+        with precision.active():
+            assert torch.get_float32_matmul_precision() == "high"
+            assert torch.backends.cudnn.allow_tf32
+            if fails:
+                raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
+        run()
+    assert torch.get_float32_matmul_precision() == matmul_precision
+    assert torch.backends.cudnn.allow_tf32 == convolutions
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_the_others_leave_the_settings_alone(name: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    with make_precision({"name": name}, CPU).active():
+        assert torch.get_float32_matmul_precision() == before
+
+
+# fp16. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_that_overflows_changes_nothing_but_the_scale(
+    kind: type[optim.Optimizer], implementation: dict[str, bool], first: bool
+) -> None:
+    model, precision = linear(), FP16(CPU, init_scale=8)
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1, **implementation}
+    optimizer = kind(model.parameters(), **options)
+    if not first:
+        assert step(precision, model, optimizer)
+    before = state(model, optimizer)
+    assert not step(precision, model, optimizer, float("inf"))
+    assert list(differences(state(model, optimizer), before)) == []
+    assert (precision.scale, precision.skipped) == (4, 1)
+    assert not step(precision, model, optimizer, float("nan"))
+    assert (precision.scale, precision.skipped) == (2, 2)
+    assert step(precision, model, optimizer)
+    assert set(differences(state(model, optimizer)["weights"], before["weights"])) == {"['weight']", "['bias']"}
+    assert (precision.scale, precision.skipped) == (2, 2)
+
+
+def test_gradients_too_large_for_float16_overflow_and_the_scale_finds_its_place() -> None:
+    """Nothing infinite in the data: the scale itself is too large."""
+    model, precision = linear(), FP16(CPU)
+    optimizer = optim.SGD(model.parameters(), lr=1e-6, fused=True)
+    taken = [step(precision, model, optimizer, 1000.0) for _ in range(12)]
+    assert taken == sorted(taken)
+    assert 0 < taken.count(False) == precision.skipped < 12
+    assert precision.scale == 65536 / 2**precision.skipped
+
+
+def test_the_scale_grows_after_the_interval() -> None:
+    model, precision = linear(), FP16(CPU, init_scale=8, growth_factor=4, growth_interval=3)
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    scales = []
+    for factor in (1.0, 1.0, float("inf"), 1.0, 1.0, 1.0, 1.0):
+        step(precision, model, optimizer, factor)
+        scales.append(precision.scale)
+    assert scales == [8, 8, 4, 4, 4, 16, 16]
+
+
+@pytest.mark.parametrize("init_scale", [1000.1, 65536.1, 0.3])
+def test_a_scale_that_fp32_rounds_is_no_overflow(init_scale: float) -> None:
+    model, precision = linear(), FP16(CPU, init_scale=init_scale)
+    assert step(precision, model, optim.SGD(model.parameters(), lr=0.01))
+    assert precision.skipped == 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
+def test_scaled_gradients_are_the_unscaled_ones(implementation: dict[str, bool]) -> None:
+    """To the bit where autocast is the same: a power of two, and nothing near the ends of float16's range."""
+    model = linear()
+    optimizer = optim.AdamW(model.parameters(), **implementation)  # type: ignore[arg-type]
+    precision = FP16(CPU, init_scale=1024)
+    loss = precision.forward(model)(torch.ones(4, 3)).float().square().mean()
+    expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    precision.backward(loss)
+    torch.testing.assert_close(model.weight.grad, expected[0] * 1024, rtol=1e-3, atol=0)
+    precision.unscale(optimizer)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_small_gradients_survive_that_float16_would_lose() -> None:
+    model = linear()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    outputs = FP16(CPU).forward(model)(torch.ones(4, 3))
+    assert torch.autograd.grad((outputs * 1e-8).sum(), model.weight, retain_graph=True)[0].abs().sum() == 0
+    precision = FP16(CPU)
+    precision.backward((outputs * 1.0).float().sum() * 1e-8)
+    precision.unscale(optimizer)
+    torch.testing.assert_close(model.weight.grad, torch.full((2, 3), 4e-8), rtol=1e-2, atol=0)
+
+
+def test_clipping_sees_gradients_of_true_size() -> None:
+    norms = []
+    for precision in (Precision(), FP16(CPU, init_scale=4096)):
+        model = linear()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        precision.backward(model(torch.ones(4, 3)).square().mean())
+        precision.unscale(optimizer)
+        norms.append(clip_grad_norm_(model.parameters(), 0.01))
+        before = model.weight.detach().clone()
+        assert precision.step(optimizer)
+        torch.testing.assert_close((before - model.weight).norm() / 0.1, model.weight.grad.norm())  # type: ignore[union-attr]
+        assert model.weight.grad.norm() <= 0.01  # type: ignore[union-attr]
+    torch.testing.assert_close(norms[0], norms[1])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
+def test_a_step_costs_one_host_sync_and_the_rest_none(implementation: dict[str, bool]) -> None:
+    def syncs_of(precision: Precision, factor: float) -> tuple[int, int]:
+        model = linear()
+        optimizer = optim.AdamW(model.parameters(), **implementation)  # type: ignore[arg-type]
+        with HostSyncs() as syncs:
+            loss = precision.forward(model)(torch.ones(4, 3)).float().square().mean()
+            precision.backward(loss * factor)
+            precision.unscale(optimizer)
+            before = syncs.count
+            assert precision.step(optimizer) is (factor == 1)
+        return before, syncs.count
+
+    _, optimizers_own = syncs_of(Precision(), 1.0)  # AdamW reads its step counters, which are the host's
+    assert syncs_of(FP16(CPU), 1.0) == (0, optimizers_own + 1)
+    assert syncs_of(FP16(CPU), float("inf")) == (0, 1)
+
+
+def test_several_backwards_share_one_unscale() -> None:
+    """An accumulation window: gradients add up scaled; an overflow in any part skips the whole."""
+    model, precision = linear(), FP16(CPU, init_scale=64)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    expected = torch.autograd.grad(model(inputs).square().mean(), model.weight)[0]
+    for part in inputs.view(3, 2, 3):
+        precision.backward(model(part).square().mean() / 3)
+    precision.unscale(optimizer)
+    torch.testing.assert_close(model.weight.grad, expected)
+    assert precision.step(optimizer)
+    optimizer.zero_grad()
+    for factor in (1.0, float("inf"), 1.0):
+        precision.backward(model(inputs).mean() * factor)
+    precision.unscale(optimizer)
+    assert not precision.step(optimizer)
+
+
+def test_what_rides_along_is_not_scaled() -> None:
+    for precision in (Precision(), FP16(CPU, init_scale=64)):
+        model, leaf = linear(), nn.Parameter(torch.zeros(1))
+        precision.backward(model(torch.ones(4, 3)).sum(), (leaf, torch.tensor([3.0])))
+        assert torch.equal(leaf.grad, torch.tensor([3.0]))  # type: ignore[arg-type]
+        assert model.bias.grad is not None
+
+
+def test_a_step_without_gradients_is_taken_as_in_fp32() -> None:
+    model, precision = linear(), FP16(CPU)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        precision.unscale(optimizer)
+        assert precision.step(optimizer)
+    assert step(precision, model, optimizer)
+
+
+def test_a_loss_that_is_never_finite_ends_the_run() -> None:
+    """Otherwise every step would be skipped, and nobody would be told."""
+    model, precision = linear(), FP16(CPU, init_scale=8, min_scale=1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        assert not step(precision, model, optimizer, float("nan"))
+    with pytest.raises(UserError, match=r"even at a loss scale of 0\.5 \(4 steps skipped so far\)") as caught:
+        step(precision, model, optimizer, float("nan"))
+    assert caught.value.key == "precision.min_scale"
+    assert "precision=bf16" in str(caught.value.remedy)
+
+
+def test_after_a_run_that_ended_before_its_step_the_next_one_begins_cleanly() -> None:
+    model, precision = linear(), FP16(CPU, init_scale=8)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    assert not step(precision, model, optimizer, float("inf"))
+    with precision.active():
+        precision.backward(model(torch.ones(4, 3)).sum())
+        precision.unscale(optimizer)  # and a hook in before_optimizer_step fails
+    assert step(precision, model, optimizer)
+    assert (precision.scale, precision.skipped) == (4, 1)
+
+
+# The state. ----------------------------------------------------------------------------------------------------------
+
+
+def saved(precision: Precision) -> dict[str, Any]:
+    """Its state after a way through a file."""
+    file = io.BytesIO()
+    torch.save(precision.state_dict(), file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def test_a_resumed_scaler_goes_on_as_if_never_stopped() -> None:
+    factors = [1.0, float("inf"), 1.0, 1.0, 1.0, 1.0, float("inf"), 1.0, 1.0, 1.0]
+    options = {"name": "fp16", "init_scale": 1000.1, "growth_interval": 3}
+    whole = [(precision.scale, precision.skipped) for precision in _run(make_precision(options, CPU), factors)]
+    for cut in range(1, len(factors)):
+        first = list(_run(make_precision(options, CPU), factors[:cut]))[-1]
+        second = make_precision(options, CPU)
+        second.load_state_dict(saved(first))
+        assert list(differences(second.state_dict(), first.state_dict())) == []
+        assert [(p.scale, p.skipped) for p in _run(second, factors[cut:])] == whole[cut:]
+
+
+def _run(precision: Any, factors: list[float]) -> Iterator[Any]:
+    model = linear()
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    for factor in factors:
+        step(precision, model, optimizer, factor)
+        yield precision
+
+
+def test_the_state_is_plain_and_loads_after_steps_too() -> None:
+    (precision,) = _run(FP16(CPU, init_scale=16), [1.0])
+    assert precision.state_dict() == {"scale": 16.0, "good_steps": 1, "skipped": 0}
+    precision.load_state_dict({"scale": 4.0, "good_steps": 2, "skipped": 5})
+    assert precision.state_dict() == {"scale": 4.0, "good_steps": 2, "skipped": 5}
+
+
+def test_the_options_are_the_resumed_runs_own() -> None:
+    precision = FP16(CPU, growth_factor=4, growth_interval=2)
+    precision.load_state_dict({"scale": 8.0, "good_steps": 1, "skipped": 0})
+    assert [p.scale for p in _run(precision, [1.0])] == [32]
+
+
+def test_another_precisions_state_changes_nothing() -> None:
+    fp16 = FP16(CPU)
+    fp16.load_state_dict(Precision().state_dict())
+    assert fp16.scale == 65536
+    for name in ("fp32", "tf32", "bf16"):
+        precision = make_precision({"name": name}, CPU)
+        precision.load_state_dict(fp16.state_dict())
+        assert precision.state_dict() == {}
+
+
+# With the engine, and on several ranks. ------------------------------------------------------------------------------
+
+
+def test_the_engine_skips_what_overflows(tmp_path: Path) -> None:
+    """No counter, no gradient left over; the weights stand still in that iteration and only then."""
+    train = batches(4)
+    train[1] = (train[1][0] * float("inf"), train[1][1])
+    stepped: list[tuple[bool, Tensor]] = []
+
+    class Listening(Hook):
+        def after_train_iter(self, engine: Any, batch_idx: int, batch: Any, outputs: Any) -> None:
+            stepped.append((engine.stepped, engine.model.weight.detach().clone()))
+
+    precision = make_precision({"name": "fp16", "init_scale": 256}, CPU)
+    engine = engine_with(precision, tmp_path, {"listening": Listening()}, train=train)
+    engine.train()
+    assert [taken for taken, _ in stepped] == [True, False, True, True]
+    moved = [not torch.equal(one[1], other[1]) for one, other in pairwise(stepped)]
+    assert moved == [False, True, True]
+    assert (engine.progress.iteration, engine.progress.optimizer_step, precision.skipped) == (4, 3, 1)
+
+
+def test_tf32_is_on_while_the_engine_runs(tmp_path: Path) -> None:
+    seen: list[str] = []
+    hook = at("after_run", lambda engine: seen.append(torch.get_float32_matmul_precision()))
+    before = torch.get_float32_matmul_precision()
+    engine_with(make_precision({"name": "tf32"}, CPU), tmp_path, {"seeing": hook}).train()
+    assert (seen, torch.get_float32_matmul_precision()) == (["high"], before)
+
+
+def overflow_on_one_rank(distributed: Distributed, implementation: dict[str, bool]) -> list[Any]:
+    """Three steps of a model in shards; in the second, one entry of the last rank's shard of a gradient is infinite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    distributed.prepare(model)
+    precision = FP16(CPU, init_scale=8)
+    optimizer = optim.AdamW(model.parameters(), lr=0.1, **implementation)  # type: ignore[arg-type]
+    seen: list[Any] = []
+    for iteration in range(3):
+        precision.backward(model(torch.ones(2, 4)).sum())
+        if iteration == 1 and distributed.rank == 1:
+            shard: Any = model[1].weight.grad
+            shard.to_local()[0, 0] = float("inf")
+        before = [parameter.detach().to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+        precision.unscale(optimizer)
+        taken = precision.step(optimizer)
+        optimizer.zero_grad()
+        after = [parameter.detach().to_local() for parameter in model.parameters()]  # type: ignore[attr-defined]
+        moved = any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        seen.append((taken, moved, precision.scale, precision.skipped))
+    return seen
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
+def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(implementation: dict[str, bool]) -> None:
+    """torch reduces over the mesh whether there was one; without that, the ranks would go apart."""
+    expected = [(True, True, 8, 0), (False, False, 4, 1), (True, True, 4, 1)]
+    assert on_ranks(2, overflow_on_one_rank, implementation, strategy="fsdp2") == [expected, expected]
+
+
+@pytest.mark.parametrize(("init_scale", "told"), [(1e30, True), (1024.0, False)])
+def test_a_run_that_skips_every_step_says_so(
+    init_scale: float, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = tiny_task()
+    Engine(
+        task=task,
+        optimizer=optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(batches(4)),
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=tmp_path,
+        precision=FP16(CPU, init_scale=init_scale),
+    ).train()
+    assert ("all 4 optimizer steps were skipped" in caplog.text) is told

@@ -1,0 +1,191 @@
+"""One process, two and three ranks, DDP and FSDP2, whole batches and accumulated ones: the same training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydraloop.data.loader import build_loader
+from hydraloop.data.tensors import InMemoryDataset
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.sharded_tensors import whole
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.hooks import EMAHook, GradClipHook
+from hydraloop.tasks import Regression
+from tests.helpers import failing
+from tests.ranks import on_ranks
+
+SAMPLES = 17
+"""In global batches of 6: the last one has 5, which three ranks share unevenly."""
+WITH_FILLER = 13
+"""The last one has 1, which leaves nothing for the other ranks."""
+
+
+class Padded(Regression):
+    """A loss over tokens of which some do not count: `(sum, count)`."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """The squared errors of the samples whose first input is positive, and their number."""
+        inputs, targets = batch
+        counts = inputs[:, 0] > 0
+        errors = (self.model(inputs) - targets).square()[:, 0]
+        return {"loss": (errors[counts].sum(), counts.sum())}
+
+
+def network() -> nn.Sequential:
+    """Two layers, the same each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def dataset(samples: int = SAMPLES) -> InMemoryDataset:
+    """Random numbers, the same each time."""
+    generator = torch.Generator().manual_seed(1)
+    return InMemoryDataset(torch.randn(samples, 3, generator=generator), torch.randn(samples, 1, generator=generator))
+
+
+def train(
+    distributed: Distributed, batch_size: int, accumulate: int, options: dict[str, Any], run_dir: str
+) -> dict[str, Any]:
+    """Two epochs over 17 samples. Returns weights, averages, metrics, gradients of the first step."""
+    task = (Padded if options.get("pairs") else Regression)(network(), nn.MSELoss())
+    distributed.prepare(task.model)
+    optimizer = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
+    optimizer = optimizer or torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    train_loader: Any = build_loader(
+        dataset(options.get("samples", SAMPLES)), shuffle=True, seed=3, batch_size=batch_size, **part
+    )
+    if options.get("foreign"):  # a list of batches, that says nothing of the other ranks' samples
+        train_loader = [
+            (x[: train_loader.samples_at(i)[0]], y[: train_loader.samples_at(i)[0]])
+            for i, (x, y) in enumerate(train_loader)
+        ]
+    hooks = {"ema": EMAHook(), "clip": GradClipHook(max_norm=options.get("max_norm", 1.0))}
+    engine = Engine(
+        task=task,
+        optimizer=optimizer,
+        loaders=Loaders(train_loader, build_loader(dataset(5), shuffle=False, batch_size=2, **part)),
+        hooks=hooks,
+        settings=Settings(device="cpu", max_epochs=2, accumulate=accumulate),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    result = engine.train()
+    return {
+        "weights": {name: whole(value).detach().clone() for name, value in task.model.state_dict().items()},
+        "averages": {name: whole(value).clone() for name, value in hooks["ema"].state_dict()["averaged"].items()},
+        "val": result.val_metrics,
+        "samples": engine.progress.samples,
+        "steps": engine.progress.optimizer_step,
+    }
+
+
+def alone(*args: Any) -> dict[str, Any]:
+    """`train` in this process."""
+    return train(Distributed(), *args)
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Weights, averages and metrics to 1e-6, counters exactly."""
+    for part in ("weights", "averages"):
+        for name, value in expected[part].items():
+            torch.testing.assert_close(found[part][name], value, rtol=0, atol=1e-6)
+    assert found["val"] == pytest.approx(expected["val"], abs=1e-6)
+    assert (found["samples"], found["steps"]) == (expected["samples"], expected["steps"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adam": True},
+        {"foreign": True},
+        {"pairs": True},
+        {"samples": WITH_FILLER},
+        {"samples": WITH_FILLER, "pairs": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), (3, "ddp"), (2, "fsdp2")])
+def test_ranks_train_as_one_process_does(
+    world_size: int, strategy: str, accumulate: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    batch_size = 6 // world_size
+    expected = alone(6, accumulate, options, str(tmp_path))
+    for found in on_ranks(world_size, train, batch_size, accumulate, options, str(tmp_path), strategy=strategy):
+        if options.get("foreign"):  # the other ranks are taken to have as many samples in each batch
+            found["samples"] = expected["samples"]
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"pairs": True}], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_accumulated_gradients_are_those_of_the_whole_batch(
+    world_size: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    # 17 samples: windows of 3 x 4 samples are a batch of 12, and an unequal last one of 5 (4 + 1).
+    expected = alone(12, 1, options, str(tmp_path))
+    if world_size == 1:
+        assert_same(alone(4, 3, options, str(tmp_path)), expected)
+    for found in on_ranks(2, train, 2, 3, options, str(tmp_path)) if world_size == 2 else ():
+        assert_same(found, expected)
+
+
+def test_the_reference_itself_learns(tmp_path: Path) -> None:
+    before = {name: value.clone() for name, value in network().state_dict().items()}
+    found = alone(6, 1, {}, str(tmp_path))
+    assert found["steps"] == 6
+    assert found["samples"] == 2 * SAMPLES
+    assert all(not torch.allclose(found["weights"][name], before[name], atol=1e-3) for name in before)
+
+
+class NothingCounts(Padded):
+    """A window in which no token counts."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """A sum of nothing."""
+        total, count = super().forward(batch)["loss"]
+        return {"loss": (total * 0, count * 0)}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_window_in_which_nothing_counts_changes_nothing(accumulate: int, tmp_path: Path) -> None:
+    task = NothingCounts(network(), nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=4)),
+        settings=Settings(device="cpu", max_epochs=1, accumulate=accumulate),
+        run_dir=tmp_path,
+    )
+    engine.train()
+    for name, value in network().state_dict().items():
+        assert torch.equal(task.model.state_dict()[name], value)
+
+
+def test_an_engine_that_was_interrupted_inside_a_window_begins_a_new_one(tmp_path: Path) -> None:
+    def engine_with(hooks: dict[str, Any]) -> Engine:
+        task = Regression(network(), nn.MSELoss())
+        return Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
+            loaders=Loaders(build_loader(dataset(12), shuffle=True, batch_size=2)),
+            hooks=hooks,
+            settings=Settings(device="cpu", max_epochs=1, accumulate=3),
+            run_dir=tmp_path,
+        )
+
+    engine = engine_with({"fails": failing("after_train_iter", nth=2)})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+    assert engine.optimizer.param_groups[0]["params"][0].grad is not None
+    engine.progress.iteration = engine.progress.batch_in_epoch = 0
+    engine.train()
+    assert engine.progress.optimizer_step == 2

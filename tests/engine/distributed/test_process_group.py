@@ -1,0 +1,526 @@
+"""Several ranks: collectives counted, buffers, evaluation, checkpoints that fit any strategy and number of ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.data.loader import build_loader
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.sharded_tensors import whole
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.hooks import CheckpointHook, EMAHook
+from hydraloop.tasks import Regression
+from tests.engine.distributed.test_equality import assert_same, dataset, network, train
+from tests.ranks import RankError, on_ranks
+
+# Collectives. --------------------------------------------------------------------------------------------------------
+
+
+class Counted(Hook):
+    """Counts the collectives in the devices' group, and the optimizer steps, of twelve iterations."""
+
+    def __init__(self) -> None:
+        self.steps = self.collectives = 0
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if batch_idx == 6:  # DDP makes its buckets anew after the first average
+            self.collectives -= _so_far()
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        if 6 <= batch_idx <= 17:
+            self.steps += engine.stepped
+        if batch_idx == 17:
+            self.collectives += _so_far()
+
+
+def _so_far() -> int:
+    """The number that torch gives to the next collective of the group."""
+    group: Any = torch.distributed.group.WORLD
+    return int(group._get_sequence_number_for_group())
+
+
+def collectives(distributed: Distributed, accumulate: int, pairs: bool, run_dir: str) -> tuple[int, int]:
+    """Optimizer steps and collectives."""
+    torch.manual_seed(0)
+    task = (Pairs if pairs else Regression)(
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), nn.MSELoss()
+    )
+    loader = build_loader(
+        dataset(80), shuffle=True, batch_size=2, rank=distributed.rank, world_size=distributed.world_size
+    )
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(loader),
+        hooks={"counted": (counted := Counted())},
+        settings=Settings(device="cpu", max_epochs=1, accumulate=accumulate),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine._requests.next_exchange = 10**9  # what goes among the hosts in the background is another test's
+    engine.train()
+    return counted.steps, counted.collectives
+
+
+class Pairs(Regression):
+    """A loss given as its sum and number."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """All samples count."""
+        loss = super().forward(batch)["loss"]
+        return {"loss": (loss * len(batch[0]), torch.tensor(len(batch[0])))}
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(("accumulate", "expected"), [(1, 12), (3, 4)])
+def test_exactly_one_all_reduce_for_each_optimizer_step(
+    accumulate: int, expected: int, pairs: bool, tmp_path: Path
+) -> None:
+    for steps, reduced in on_ranks(2, collectives, accumulate, pairs, str(tmp_path)):
+        assert steps == expected
+        assert reduced == expected
+
+
+# Buffers and evaluation. ---------------------------------------------------------------------------------------------
+
+
+def evaluate(distributed: Distributed, samples: int, strategy: str) -> tuple[dict[str, float], list[list[float]]]:
+    """Metrics over `samples` samples with a trained normalisation layer, and the samples this rank saw."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    metrics = {"own": torchmetrics.MeanAbsoluteError()}
+    task = Regression(model, nn.MSELoss(), metrics)
+    distributed.prepare(model)
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    engine = Engine(
+        task=task,
+        loaders=Loaders(None, build_loader(dataset(samples), shuffle=False, batch_size=2, **part)),
+        hooks={"sees": (sees := Sees())},
+        settings=Settings(device="cpu"),
+        distributed=distributed,
+    )
+    model[1].running_mean += distributed.rank  # as if each rank had seen other batches
+    return engine.validate(), sees.samples
+
+
+class Sees(Hook):
+    """The inputs of validation batches."""
+
+    def __init__(self) -> None:
+        self.samples: list[list[float]] = []
+
+    def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        self.samples += batch[0].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")  # torchmetrics', on a rank without samples
+@pytest.mark.parametrize("samples", [1, 2, 5, 7, 12])
+@pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), (3, "ddp"), (3, "fsdp2")])
+def test_evaluation_counts_every_sample_once(world_size: int, strategy: str, samples: int) -> None:
+    expected, seen = evaluate(Distributed(), samples, "auto")
+    results = on_ranks(world_size, evaluate, samples, strategy, strategy=strategy)
+    for metrics, _ in results:
+        assert metrics == pytest.approx(expected, abs=1e-6)
+        assert metrics == results[0][0]
+    assert sorted(sample for _, samples in results for sample in samples) == sorted(seen)
+
+
+def unequal(distributed: Distributed, run_dir: str) -> None:
+    """A train loader with one batch more on rank 1."""
+    task = Regression(nn.Linear(3, 1), nn.MSELoss())
+    batch = (torch.zeros(2, 3), torch.zeros(2, 1))
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders([batch] * (2 + distributed.rank)),
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+
+
+def test_an_unequal_number_of_batches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="unequal numbers of batches in an epoch: 2, 3"):
+        on_ranks(2, unequal, str(tmp_path))
+
+
+# Checkpoints. --------------------------------------------------------------------------------------------------------
+
+
+def train_and_save(
+    distributed: Distributed, run_dir: str, epochs: int, resume: str | None = None, dropout: float = 0.5
+) -> None:
+    """Train with dropout, AdamW and ema, a checkpoint an epoch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(dropout), nn.Linear(5, 1))
+    task = Regression(model, nn.MSELoss())
+    distributed.prepare(model)
+    torch.manual_seed(100 + distributed.rank)
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
+        loaders=Loaders(
+            build_loader(dataset(), shuffle=True, batch_size=6 // distributed.world_size, **part),
+            build_loader(dataset(5), shuffle=False, batch_size=2, **part),
+        ),
+        hooks={"ema": EMAHook(), "checkpoint": CheckpointHook(save_best="loss")},
+        settings=Settings(device="cpu", max_epochs=epochs, resume=None if resume is None else Path(resume)),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine.train()
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A checkpoint file."""
+    found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found
+
+
+def assert_equal(found: Any, expected: Any, where: str = "") -> None:
+    """Nested values, tensors to the last bit."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for name in expected:
+            assert_equal(found[name], expected[name], f"{where}[{name!r}]")
+    elif isinstance(expected, Tensor):
+        assert type(found) is Tensor, where
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, list):
+        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_equal(one, other, f"{where}[{index}]")
+    else:
+        assert found == expected, where
+
+
+PARTS = ("state_dict", "optimizer", "hooks", "rng", "progress")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_resumed_run_is_the_same_to_the_last_bit(strategy: str, tmp_path: Path) -> None:
+    on_ranks(2, train_and_save, str(tmp_path / "whole"), 4, strategy=strategy)
+    on_ranks(2, train_and_save, str(tmp_path / "cut"), 2, strategy=strategy)
+    middle = tmp_path / "cut" / "checkpoints" / "epoch_2.pth"
+    on_ranks(2, train_and_save, str(tmp_path / "cut"), 4, str(middle), strategy=strategy)
+    whole, cut = (load(tmp_path / name / "checkpoints" / "epoch_4.pth") for name in ("whole", "cut"))
+    for part in ("state_dict", "optimizer", "rng", "progress"):
+        assert_equal(cut[part], whole[part], part)
+    assert_equal(cut["hooks"]["ema"], whole["hooks"]["ema"])
+
+
+def test_a_checkpoint_of_shards_is_one_of_whole_tensors(tmp_path: Path) -> None:
+    for strategy in ("ddp", "fsdp2"):
+        on_ranks(2, train_and_save, str(tmp_path / strategy), 2, strategy=strategy)
+    ddp, fsdp2 = (load(tmp_path / name / "checkpoints" / "epoch_2.pth") for name in ("ddp", "fsdp2"))
+    for part in ("state_dict", "optimizer"):
+        assert shapes(fsdp2[part]) == shapes(ddp[part])
+    for name, value in ddp["state_dict"].items():
+        torch.testing.assert_close(fsdp2["state_dict"][name], value, rtol=0, atol=1e-6)
+    for index, entry in ddp["optimizer"]["state"].items():
+        for name, value in entry.items():
+            torch.testing.assert_close(fsdp2["optimizer"]["state"][index][name], value, rtol=0, atol=1e-6)
+
+
+def shapes(value: Any) -> Any:
+    """The structure of a nested value, with shapes in place of tensors."""
+    if isinstance(value, dict):
+        return {name: shapes(item) for name, item in value.items()}
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
+@pytest.mark.parametrize(("first", "then"), [("ddp", "fsdp2"), ("fsdp2", "ddp"), ("fsdp2", "one"), ("one", "fsdp2")])
+def test_a_run_goes_on_with_another_strategy_or_number_of_ranks(first: str, then: str, tmp_path: Path) -> None:
+    def go(strategy: str, *args: Any) -> None:
+        if strategy == "one":
+            train_and_save(Distributed(), *args)
+        else:
+            on_ranks(2, train_and_save, *args, strategy=strategy)
+
+    go("one", str(tmp_path / "whole"), 2, None, 0.0)
+    go(first, str(tmp_path), 1, None, 0.0)
+    go(then, str(tmp_path), 2, str(tmp_path / "checkpoints" / "epoch_1.pth"), 0.0)
+    found, expected = (load(path / "checkpoints" / "epoch_2.pth") for path in (tmp_path, tmp_path / "whole"))
+    assert_close(found["state_dict"], expected["state_dict"])
+    assert_close(found["optimizer"]["state"], expected["optimizer"]["state"])
+    assert_close(found["hooks"]["ema"]["averaged"], expected["hooks"]["ema"]["averaged"])
+    assert found["progress"] == expected["progress"]
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Nested tensors to 1e-6."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert_close(found[name], expected[name])
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_inside_an_epoch_the_global_batch_must_be_the_same(tmp_path: Path) -> None:
+    # 17 samples are 3 batches of 6 and of 8.
+    on_ranks(2, stop_inside, str(tmp_path), 3, None)
+    saved = str(tmp_path / "checkpoints" / "iter_2.pth")
+    with pytest.raises(
+        RankError, match=r"inside an epoch of batches of 6 samples \(of all ranks\), and they have 8 now"
+    ):
+        on_ranks(2, stop_inside, str(tmp_path), 4, saved)
+    on_ranks(2, stop_inside, str(tmp_path), 3, saved)
+
+
+def stop_inside(distributed: Distributed, run_dir: str, batch_size: int, resume: str | None) -> None:
+    """A checkpoint at each second iteration."""
+    task = Regression(nn.Linear(3, 1), nn.MSELoss())
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=batch_size, **part)),
+        hooks={"checkpoint": CheckpointHook(interval=2, by_epoch=False, save_last=False)},
+        settings=Settings(device="cpu", max_epochs=1, resume=None if resume is None else Path(resume)),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+
+
+class Stateful(Hook):
+    """Has a state: on rank 0 only, or one it cannot give on rank 1, or one of a kind."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counted": Counter({3: 1, 7: 2}), "pair": (1, 2)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class OnMain(Stateful):
+    """Only rank 0 has it."""
+
+    rank_zero_only = True
+
+
+class FailsOnOne(Stateful):
+    """Fails on rank 1, and the run goes on."""
+
+    on_error = "warn"
+
+    def before_run(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.engine.distributed.rank == 1:
+            raise ValueError("on one rank only")
+        return {"weight": next(self.engine.model.parameters())}
+
+
+def save_states(distributed: Distributed, run_dir: str) -> None:
+    """A checkpoint with the states of all three."""
+    task = Regression(nn.Linear(3, 2), nn.MSELoss())
+    distributed.prepare(task.model)
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 2))]),
+        hooks={"all": Stateful(), "main": OnMain(), "one": FailsOnOne()},
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine.hooks["one"].before_run(engine)
+    engine.save_checkpoint(Path(run_dir) / "states.pth")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> None:
+    on_ranks(2, save_states, str(tmp_path), strategy=strategy)
+    expected = {"counted": Counter({3: 1, 7: 2}), "pair": (1, 2)}
+    assert load(tmp_path / "states.pth")["hooks"] == {"all": expected, "main": expected}
+
+
+class Full(CheckpointHook):
+    """A checkpoint hook on a full disk; with `goes_on` its errors warn."""
+
+    def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
+        if engine.distributed.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True)  # no file can be put there
+        super()._save(engine, path, last=last)
+
+
+def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
+    """Train with it. Returns what was raised."""
+    task = Regression(nn.Linear(3, 1), nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 1))]),
+        hooks={"checkpoint": Full()},
+        settings=Settings(device="cpu", max_epochs=3),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    try:
+        engine.train()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_path: Path) -> None:
+    main, other = on_ranks(2, cannot_write, str(tmp_path))
+    assert main[0] == "IsADirectoryError"
+    assert other[0] == "PeerError"
+    assert "rank 0 could not write" in other[1]
+    assert "IsADirectoryError" in other[1]
+
+
+# What else is done to a model. ---------------------------------------------------------------------------------------
+
+
+def test_fsdp2_around_blocks(tmp_path: Path) -> None:
+    from hydraloop.schemas.distributed import FSDPConf
+
+    expected = train(Distributed(), 6, 1, {}, str(tmp_path))
+    for fsdp in (FSDPConf(wrap=["Linear"]), FSDPConf(wrap=["Linear"], reshard_after_forward=False)):
+        for found in on_ranks(2, train, 3, 1, {}, str(tmp_path), strategy="fsdp2", fsdp=fsdp):
+            assert_same(found, expected)
+
+
+def test_a_class_that_does_not_occur_is_refused(tmp_path: Path) -> None:
+    from hydraloop.schemas.distributed import FSDPConf
+
+    with pytest.raises(RankError, match="Sequential has no module of the class 'Block'"):
+        on_ranks(2, train, 3, 1, {}, str(tmp_path), strategy="fsdp2", fsdp=FSDPConf(wrap=["Block"]))
+
+
+def test_the_network_has_no_dropout() -> None:
+    # Else the equalities above would hold by luck.
+    assert not any(isinstance(module, nn.Dropout) for module in network().modules())
+
+
+class Twice(Regression):
+    """Evaluates with two forwards, as test-time augmentation does."""
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        """The second forward does not count."""
+        self.model(-batch[0])
+        return super().evaluate(batch)
+
+
+def evaluate_twice(distributed: Distributed, samples: int) -> dict[str, float]:
+    """Validate with it."""
+    torch.manual_seed(0)
+    task = Twice(nn.Linear(3, 1), nn.MSELoss())
+    distributed.prepare(task.model)
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    return Engine(
+        task=task,
+        loaders=Loaders(None, build_loader(dataset(samples), shuffle=False, batch_size=2, **part)),
+        settings=Settings(device="cpu"),
+        distributed=distributed,
+    ).validate()
+
+
+def test_a_rank_without_samples_does_all_that_an_evaluation_does() -> None:
+    expected = evaluate_twice(Distributed(), 5)
+    assert on_ranks(2, evaluate_twice, 5, strategy="fsdp2") == [pytest.approx(expected, abs=1e-6)] * 2
+
+
+class Some(nn.Module):
+    """A model with a part that takes turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[N, 3]` to `[N, 1]`."""
+        self.calls += 1
+        return (self.one if self.calls % 2 else self.other)(inputs)
+
+
+def take_turns(distributed: Distributed, run_dir: str) -> list[float]:
+    """Train it. Returns its weights."""
+    torch.manual_seed(0)
+    task = Regression(model := Some(), nn.MSELoss())
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders([(torch.ones(2, 3) * (distributed.rank + 1), torch.zeros(2, 1))] * 4),
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def test_parameters_that_are_not_used_in_each_iteration(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="find_unused_parameters"):
+        on_ranks(2, take_turns, str(tmp_path))
+    one, other = on_ranks(2, take_turns, str(tmp_path), find_unused_parameters=True)
+    assert one == other
+
+
+class Block(nn.Module):
+    """What is gathered at a time, and compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[N, 3]` to `[N, 3]`."""
+        outputs: Tensor = self.layer(inputs).tanh()
+        return outputs
+
+
+def compiled_in_shards(distributed: Distributed, run_dir: str) -> tuple[str, list[str], list[float], list[float]]:
+    """What a user gets who wants both: the model's name, its keys, the weights; and those of one process."""
+    from hydraloop.engine.device.model_preparation import class_name, compile_modules, modules_of
+
+    def run(ranks: Distributed, batch: tuple[Tensor, Tensor]) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), Block(), nn.Linear(3, 1))
+        task = Regression(model, nn.MSELoss())
+        blocks = modules_of(model, ["Block"], key="key")
+        ranks.prepare(model)
+        compile_modules(blocks, {"backend": "aot_eager"} if ranks.world_size > 1 else False)
+        Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+            loaders=Loaders([batch] * 3),
+            settings=Settings(device="cpu", max_epochs=1),
+            run_dir=Path(run_dir),
+            distributed=ranks,
+        ).train()
+        return model
+
+    inputs, targets = dataset(8).inputs, dataset(8).targets
+    half = slice(4 * distributed.rank, 4 * distributed.rank + 4)
+    model = run(distributed, (inputs[half], targets[half]))
+    alone = run(Distributed(), (inputs, targets))
+    weights = torch.cat([whole(value).flatten() for value in model.state_dict().values()]).tolist()
+    expected = torch.cat([value.flatten() for value in alone.state_dict().values()]).tolist()
+    return class_name(model), list(model.state_dict()), weights, expected
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_fsdp2_and_compile(tmp_path: Path) -> None:
+    from hydraloop.schemas.distributed import FSDPConf
+
+    for name, keys, weights, expected in on_ranks(
+        2, compiled_in_shards, str(tmp_path), strategy="fsdp2", fsdp=FSDPConf(wrap=["Block"])
+    ):
+        assert name == "Sequential"
+        assert keys[:2] == ["0.layer.weight", "0.layer.bias"]
+        assert weights == pytest.approx(expected, abs=1e-6)

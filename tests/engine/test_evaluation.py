@@ -1,0 +1,240 @@
+"""Validation and test: when, on which weights, and what is undone afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.ema.hook import EMAHook
+from tests.helpers import Recorder, at, batches, differences, failing, make_engine
+
+
+class Context(Hook):
+    """Enters a context around each evaluation and writes down when."""
+
+    def __init__(self, trace: list[str]) -> None:
+        self.trace = trace
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        self.trace.append("enter")
+        try:
+            yield
+        finally:
+            self.trace.append("exit")
+
+    def before_val_epoch(self, engine: Engine) -> None:
+        engine.during_evaluation(self._context())
+
+    def before_test_epoch(self, engine: Engine) -> None:
+        engine.during_evaluation(self._context())
+
+
+def _around(trace: list[str], mode: str) -> list[str]:
+    """From before_<mode>_epoch to after_<mode>, or as far as it came."""
+    begin = trace.index(f"before_{mode}_epoch")
+    end = trace.index(f"after_{mode}") if f"after_{mode}" in trace else len(trace)
+    return trace[begin : end + 1]
+
+
+def test_contexts_last_until_the_last_iteration(tmp_path: Path) -> None:
+    recorder = Recorder()
+    hooks: dict[str, Hook] = {"recorder": recorder, "context": Context(recorder.trace)}
+    make_engine(tmp_path, hooks, val=batches(1), test=batches(1)).train()
+    for mode in ("val", "test"):
+        assert _around(recorder.trace, mode) == [
+            f"before_{mode}_epoch", "enter", f"before_{mode}_iter 0", f"after_{mode}_iter 0", "exit",
+            f"after_{mode}_epoch", f"after_{mode}",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["val", "test"])
+@pytest.mark.parametrize("point", ["before_{}_epoch", "before_{}_iter", "after_{}_iter"])
+def test_contexts_are_closed_after_an_error_and_before_anybody_is_told(tmp_path: Path, mode: str, point: str) -> None:
+    recorder = Recorder()
+    hooks: dict[str, Hook] = {
+        "recorder": recorder,
+        "context": Context(recorder.trace),
+        "failing": failing(point.format(mode)),
+    }
+    with pytest.raises(RuntimeError):
+        make_engine(tmp_path, hooks, val=batches(1), test=batches(1)).train()
+    around = _around(recorder.trace, mode)
+    assert around.count("enter") == around.count("exit") == 1
+    assert around.index("exit") + 1 == around.index("on_exception")
+
+
+def test_an_error_in_a_context_manager_itself_ends_the_run(tmp_path: Path) -> None:
+    @contextmanager
+    def failing_context() -> Iterator[None]:
+        yield
+        raise ValueError("on the way out")
+
+    hook = at("before_val_epoch", lambda engine: engine.during_evaluation(failing_context()))
+    with pytest.raises(ValueError, match="on the way out"):
+        make_engine(tmp_path, {"hook": hook}, val=batches(1)).train()
+
+
+# When. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "validated"),
+    [
+        ({}, [2, 4, 6, 8, 10]),
+        ({"val_interval": 2}, [4, 8, 10]),  # the end always
+        ({"val_interval": 2, "val_begin": 3}, [6, 10]),
+        ({"val_interval": 99}, [10]),
+        ({"val_begin": 99}, [10]),
+        ({"val_interval": None}, []),
+        ({"val_interval": 3, "val_by_epoch": False}, [3, 6, 9, 10]),
+        ({"val_interval": 4, "val_begin": 5, "val_by_epoch": False}, [5, 9, 10]),
+        ({"val_interval": None, "val_by_epoch": False}, []),
+        ({"max_iters": 5}, [2, 4, 5]),
+    ],
+)
+def test_validation_is_due_at_the_interval_and_at_the_end(
+    tmp_path: Path, settings: dict[str, Any], validated: list[int]
+) -> None:
+    seen: list[int] = []
+    look = at("before_val", lambda engine: seen.append(engine.progress.iteration), nth=0)
+    engine = make_engine(tmp_path, {"look": look}, val=batches(1), **{"max_epochs": 5, **settings})
+    engine.train()
+    assert seen == validated
+    assert engine.progress.last_validation == (validated[-1] if validated else 0)
+
+
+def test_without_a_val_loader_nothing_is_validated(tmp_path: Path) -> None:
+    recorder = Recorder()
+    engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
+    engine.train()
+    assert not [entry for entry in recorder.trace if "val" in entry]
+    assert engine.metrics == {}
+    assert engine.test_metrics
+
+
+def test_the_test_can_be_left_out(tmp_path: Path) -> None:
+    recorder = Recorder()
+    engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
+    engine.settings = replace(engine.settings, test=False)
+    engine.train()
+    assert not [entry for entry in recorder.trace if "test" in entry]
+
+
+def test_the_loss_is_the_mean_over_samples_not_over_batches(tmp_path: Path) -> None:
+    val = batches(3, 4, last=1)
+    engine = make_engine(tmp_path, val=val)
+    metrics = engine.validate()
+    inputs = torch.cat([inputs for inputs, _ in val])
+    targets = torch.cat([targets for _, targets in val])
+    with torch.no_grad():
+        expected = nn.functional.mse_loss(engine.model(inputs), targets)
+    assert metrics["loss"] == pytest.approx(float(expected), abs=1e-6)
+
+
+# On which weights. ---------------------------------------------------------------------------------------------------
+
+
+def _weights(engine: Engine) -> dict[str, Any]:
+    return {name: value.clone() for name, value in engine.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_the_test_runs_on_the_best_checkpoint_and_the_last_weights_are_back_afterwards(
+    tmp_path: Path, error: bool
+) -> None:
+    seen: dict[str, dict[str, Any]] = {}
+    paths: list[Path | None] = []
+
+    def look(engine: Engine) -> None:
+        seen["test"] = _weights(engine)
+        paths.append(engine.evaluating_checkpoint)
+        if error:
+            raise RuntimeError("on purpose")
+
+    # A learning rate that diverges: the first validation stays the best.
+    hooks: dict[str, Hook] = {
+        "checkpoint": CheckpointHook(save_best="loss"),
+        "trained": at("after_train", lambda engine: seen.update(trained=_weights(engine))),
+        "look": at("before_test_iter", look),
+    }
+    engine = make_engine(tmp_path, hooks, val=batches(1), test=batches(1), max_epochs=3, lr=5.0)
+    if error:
+        with pytest.raises(RuntimeError):
+            engine.train()
+    else:
+        engine.train()
+    assert engine.best is not None
+    assert engine.best.iteration == 2
+    best = torch.load(engine.best.checkpoint, weights_only=True)["state_dict"]
+    assert list(differences(seen["test"], best)) == []
+    assert list(differences(_weights(engine), seen["trained"])) == []
+    assert list(differences(best, seen["trained"])), "these are others"
+    assert paths == [Path(engine.best.checkpoint)]
+    assert engine.evaluating_checkpoint is None
+
+
+def test_without_a_best_checkpoint_the_test_runs_on_the_last_weights(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    look = at("before_test_iter", lambda engine: seen.append(_weights(engine)))
+    engine = make_engine(tmp_path, {"look": look}, test=batches(1))
+    engine.train()
+    assert list(differences(seen[0], _weights(engine))) == []
+
+
+@pytest.mark.parametrize("weights", ["averaged", "raw"])
+def test_a_checkpoint_with_an_average_is_tested_on_it_once(tmp_path: Path, weights: str) -> None:
+    seen: list[dict[str, Any]] = []
+    hooks: dict[str, Hook] = {
+        "ema": EMAHook(warmup=False, momentum=0.01),
+        "checkpoint": CheckpointHook(save_best="loss"),
+        "look": at("before_test_iter", lambda engine: seen.append(_weights(engine))),
+    }
+    engine = make_engine(tmp_path, hooks, train=batches(5), val=batches(1), test=batches(1), lr=0.2, weights=weights)
+    engine.train()
+    assert engine.best is not None
+    checkpoint = torch.load(engine.best.checkpoint, weights_only=True)
+    expected = checkpoint["hooks"]["ema"]["averaged"] if weights == "averaged" else checkpoint["state_dict"]
+    assert list(differences(seen[0], expected)) == []
+
+
+def test_a_test_on_its_own_takes_a_checkpoint(tmp_path: Path) -> None:
+    saving = at("after_train_epoch", lambda engine: engine.request_checkpoint("a"))
+    trained = make_engine(tmp_path, {"saving": saving}, test=batches(1), lr=0.2)
+    trained.train()
+    fresh = make_engine(tmp_path, test=batches(1))
+    before = _weights(fresh)
+    assert fresh.test(tmp_path / "checkpoints" / "a.pth") == trained.test_metrics
+    assert fresh.test() != trained.test_metrics
+    assert list(differences(_weights(fresh), before)) == []
+    with pytest.raises(UserError, match="no checkpoint file"):
+        fresh.test(tmp_path / "none.pth")
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"weight": torch.full((1, 3), 7.0)}}, tmp_path / "a.pth")
+    engine = make_engine(tmp_path, test=batches(1))
+    before = _weights(engine)
+    with pytest.raises(UserError, match="bias") as caught:
+        engine.test(tmp_path / "a.pth")
+    assert caught.value.key == "test"
+    assert list(differences(_weights(engine), before)) == []
+
+
+def test_training_goes_on_as_if_nobody_had_validated(tmp_path: Path) -> None:
+    with_validation = make_engine(tmp_path, train=batches(4), val=batches(3), max_epochs=3)
+    without = make_engine(tmp_path, train=batches(4), max_epochs=3)
+    with_validation.train()
+    without.train()
+    assert list(differences(_weights(with_validation), _weights(without))) == []

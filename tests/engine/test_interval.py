@@ -1,0 +1,72 @@
+"""Every: the one interval rule, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hydraloop.engine.interval import Every
+from hydraloop.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("interval", "begin", "due"),
+    [
+        (1, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (2, 0, [2, 4, 6, 8, 10]),
+        (2, 1, [2, 4, 6, 8, 10]),  # begin 1 is begin 0: "from the start"
+        (3, 0, [3, 6, 9]),
+        (3, 1, [3, 6, 9]),
+        (2, 5, [5, 7, 9]),  # MMEngine's example of save_begin
+        (3, 2, [2, 5, 8]),
+        (1, 4, [4, 5, 6, 7, 8, 9, 10]),
+        (5, 10, [10]),
+        (10, 0, [10]),
+        (11, 0, []),
+        (1, 11, []),
+        (None, 0, []),
+        (None, 3, []),
+    ],
+)
+def test_due_in_the_first_ten(interval: int | None, begin: int, due: list[int]) -> None:
+    assert [n for n in range(1, 11) if Every(interval, begin).due(n)] == due
+
+
+def test_nothing_is_due_before_the_first() -> None:
+    assert not Every(1).due(0)
+    assert not Every(1, 1).due(0)
+    assert not Every(2, 0).due(-2)
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_an_interval_below_one_is_refused(interval: int) -> None:
+    with pytest.raises(UserError, match="below 1") as caught:
+        Every(interval)
+    assert "null for never" in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [(2.5,), (2.0,), ("2",), (2, 1.5)])
+def test_what_is_no_whole_number_is_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(UserError, match="is not a whole number"):
+        Every(*arguments)
+
+
+def test_any_kind_of_whole_number_will_do() -> None:
+    two = torch.tensor(2).numpy()[()]  # numpy's
+    assert Every(two).due(4)
+
+
+def test_a_negative_begin_is_refused() -> None:
+    with pytest.raises(UserError, match="-3 is negative"):
+        Every(2, -3)
+
+
+@pytest.mark.parametrize("interval", [None, 1, 2, 3, 7])
+@pytest.mark.parametrize("begin", [0, 1, 2, 5])
+def test_due_since_is_due_at_any_of_them(interval: int | None, begin: int) -> None:
+    every = Every(interval, begin)
+    for seen in range(20):
+        for n in range(seen, 20):
+            assert every.due_since(seen, n) is any(every.due(one) for one in range(seen + 1, n + 1))

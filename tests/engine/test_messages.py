@@ -1,0 +1,248 @@
+"""Messages: facts on demand, scalars as means over a window, one host sync a record."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.messages import Messages
+from hydraloop.errors import UserError
+from tests.helpers import HostSyncs
+from tests.ranks import on_ranks
+
+
+def test_facts_are_read_when_somebody_asks() -> None:
+    messages = Messages()
+    epoch = 0
+    messages.provide("epoch", lambda: epoch)
+    messages.provide("lr", lambda: 0.1)
+    epoch = 3
+    assert messages.read("epoch") == 3
+    assert messages.read("nobody's") is None
+    assert messages.read("nobody's", 7) == 7
+    messages.provide("epoch", lambda: -1)
+    assert messages.facts() == {"epoch": -1, "lr": 0.1}
+
+
+def test_means_over_floats_and_tensors_and_an_empty_window_afterwards() -> None:
+    messages = Messages()
+    for value in (1.0, 2.0, 6.0):
+        messages.add("time", value)
+        messages.add("loss", torch.tensor(value * 10))
+    messages.add("grad_norm", torch.tensor(5.0, dtype=torch.bfloat16))
+    messages.add("mixed", 1)
+    messages.add("mixed", torch.tensor(2.0))
+    assert messages.means() == {"time": 3.0, "loss": 30.0, "grad_norm": 5.0, "mixed": 1.5}
+    assert messages.means() == {}
+    messages.add("loss", 4.0)
+    assert messages.means() == {"loss": 4.0}, "nothing is left of the last window"
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 1000])
+def test_folding_keeps_the_mean_and_bounds_what_is_kept(count: int) -> None:
+    messages = Messages()
+    for value in range(count):
+        messages.add("loss", torch.tensor(float(value)))
+        messages.add("time", float(value))
+    assert all(len(window.values) < 256 for window in messages._windows.values())
+    assert messages.means() == {"loss": (count - 1) / 2, "time": (count - 1) / 2}
+
+
+def test_means_are_summed_in_double_precision() -> None:
+    messages = Messages()
+    for value in (2.0**24, 1.0, 1.0, 1.0):  # in float32 the ones would be lost
+        messages.add("loss", torch.tensor(value))
+    assert messages.means()["loss"] == (2.0**24 + 3) / 4
+
+
+def test_an_integer_or_boolean_tensor_has_a_mean_too() -> None:
+    messages = Messages()
+    for correct in (True, False, True, True):
+        messages.add("correct", torch.tensor(correct))
+        messages.add("count", torch.tensor(int(correct)))
+    assert messages.means() == {"correct": 0.75, "count": 0.75}
+
+
+def means_of_ranks(distributed: Distributed, own_name: bool) -> dict[str, float]:
+    """Messages of two ranks: `a` is 1 and 2, `b` 2 and 4; with `own_name` rank 1 has a `c` of 5, too."""
+    messages = Messages()
+    for value in (0.0, 2.0):
+        messages.add("a", value * (distributed.rank + 1))
+        messages.add("b", torch.tensor(value * 2 * (distributed.rank + 1)))
+    if own_name and distributed.rank == 1:
+        messages.add("c", 5.0)
+    return messages.means(distributed)
+
+
+@pytest.mark.parametrize("own_name", [False, True])
+def test_means_over_the_ranks_are_the_same_on_all(own_name: bool) -> None:
+    expected = {"a": 1.5, "b": 3.0} | ({"c": 5.0} if own_name else {})
+    assert on_ranks(2, means_of_ranks, own_name) == [expected, expected]
+
+
+def many_means(distributed: Distributed) -> dict[str, float]:
+    """More names than fit into one exchange of the usual size."""
+    messages = Messages()
+    for index in range(300):
+        messages.add(f"name{index}", float(index + distributed.rank))
+    return messages.means(distributed)
+
+
+def test_any_number_of_names() -> None:
+    for means in on_ranks(2, many_means):
+        assert means == {f"name{index}": index + 0.5 for index in range(300)}
+
+
+def means_of_names(distributed: Distributed, records: list[list[list[str]]]) -> list[dict[str, float]]:
+    """Records of ranks: for each record the names that each rank has. Value: the name's number and the rank's."""
+    messages, all_means = Messages(), []
+    for names_of in records:
+        for name in names_of[distributed.rank]:
+            messages.add(name, float(name[1:]) + distributed.rank)
+        all_means.append(messages.means(distributed))
+    return all_means
+
+
+def _expected(record: list[list[str]]) -> dict[str, float]:
+    ranks_with = {
+        name: [rank for rank, names in enumerate(record) if name in names] for names in record for name in names
+    }
+    return {name: float(name[1:]) + sum(ranks) / len(ranks) for name, ranks in ranks_with.items()}
+
+
+def _same_short_hash() -> list[list[str]]:
+    """Two lists of two names whose CRCs agree in 16 bits."""
+    seen: dict[int, list[str]] = {}
+    for numbers in itertools.combinations(range(1000), 2):
+        names = [f"n{number}" for number in numbers]
+        short = zlib.crc32("\n".join(sorted(names)).encode()) % 2**16
+        if short in seen and not set(seen[short]) & set(names):
+            return [seen[short], names]
+        seen.setdefault(short, names)
+    raise AssertionError("there is a collision among half a million")
+
+
+def test_values_of_different_names_are_never_mixed() -> None:
+    names = [f"n{number}" for number in range(300)]
+    records = [
+        _same_short_hash(),
+        [names[:126], names[:127]],
+        [names[:1], names],
+        [names[1:3], names[2:4]],
+        [[], names[:2]],
+        [[], []],
+    ]
+    expected = [_expected(record) for record in records]
+    assert on_ranks(2, means_of_names, records) == [expected, expected]
+
+
+class _Counting(Distributed):
+    """Counts what this rank asks of the others."""
+
+    def __init__(self) -> None:
+        self.world_size = 2
+        self.asked: list[str] = []
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.asked.append("sum")
+        return values * 2
+
+    def gather(self, value: Any) -> list[Any]:
+        self.asked.append("gather")
+        return [value, value]
+
+
+def test_a_record_with_known_names_costs_one_exchange() -> None:
+    messages, ranks = Messages(), _Counting()
+    for names in ("ab", "ab", "a", "ba"):
+        for name in names:
+            messages.add(name, 3.0)
+        assert messages.means(ranks) == dict.fromkeys(names, 3.0)
+    assert ranks.asked == ["sum", "gather", "sum"] + ["sum"] * 3
+
+
+class _ReadableMeta(TorchFunctionMode):
+    """Lets tensors without data (the device `meta`) be read, as 7. All else is torch's, such as what it refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "tolist" and args[0].is_meta:
+            return torch.full(args[0].shape, 7.0).tolist()
+        return func(*args, **(kwargs or {}))
+
+
+def _add_on_two_devices(messages: Messages, device: str) -> None:
+    for _ in range(300):
+        messages.add("loss", torch.full((), 7.0, device=device))
+    messages.add("grad_norm", torch.tensor(5.0))
+    messages.add("time", 0.5)
+    messages.add("moved", torch.tensor(3.0))
+    messages.add("moved", torch.full((), 7.0, device=device))
+
+
+def test_scalars_of_several_devices_are_in_one_record() -> None:
+    messages = Messages()
+    _add_on_two_devices(messages, "meta")
+    with _ReadableMeta():
+        means = messages.means()
+    assert set(means) == {"loss", "grad_norm", "time", "moved"}
+    assert (means["grad_norm"], means["time"]) == (5.0, 0.5)
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is one device")
+def test_scalars_of_an_accelerator_and_the_host_are_in_one_record() -> None:
+    messages = Messages()
+    _add_on_two_devices(messages, str(torch.accelerator.current_accelerator()))
+    assert messages.means() == {"loss": 7.0, "grad_norm": 5.0, "time": 0.5, "moved": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([torch.ones(4), torch.ones(4)], "shape [4]"),
+        ([torch.ones(()), torch.ones(3)], "shape [3]"),
+        ([torch.ones((), requires_grad=True)], "detach()"),
+        ([0.5, "high"], "'high'"),
+        ([None], "None"),
+    ],
+)
+def test_what_is_no_detached_scalar_is_named_at_the_next_record(values: list[Any], words: str) -> None:
+    messages = Messages()
+    messages.add("loss", torch.tensor(1.0))
+    for value in values:
+        messages.add("mine", value)
+    with pytest.raises(UserError) as caught:
+        messages.means()
+    assert "'mine'" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_tensor_of_one_entry_is_a_scalar() -> None:
+    messages = Messages()
+    messages.add("mine", torch.tensor([3.0]))
+    messages.add("mine", torch.tensor(5.0))
+    assert messages.means() == {"mine": 4.0}
+
+
+def test_adding_costs_no_host_sync_and_a_record_one() -> None:
+    messages = Messages()
+    with HostSyncs() as syncs:
+        for value in range(600):
+            for name in ("loss", "aux_loss", "grad_norm"):
+                messages.add(name, torch.tensor(float(value)))
+            messages.add("time", 0.1)
+        assert syncs.count == 0
+        messages.means()
+        assert syncs.count == 1
+
+
+def test_the_counter_of_host_syncs_counts() -> None:
+    with HostSyncs() as syncs:
+        value = torch.tensor(1.5)
+        assert float(value) == value.item() == value.tolist()
+    assert syncs.count == 3

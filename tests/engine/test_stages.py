@@ -1,0 +1,285 @@
+"""The order of hooks, its linter, the call table, and what happens to a hook's errors."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hydraloop
+from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.hook import Hook, Mode
+from hydraloop.engine.stages import (
+    Slot,
+    Stages,
+    by_mount_point,
+    check_order,
+    format_order,
+    in_order,
+    mount_points_of,
+    slot_of,
+)
+from hydraloop.errors import UserError
+from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task
+
+ROOT = Path(__file__).parents[2]
+
+
+def _names(slots: list[Slot]) -> list[str]:
+    return [slot.name for slot in slots]
+
+
+# Order. --------------------------------------------------------------------------------------------------------------
+
+
+def test_priority_then_default_before_custom_then_registration() -> None:
+    slots = [
+        Slot("custom a", 50, is_default=False),
+        Slot("late default", 90, is_default=True),
+        Slot("custom b", 50, is_default=False),
+        Slot("default a", 50, is_default=True),
+        Slot("first", 0, is_default=False),
+        Slot("default b", 50, is_default=True),
+    ]
+    assert _names(in_order(slots)) == ["first", "default a", "default b", "custom a", "custom b", "late default"]
+
+
+def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_path: Path) -> None:
+    def run(error_at: str | None) -> list[str]:
+        trace: list[str] = []
+        late, early, default = (Recorder(trace, f"{name} ") for name in ("late", "early", "default"))
+        hooks: dict[str, Hook] = {"late": late, "early": early, "default": default}
+        slots = [slot_of("late", late), slot_of("early", early, "HIGH"), slot_of("default", default, is_default=True)]
+        if error_at is not None:
+            hooks["failing"] = failing(error_at)
+            slots.append(slot_of("failing", hooks["failing"], 100))
+        task = tiny_task()
+        engine = Engine(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+            loaders=Loaders(batches(1), batches(1), batches(1)),
+            hooks=hooks,
+            slots=slots,
+            settings=Settings(max_epochs=1, device="cpu"),
+            run_dir=tmp_path,
+        )
+        with pytest.raises(RuntimeError) if error_at else nullcontext():
+            engine.train()
+        return trace
+
+    for trace in (run(None), run("after_train_iter")):
+        points = [entry.split(" ", 1)[1] for entry in trace[::3]]
+        assert trace == [f"{name} {point}" for point in points for name in ("early", "default", "late")]
+    assert points[-3:] == ["on_exception", "after_train", "after_run"]
+
+
+def test_the_table_has_overridden_methods_only() -> None:
+    stages = Stages.of({"one": at("before_run", print), "none": Hook()})
+    assert stages.before_run
+    assert stages.after_run == ()
+    assert stages.before_train_iter == ()
+    with pytest.raises(AttributeError, match="'before_trian' is no mount point"):
+        stages.before_trian  # noqa: B018
+
+
+class _Both(Hook):
+    def after_run(self, engine: Engine) -> None: ...
+
+    def before_iter(self, engine: Engine, batch_idx: int, batch: Any, mode: Mode) -> None: ...
+
+    def before_run(self, engine: Engine) -> None: ...
+
+
+class _Child(_Both):
+    pass
+
+
+def test_mount_points_of_a_class_count_general_and_inherited_ones_in_the_order_of_a_run() -> None:
+    points = ("before_run", "before_train_iter", "before_val_iter", "before_test_iter", "after_run")
+    assert mount_points_of(_Both) == points
+    assert mount_points_of(_Child) == points
+    assert mount_points_of(Hook) == ()
+
+
+def test_the_printed_order_names_each_mount_point_with_its_hooks_and_priorities() -> None:
+    slots = in_order(
+        [
+            slot_of("mine", at("after_run", print), 70),
+            slot_of("theirs", at("after_run", print), "HIGH"),
+            Slot("unknown", 50, is_default=False),
+        ]
+    )
+    assert [line.split() for line in format_order(slots).splitlines()] == [
+        ["after_run", "theirs", "(30),", "mine", "(70)"],
+        ["class", "not", "imported", "unknown", "(50)"],
+    ]
+    assert list(by_mount_point(slots)) == ["after_run", "class not imported"]
+
+
+def test_a_priority_that_is_none_names_the_hooks_key() -> None:
+    hook = Hook()
+    hook.key = "hooks.mine"
+    with pytest.raises(UserError) as caught:
+        slot_of("mine", hook, 101)
+    assert caught.value.key == "hooks.mine.priority"
+
+
+# The linter. ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_that_breaks_runs_after_names_both_hooks_the_key_and_the_remedy() -> None:
+    slots = in_order(
+        [
+            Slot("ema", 80, is_default=False),
+            Slot("checkpoint", 45, is_default=True, runs_after=("param_scheduler", "ema")),
+        ]
+    )
+    with pytest.raises(UserError) as caught:
+        check_order(slots, key_of=lambda name: f"default_hooks.{name}")
+    message = str(caught.value)
+    assert message.startswith("default_hooks.checkpoint.priority: ")
+    assert "checkpoint (priority 45)" in message
+    assert "ema (priority 80)" in message
+    assert "above 80" in message
+    assert "engine.check_order=false" in message
+
+
+def test_an_order_that_keeps_runs_after_passes() -> None:
+    after_ema = ("ema",)
+    check_order(in_order([Slot("c", 90, is_default=True, runs_after=after_ema), Slot("ema", 50, is_default=False)]))
+    check_order([Slot("c", 0, is_default=True, runs_after=after_ema)])  # ema is not selected
+
+
+def test_a_tie_that_breaks_runs_after_is_refused() -> None:
+    # The default hook comes first on a tie.
+    slots = in_order([Slot("ema", 50, is_default=False), Slot("c", 50, is_default=True, runs_after=("ema",))])
+    with pytest.raises(UserError, match=r"c \(priority 50\) must run after ema \(priority 50\)"):
+        check_order(slots)
+
+
+def test_the_builder_checks_the_order_unless_told_not_to(tmp_path: Path) -> None:
+    overrides = ["hooks=[ema]", "hooks.ema.priority=95"]
+    with pytest.raises(UserError, match="must run after ema") as caught:
+        hydraloop.build(hydraloop.compose(overrides, folder=ROOT), run_dir=tmp_path)
+    assert caught.value.key == "default_hooks.checkpoint.priority"
+    engine = hydraloop.build(hydraloop.compose([*overrides, "engine.check_order=false"], folder=ROOT), run_dir=tmp_path)
+    names = _names(engine.stages.slots)
+    assert names.index("checkpoint") < names.index("ema")
+
+
+# Errors of hooks. ----------------------------------------------------------------------------------------------------
+
+
+def test_raise_ends_the_run_with_a_note_of_hook_and_mount_point(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, {"mine": failing("after_train_iter")})
+    with pytest.raises(RuntimeError, match="on purpose") as caught:
+        engine.train()
+    assert caught.value.__notes__ == ["hydraloop: raised in the hook 'mine' at after_train_iter"]
+    assert engine.error is caught.value
+    innermost = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert innermost.name == "act", "the traceback ends where the hook raised"
+    assert innermost.filename.endswith("helpers.py")
+
+
+def test_warn_goes_on_and_warns_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hook = failing("after_train_iter", nth=0, on_error="warn")
+    engine = make_engine(tmp_path, {"mine": hook}, train=batches(3))
+    with caplog.at_level(logging.WARNING):
+        engine.train()
+    assert engine.progress.iteration == 3
+    warnings = [record for record in caplog.records if "hook mine failed at after_train_iter" in record.message]
+    assert len(warnings) == 3
+    assert "goes on" in warnings[0].message
+    assert "RuntimeError: on purpose" in warnings[0].message
+    assert warnings[0].exc_info is not None, "the traceback is in the log"
+
+
+def test_disable_warns_once_and_switches_the_hook_off_but_lets_it_close(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+    hook = type(
+        "Two",
+        (At,),
+        {
+            "before_train_iter": lambda self, engine, *_: calls.append("before"),
+            "after_train_iter": lambda self, engine, *_: 1 / 0,
+            "after_run": lambda self, engine: calls.append("after_run"),
+            "on_error": "disable",
+        },
+    )()
+    with caplog.at_level(logging.WARNING):
+        make_engine(tmp_path, {"mine": hook}, train=batches(3)).train()
+    assert calls == ["before", "after_run"]
+    assert [record.message for record in caplog.records if "mine" in record.message] == [
+        "hook mine failed at after_train_iter and is switched off (on_error=disable): "
+        "ZeroDivisionError: division by zero"
+    ]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn", "disable"])
+def test_a_users_mistake_is_always_raised(tmp_path: Path, on_error: str) -> None:
+    mistake = UserError("no such thing", key="hooks.mine.option", remedy="Try another.")
+    engine = make_engine(tmp_path, {"mine": failing("before_run", mistake, on_error=on_error)})
+    with pytest.raises(UserError) as caught:
+        engine.train()
+    assert caught.value is mistake
+
+
+@pytest.mark.parametrize("on_error", ["warn", "disable"])
+def test_an_interrupt_is_never_swallowed(tmp_path: Path, on_error: str) -> None:
+    engine = make_engine(tmp_path, {"mine": failing("before_run", KeyboardInterrupt(), on_error=on_error)})
+    with pytest.raises(KeyboardInterrupt):
+        engine.train()
+
+
+def test_on_error_of_the_config_overrides_the_class(tmp_path: Path) -> None:
+    hook = failing("before_run", on_error="raise")
+    made = make_engine(tmp_path)
+    engine = Engine(
+        task=made.task,
+        optimizer=made.optimizer,
+        loaders=made.loaders,
+        hooks={"mine": hook},
+        on_error={"mine": "warn"},
+        settings=made.settings,
+        run_dir=tmp_path,
+    )
+    assert engine.train().status == "finished"
+
+
+def test_rank_zero_only_hooks_are_left_out_on_other_ranks() -> None:
+    called: list[str] = []
+    hooks = {
+        "main": at("before_run", lambda engine: called.append("main"), nth=0, rank_zero_only=True),
+        "all": at("before_run", lambda engine: called.append("all"), nth=0),
+    }
+    for rank, expected in ((0, ["main", "all"]), (1, ["all"])):
+        called.clear()
+        for call in Stages.of(hooks, rank=rank).before_run:
+            call(None)
+        assert called == expected
+    assert _names(Stages.of(hooks, rank=1).slots) == ["main", "all"], "the order is the same on all ranks"
+
+
+def test_a_hook_is_not_called_at_its_idle_points(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.idle_points = ("before_train_iter", "after_train_iter")
+    make_engine(tmp_path, {"recorder": recorder}, train=batches(2)).train()
+    assert "before_train_epoch" in recorder.trace
+    assert not [entry for entry in recorder.trace if "train_iter" in entry]
+
+
+def test_the_time_of_each_hook_is_added_up(tmp_path: Path) -> None:
+    def work(engine: Engine) -> None:
+        sum(range(20_000))
+
+    engine = make_engine(tmp_path, {"busy": at("after_train_iter", work, nth=0), "idle": Hook()})
+    engine.train()
+    assert engine.stages.seconds["busy"][0] > 0
+    assert engine.stages.seconds["idle"] == [0.0]

@@ -1,0 +1,283 @@
+"""The golden trace: every mount point of a run, in order. `hook.py`'s docstring draws the same picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.logger import LoggerHook
+from tests.helpers import Recorder, at, batches, failing, make_engine
+
+TWO_EPOCHS = [
+    "before_run",
+    "before_train",
+    "before_train_epoch",
+    "before_train_iter 0",
+    "after_backward 0",
+    "before_optimizer_step 0",
+    "after_train_iter 0",
+    "before_train_iter 1",
+    "after_backward 1",
+    "before_optimizer_step 1",
+    "after_train_iter 1",
+    "on_log",
+    "after_train_epoch",
+    "before_save_checkpoint",
+    "before_val",
+    "before_val_epoch",
+    "before_val_iter 0",
+    "after_val_iter 0",
+    "after_val_epoch",
+    "on_log",
+    "after_val",
+    "before_train_epoch",
+    "before_train_iter 0",
+    "after_backward 0",
+    "before_optimizer_step 0",
+    "after_train_iter 0",
+    "before_train_iter 1",
+    "after_backward 1",
+    "before_optimizer_step 1",
+    "after_train_iter 1",
+    "on_log",
+    "after_train_epoch",
+    "before_save_checkpoint",
+    "before_val",
+    "before_val_epoch",
+    "before_val_iter 0",
+    "after_val_iter 0",
+    "after_val_epoch",
+    "on_log",
+    "after_val",
+    "after_train",
+    "before_test",
+    "before_test_epoch",
+    "before_test_iter 0",
+    "after_test_iter 0",
+    "after_test_epoch",
+    "on_log",
+    "after_test",
+    "after_run",
+]
+
+
+def _iteration(batch_idx: int, *, steps: bool = True) -> list[str]:
+    points = ["before_train_iter", "after_backward", "before_optimizer_step", "after_train_iter"]
+    return [f"{point} {batch_idx}" for point in points if steps or point != "before_optimizer_step"]
+
+
+VAL = ["before_val", "before_val_epoch", "before_val_iter 0", "after_val_iter 0", "after_val_epoch", "after_val"]
+TEST = [point.replace("val", "test") for point in VAL]
+ERROR = ["on_exception", "after_train", "after_run"]
+UNTRAINED = ["on_exception", "after_run"]
+END = ["after_run", "on_exception"]
+EPOCH = ["before_train_epoch", *_iteration(0), *_iteration(1), "after_train_epoch"]
+
+
+def _trace(run_dir: Path, hooks: dict[str, Hook] | None = None, *, raises: Any = None, **options: Any) -> list[str]:
+    recorder = Recorder()
+    options = {"train": batches(2), "val": batches(1), "test": batches(1), "max_epochs": 2, **options}
+    engine = make_engine(run_dir, {"recorder": recorder, **(hooks or {})}, **options)
+    if raises is None:
+        engine.train()
+    else:
+        with pytest.raises(raises):
+            engine.train()
+    return recorder.trace
+
+
+def test_two_epochs_with_validation_test_checkpoints_and_records(tmp_path: Path) -> None:
+    assert _trace(tmp_path, {"logger": LoggerHook(interval=2), "checkpoint": CheckpointHook()}) == TWO_EPOCHS
+
+
+def test_the_golden_trace_is_in_the_order_of_the_list_of_mount_points(tmp_path: Path) -> None:
+    firsts = list(dict.fromkeys(entry.split()[0] for entry in TWO_EPOCHS))
+    assert firsts == [point for point in MOUNT_POINTS if point not in ("after_load_checkpoint", "on_exception")]
+
+
+def test_the_arguments_of_every_mount_point(tmp_path: Path) -> None:
+    recorder = Recorder()
+    train, val = batches(1, seed=1), batches(1, seed=2)
+    hooks: dict[str, Hook] = {"recorder": recorder, "checkpoint": CheckpointHook(), "logger": LoggerHook(interval=1)}
+    engine = make_engine(tmp_path, hooks, train=train, val=val, test=val)
+    engine.train()
+    arguments = dict(reversed(recorder.arguments))
+    assert [point for point, given in arguments.items() if not given] == [
+        point for point in arguments if point.split("_", 1)[1] in ("run", "train", "val", "test", "train_epoch")
+        or point in ("before_val_epoch", "before_test_epoch")
+    ]  # fmt: skip
+    for point in ("before_train_iter", "after_backward", "before_optimizer_step", "after_train_iter"):
+        assert arguments[point][:2] == (0, train[0])
+    for point in ("before_val_iter", "after_val_iter", "before_test_iter", "after_test_iter"):
+        assert arguments[point][:2] == (0, val[0])
+    for point in ("after_backward", "before_optimizer_step", "after_train_iter", "after_val_iter", "after_test_iter"):
+        outputs = arguments[point][2]
+        assert outputs["loss"].ndim == 0
+        assert not outputs["loss"].requires_grad
+    assert arguments["after_val_epoch"] == (engine.metrics,)
+    assert arguments["after_test_epoch"] == (engine.test_metrics,)
+    assert arguments["before_save_checkpoint"][0]["progress"]["iteration"] == 1
+    assert arguments["on_log"][0]["mode"] == "train"
+
+
+def test_max_iters_cuts_the_last_epoch(tmp_path: Path) -> None:
+    assert _trace(tmp_path, max_iters=3, max_epochs=99) == [
+        "before_run", "before_train",
+        *EPOCH, *VAL,
+        "before_train_epoch", *_iteration(0),  # cut: no after_train_epoch
+        *VAL,
+        "after_train", *TEST, "after_run",
+    ]  # fmt: skip
+
+
+def test_max_iters_goes_over_the_data_again(tmp_path: Path) -> None:
+    trace = _trace(tmp_path, max_iters=6, max_epochs=1, val=None, test=None)
+    assert trace == ["before_run", "before_train", *EPOCH, *EPOCH, *EPOCH, "after_train", "after_run"]
+
+
+def test_validation_by_iteration(tmp_path: Path) -> None:
+    trace = _trace(tmp_path, train=batches(5), max_epochs=1, val_by_epoch=False, val_interval=2)
+    assert trace == [
+        "before_run", "before_train", "before_train_epoch",
+        *_iteration(0), *_iteration(1), *VAL,
+        *_iteration(2), *_iteration(3), *VAL,
+        *_iteration(4), "after_train_epoch", *VAL,  # the end
+        "after_train", *TEST, "after_run",
+    ]  # fmt: skip
+
+
+def test_validation_by_iteration_at_an_epochs_end_comes_after_the_epoch(tmp_path: Path) -> None:
+    trace = _trace(tmp_path, train=batches(2), max_epochs=2, val_by_epoch=False, val_interval=2, test=None)
+    assert trace == ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "after_run"]
+
+
+def test_accumulation_steps_at_each_windows_end(tmp_path: Path) -> None:
+    trace = _trace(tmp_path, train=batches(3), max_epochs=1, accumulate=2, val=None, test=None)
+    assert trace == [
+        "before_run", "before_train", "before_train_epoch",
+        *_iteration(0, steps=False), *_iteration(1), *_iteration(2),
+        "after_train_epoch", "after_train", "after_run",
+    ]  # fmt: skip
+
+
+# Errors. -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "until"),
+    [
+        ("before_run", ["before_run", "on_exception", "after_run"]),
+        (
+            "before_train_iter",
+            ["before_run", "before_train", "before_train_epoch", "before_train_iter 0", *ERROR],
+        ),
+        (
+            "after_val_iter",
+            ["before_run", "before_train", *EPOCH, *VAL[:4], *ERROR],
+        ),
+        (
+            "after_train",
+            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "on_exception", "after_run"],
+        ),
+        (
+            "before_test_iter",
+            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST[:3], *UNTRAINED],
+        ),
+        (
+            "after_run",
+            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST, *END],
+        ),
+    ],
+)
+def test_an_exception_in_a_phase(tmp_path: Path, point: str, until: list[str]) -> None:
+    assert _trace(tmp_path, {"failing": failing(point)}, raises=RuntimeError) == until
+
+
+def test_an_exception_of_the_task_in_validation(tmp_path: Path) -> None:
+    misshapen = [(batches(1)[0][0][:, :2], batches(1)[0][1])]
+    assert _trace(tmp_path, val=misshapen, raises=RuntimeError) == [
+        "before_run", "before_train", *EPOCH,
+        "before_val", "before_val_epoch", "before_val_iter 0",
+        "on_exception", "after_train", "after_run",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_asked_for_at_an_epochs_last_batch_is_written_when_the_epoch_is_done(tmp_path: Path) -> None:
+    asking = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=2)
+    trace = _trace(tmp_path, {"asking": asking}, max_epochs=1, test=None)
+    assert trace == [
+        "before_run", "before_train", *EPOCH, "before_save_checkpoint", *VAL, "after_train", "after_run",
+    ]  # fmt: skip
+
+
+# Stopping and resuming. ----------------------------------------------------------------------------------------------
+
+
+def test_a_stop_inside_an_epoch_ends_with_validation_and_test(tmp_path: Path) -> None:
+    stop = at("after_train_iter", lambda engine: engine.request_stop("enough"))
+    assert _trace(tmp_path, {"stop": stop}) == [
+        "before_run", "before_train", "before_train_epoch", *_iteration(0), *VAL, "after_train", *TEST, "after_run",
+    ]  # fmt: skip
+
+
+def test_resumed_at_an_epochs_end_the_validation_is_made_up_first(tmp_path: Path) -> None:
+    _trace(tmp_path, {"checkpoint": CheckpointHook()})
+    trace = _trace(tmp_path, resume=tmp_path / "checkpoints" / "epoch_1.pth", resume_strict=False)
+    assert trace == [
+        "before_run", "after_load_checkpoint", "before_train", *VAL, *EPOCH, *VAL, "after_train", *TEST, "after_run",
+    ]  # fmt: skip
+
+
+def test_resumed_behind_its_validation_none_is_made_up(tmp_path: Path) -> None:
+    _trace(tmp_path, {"asking": at("after_val", lambda engine: engine.request_checkpoint("validated"))})
+    trace = _trace(tmp_path, resume=tmp_path / "checkpoints" / "validated.pth")
+    assert trace[:4] == ["before_run", "after_load_checkpoint", "before_train", "before_train_epoch"]
+
+
+def test_resumed_at_the_end_of_training_only_what_was_due_is_done(tmp_path: Path) -> None:
+    _trace(tmp_path, {"checkpoint": CheckpointHook()})
+    trace = _trace(tmp_path, resume=tmp_path / "checkpoints" / "epoch_2.pth", resume_strict=False)
+    assert trace == ["before_run", "after_load_checkpoint", "before_train", *VAL, "after_train", *TEST, "after_run"]
+
+
+def test_resumed_inside_an_epoch_the_epoch_begins_again_behind_its_batches(tmp_path: Path) -> None:
+    asking = at("after_train_iter", lambda engine: engine.request_checkpoint("inside"), nth=3)
+    _trace(tmp_path, {"asking": asking})
+    flags: list[bool] = []
+
+    def look(engine: Engine) -> None:
+        flags.append(engine.resumed_in_epoch)
+
+    trace = _trace(
+        tmp_path, {"look": at("before_train_epoch", look, nth=0)},
+        resume=tmp_path / "checkpoints" / "inside.pth", max_epochs=3,
+    )  # fmt: skip
+    assert trace == [
+        "before_run", "after_load_checkpoint", "before_train",
+        "before_train_epoch", *_iteration(1), "after_train_epoch", *VAL,
+        *EPOCH, *VAL,
+        "after_train", *TEST, "after_run",
+    ]  # fmt: skip
+    assert flags == [True, False]
+
+
+def test_weights_alone_are_loaded_before_training(tmp_path: Path) -> None:
+    _trace(tmp_path, {"checkpoint": CheckpointHook()})
+    trace = _trace(tmp_path, load_from=tmp_path / "checkpoints" / "epoch_1.pth", val=None, test=None)
+    assert trace == [
+        "before_run", "after_load_checkpoint", "before_train", *EPOCH, *EPOCH, "after_train", "after_run",
+    ]  # fmt: skip
+
+
+def test_validation_and_test_on_their_own(tmp_path: Path) -> None:
+    for method, points in (("validate", VAL), ("test", TEST)):
+        recorder = Recorder()
+        engine = make_engine(tmp_path, {"recorder": recorder}, val=batches(1), test=batches(1))
+        getattr(engine, method)()
+        assert recorder.trace == ["before_run", *points, "after_run"]
+    assert not (tmp_path / "result.json").exists(), "neither is the run's result"

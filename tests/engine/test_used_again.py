@@ -1,0 +1,211 @@
+"""An engine used more than once, longer runs than the one they go on from, and requests at odd moments."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
+from hydraloop.optim.schedule import Schedule
+from hydraloop.tasks.task import Task
+from tests.helpers import at, batches, failing, make_engine, tiny_task
+
+
+def _scheduled(run_dir: Path, factory: partial[Any], *, save_optimizer: bool = True, **settings: Any) -> Engine:
+    task = tiny_task()
+    optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
+    return Engine(
+        task=task,
+        optimizer=optimizer,
+        loaders=Loaders(batches(5), batches(2)),
+        hooks={"param_scheduler": ParamSchedulerHook(), "checkpoint": CheckpointHook(save_optimizer=save_optimizer)},
+        schedules={"it": Schedule("it", factory, optimizer)},
+        settings=Settings(device="cpu", **settings),
+        run_dir=run_dir,
+    )
+
+
+def _lr(engine: Engine) -> float:
+    lr: float = engine.optimizer.param_groups[0]["lr"]
+    return lr
+
+
+def test_a_schedule_steps_once_after_a_validation_on_its_own(tmp_path: Path) -> None:
+    engine = _scheduled(tmp_path, partial(StepLR, step_size=5, gamma=0.5), max_epochs=2)
+    engine.validate()
+    engine.train()
+    assert _lr(engine) == 0.25
+
+
+def test_the_average_is_still_there_for_a_test_after_training(tmp_path: Path) -> None:
+    ema = EMAHook()
+    engine = make_engine(tmp_path, {"ema": ema}, test=batches(2, seed=5))
+    engine.train()
+    updates = ema.updates
+    assert engine.test() == engine.test() == engine.test_metrics
+    assert ema.updates == updates
+
+
+def test_a_test_after_training_has_the_trained_weights_not_those_loaded_at_first(tmp_path: Path) -> None:
+    make_engine(tmp_path, {"checkpoint": CheckpointHook()}).train()
+    file = tmp_path / "checkpoints" / "epoch_1.pth"
+    engine = make_engine(tmp_path, test=batches(2, seed=5), load_from=file, max_epochs=3, lr=0.1)
+    engine.train()
+    trained = engine.model.weight.clone()  # type: ignore[operator,union-attr]
+    assert engine.test() == engine.test_metrics
+    assert torch.equal(engine.model.weight, trained)  # type: ignore[arg-type]
+
+
+def test_a_second_use_forgets_the_error_of_the_first(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, {"failing": failing("before_train", nth=1)})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+    assert engine.train().status == "finished"
+    assert engine.error is None
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_second_use_forgets_gradients_that_made_no_step(tmp_path: Path, accumulate: int) -> None:
+    def spoil(engine: Engine) -> None:
+        for parameter in engine.model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan"))
+        raise RuntimeError("on purpose")
+
+    engine = make_engine(tmp_path, {"spoil": at("after_backward", spoil)}, max_epochs=2, accumulate=accumulate)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+    engine.train()
+    assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
+
+
+def test_a_second_use_forgets_that_the_first_was_stopped(tmp_path: Path) -> None:
+    stop = at("after_train_iter", lambda engine: engine.request_stop("told to"))
+    engine = make_engine(tmp_path, {"stop": stop}, max_epochs=3)
+    assert (engine.train().status, engine.progress.iteration) == ("stopped", 1)
+    result = engine.train()
+    assert (result.status, result.reason, engine.progress.iteration) == ("finished", None, 6)
+
+
+def test_a_longer_run_goes_on_along_its_own_schedule(tmp_path: Path) -> None:
+    (tmp_path / "long").mkdir()
+    _scheduled(tmp_path, partial(CosineAnnealingLR, T_max=10), max_epochs=2).train()
+    long = _scheduled(tmp_path / "long", partial(CosineAnnealingLR, T_max=20), max_epochs=4)
+    seen: list[float] = []
+    resumed = _scheduled(
+        tmp_path / "long",
+        partial(CosineAnnealingLR, T_max=20),
+        max_epochs=4,
+        resume=tmp_path / "checkpoints/epoch_2.pth",
+    )
+    resumed.hooks["seen"] = at("after_train_epoch", lambda engine: seen.append(_lr(engine)), nth=0)
+    resumed.stages = type(resumed.stages).of(resumed.hooks)
+    resumed.train()
+    long.train()
+    assert seen[0] == pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)
+    assert _lr(resumed) == pytest.approx(0, abs=1e-9)
+    assert _lr(long) == pytest.approx(0, abs=1e-9)
+
+
+def test_without_the_optimizers_state_the_lr_is_where_the_schedule_stands(tmp_path: Path) -> None:
+    factory = partial(CosineAnnealingLR, T_max=20)
+    _scheduled(tmp_path, factory, save_optimizer=False, max_epochs=3).train()
+    file = tmp_path / "checkpoints/epoch_3.pth"
+    seen: list[float] = []
+    engine = _scheduled(tmp_path, factory, max_epochs=4, resume=file, resume_strict=False)
+    engine.hooks["seen"] = at("before_train_epoch", lambda engine: seen.append(_lr(engine)))
+    engine.stages = type(engine.stages).of(engine.hooks)
+    engine.train()
+    assert seen == [pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)]
+
+
+def test_a_loader_longer_than_it_says_is_refused(tmp_path: Path) -> None:
+    class Long(list[Any]):
+        def __len__(self) -> int:
+            return super().__len__() - 1
+
+    with pytest.raises(UserError, match="yielded more") as caught:
+        make_engine(tmp_path, train=Long(batches(3))).train()
+    assert caught.value.key == "data.train"
+
+
+def test_a_checkpoint_asked_for_after_the_test_is_written(tmp_path: Path) -> None:
+    hook = at("after_test", lambda engine: engine.request_checkpoint("tested"))
+    make_engine(tmp_path, {"hook": hook}, test=batches(1)).train()
+    assert (tmp_path / "checkpoints" / "tested.pth").exists()
+
+
+def test_a_request_made_while_a_checkpoint_is_written_waits(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def again(engine: Engine) -> None:
+        asked.append(1)
+        assert len(asked) < 20, "it asks for ever"
+        engine.request_checkpoint(f"number_{len(asked)}")
+
+    hooks: dict[str, Hook] = {
+        "first": at("after_train_iter", lambda engine: engine.request_checkpoint("first")),
+        "again": at("before_save_checkpoint", lambda engine, *_: again(engine), nth=0),
+    }
+    make_engine(tmp_path, hooks).train()
+    assert len(asked) < 6
+
+
+def test_a_tag_with_a_path_in_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot have a path"):
+        make_engine(tmp_path).request_checkpoint("../elsewhere")
+
+
+def test_writing_follows_the_owners_on_error_and_counts_as_its_time(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    blocked = tmp_path / "checkpoints" / "epoch_1.pth"
+    blocked.mkdir()  # a file cannot be put in its place
+
+    class Forgiving(CheckpointHook):
+        on_error = "warn"
+
+    engine = make_engine(tmp_path, {"checkpoint": Forgiving()}, max_epochs=2)
+    assert engine.train().status == "finished"
+    assert (tmp_path / "checkpoints" / "epoch_2.pth").is_file()
+    assert engine.stages.seconds["checkpoint"][0] > 0
+
+
+def test_a_state_that_fails_follows_on_error(tmp_path: Path) -> None:
+    class Broken(Hook):
+        on_error = "warn"
+
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("no state")
+
+    engine = make_engine(tmp_path, {"broken": Broken(), "checkpoint": CheckpointHook()})
+    assert engine.train().status == "finished"
+    saved = torch.load(tmp_path / "checkpoints" / "epoch_1.pth", weights_only=True)
+    assert set(saved["hooks"]) == {"checkpoint"}
+
+
+def test_a_part_frozen_in_eval_mode_stays_so(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    modes: list[tuple[bool, bool]] = []
+    hooks: dict[str, Hook] = {
+        "freeze": at("before_train_epoch", lambda engine: model[0].eval(), nth=0),
+        "look": at("before_train_iter", lambda engine: modes.append((model[0].training, model[1].training)), nth=0),
+    }
+    make_engine(
+        tmp_path, hooks, task=Task(model, nn.MSELoss()), val=batches(1), val_by_epoch=False, val_interval=1
+    ).train()
+    assert set(modes) == {(False, True)}
+
+
+@pytest.mark.parametrize("what", ["validate", "test"])
+def test_evaluating_without_data_is_refused(tmp_path: Path, what: str) -> None:
+    with pytest.raises(UserError, match="there is no such data"):
+        getattr(make_engine(tmp_path), what)()

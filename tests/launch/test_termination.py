@@ -1,0 +1,284 @@
+"""A rank that is told to end ends, whatever it is in the middle of."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hydraloop.launch.termination import Ending
+
+BEGIN = """
+import ctypes, os, signal, sys, threading, time
+from hydraloop.launch.termination import Ending
+
+def last(number):
+    print("last", number, flush=True)
+
+ending = Ending(last=last, orphaned=lambda: print("orphaned", flush=True), grace=0.5).start()
+
+def ready():
+    print("ready", flush=True)
+"""
+STUCK = """
+mutex = ctypes.create_string_buffer(128)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+lock(mutex)
+ready()
+lock(mutex)  # as in a collective whose peer has gone: no signal brings it back
+"""
+
+
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program after `BEGIN`; what has not ended by the end of the test is killed."""
+    started = []
+
+    def go(program: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BEGIN + textwrap.dedent(program)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+            line += byte  # no more than the line: what a buffer has read already, `communicate` does not find
+        assert line == b"ready\n"
+        return process
+
+    yield go
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_stuck(pid: int) -> None:
+    """Until the main thread does nothing at all: after `ready` it is still Python's, and can be told, for a moment."""
+    status, before, until = Path(f"/proc/{pid}/task/{pid}/status"), "", time.monotonic() + 30
+    # The file counts the thread's context switches, too.
+    while (now := status.read_text(encoding="utf-8")) != before or "State:\tS" not in now:
+        assert time.monotonic() < until
+        before = now
+        time.sleep(0.05)
+
+
+def test_what_it_was_given_is_free_after_its_end() -> None:
+    """A sweep's process would keep the model of each job."""
+
+    class Model:
+        def called(self, number: int) -> None: ...
+
+    model = Model()
+    ending = Ending(model.called)
+    found = weakref.ref(model)
+    ending.start()
+    ending.stop()
+    del model, ending
+    gc.collect()
+    assert found() is None
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "Terminated('by SIGTERM')")]
+)
+def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: Start) -> None:
+    process = start(
+        """
+        try:
+            ready()
+            time.sleep(60)
+        except BaseException as error:
+            print(repr(error), ending.asked, flush=True)
+        ending.stop()
+        """
+    )
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert out == f"{raised} {int(number)}\n"
+    assert process.returncode == 0
+
+
+def test_a_rank_that_is_closing_is_not_interrupted_but_has_a_deadline(start: Start) -> None:
+    process = start(
+        """
+        ending.is_closing = lambda: True
+        ready()
+        while True:
+            time.sleep(0.01)
+        """
+    )
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert out == "last 15\n"
+    assert process.returncode == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a mutex")
+def test_a_rank_that_is_stuck_in_native_code_ends(start: Start) -> None:
+    process = start(STUCK)
+    wait_until_stuck(process.pid)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert out == "last 15\n"
+    assert process.returncode == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a mutex")
+def test_a_rank_ends_after_the_process_that_started_it() -> None:
+    program = BEGIN + STUCK
+    middle = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    process = subprocess.Popen([sys.executable, "-c", middle], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (rank,) = psutil.Process(process.pid).children()
+    wait_until_stuck(rank.pid)
+    process.kill()
+    process.wait()
+    assert process.stdout.read() == "orphaned\nlast 15\n"
+    process.stdout.close()
+    until = time.monotonic() + 30
+    while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_forked_process_has_its_own_signals(start: Start) -> None:
+    process = start(
+        """
+        ready()
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writes, b"ready")
+            time.sleep(60)
+        os.read(reads, 5)
+        os.kill(child, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ending.asked, flush=True)
+        ending.stop()
+        """
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == "-15 0\n"
+
+
+def test_a_process_of_the_user_s_outlives_its_parent() -> None:
+    program = BEGIN.replace("grace=0.5", "grace=0.5, launched=False") + "ready()\ntime.sleep(2)\nprint('alive')"
+    middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}])"
+    done = subprocess.run([sys.executable, "-c", middle], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ready\nalive\n"
+
+
+def test_a_process_of_the_user_s_leaves_ctrl_c_and_what_is_ignored_as_they_are(start: Start) -> None:
+    process = start(
+        """
+        ending.stop()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        ending = Ending(launched=False).start()
+        ready()
+        os.kill(os.getpid(), signal.SIGHUP)
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, ending.asked, flush=True)
+        ending.stop()
+        """
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == "True 0\n"
+
+
+def test_workers_that_end_by_the_same_signal_are_no_error(start: Start) -> None:
+    """torch raises in the main thread, from its handler of SIGCHLD, when a loader's worker was killed."""
+    process = start(
+        """
+        def raising(number, frame):
+            raise RuntimeError("a worker was killed")
+
+        signal.signal(signal.SIGCHLD, raising)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        try:
+            ready()
+            time.sleep(60)
+        except KeyboardInterrupt:
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+        ending.stop()
+        print(signal.getsignal(signal.SIGCHLD) is raising, flush=True)
+        """
+    )
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert out == "True\n"
+
+
+@pytest.mark.parametrize("begin", ["ending = Ending().start()", "body = terminable(); body.__enter__()"])
+def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
+    process = start(
+        f"""
+        from hydraloop.launch.termination import terminable
+
+        ending.stop()
+        os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the worker forgets
+        {begin}
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        ready()
+        print(os.waitpid(child, 0)[1], ending.asked, flush=True)
+        time.sleep(60)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{int(signal.SIGTERM)} 0\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) in (1, -signal.SIGTERM), "it gets its own signals as before"
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")])
+def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None:
+    process = start(
+        """
+        ending.stop()
+        from hydraloop.launch.termination import terminable
+
+        try:
+            with terminable():
+                child = os.fork()
+                if child == 0:
+                    os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+                assert os.waitpid(child, 0)[1] == 0, "it has its own signals"
+                ready()
+                time.sleep(60)
+        except KeyboardInterrupt as error:
+            print(error, signal.getsignal(signal.SIGTERM).name, flush=True)
+        """
+    )
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert out == f"{raised} SIG_DFL\n"
+
+
+def test_stopping_puts_everything_back(start: Start) -> None:
+    process = start(
+        """
+        ready()
+        ending.stop()
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGTERM).name,
+              threading.active_count(), signal.set_wakeup_fd(-1), flush=True)
+        """
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == "True SIG_DFL 1 -1\n"

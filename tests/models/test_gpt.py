@@ -1,0 +1,315 @@
+"""The GPT: causal, tied, started as GPT-2 is, counted right, and the same in whatever way it is run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.models import GPT
+from hydraloop.models.gpt import Block
+from hydraloop.schemas.distributed import FSDPConf
+from tests.ranks import on_ranks
+
+
+def tiny(**changed: float) -> GPT:
+    torch.manual_seed(0)
+    return GPT(**{"vocab_size": 17, "context": 12, "layers": 2, "width": 16, "heads": 4, **changed})  # type: ignore[arg-type]
+
+
+def tokens(samples: int = 3, length: int = 12, vocab_size: int = 17, seed: int = 0) -> Tensor:
+    return torch.randint(vocab_size, (samples, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("samples", "length"), [(3, 12), (1, 1), (2, 5)])
+def test_shapes(samples: int, length: int) -> None:
+    assert tiny()(tokens(samples, length)).shape == (samples, length, 17)
+
+
+def test_the_default_size_is_the_documented_one() -> None:
+    assert sum(parameter.numel() for parameter in GPT().parameters()) == 836_736
+
+
+def test_a_position_sees_itself_and_those_before_it_only() -> None:
+    model = tiny().eval()
+    given = tokens()
+    before = model(given)
+    changed = given.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 17
+    after = model(changed)
+    torch.testing.assert_close(after[:, :7], before[:, :7])
+    assert all((after[:, position] - before[:, position]).abs().max() > 1e-6 for position in range(7, 12))
+
+
+def test_against_attention_and_norms_written_out() -> None:
+    """The whole forward pass with matrix products alone."""
+    model = tiny().eval()
+    with torch.no_grad():  # at the initial values a mistake in the blocks hardly shows
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
+    given = tokens()
+
+    def norm(features: Tensor, layer: nn.LayerNorm) -> Tensor:
+        centred = features - features.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + layer.eps).sqrt() * layer.weight
+
+    features = model.token_embedding.weight[given] + model.position_embedding.weight
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        parts = (norm(features, block.attention_norm) @ block.attention.query_key_value.weight.T).split(16, dim=-1)
+        query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in parts)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(4)
+        later = torch.ones(12, 12, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ value
+        features = features + mixed.transpose(1, 2).flatten(2) @ block.attention.project.weight.T
+        hidden = norm(features, block.mlp_norm) @ block.expand.weight.T
+        features = features + functional.gelu(hidden) @ block.contract.weight.T
+    expected = norm(features, model.norm) @ model.token_embedding.weight.T
+    torch.testing.assert_close(model(given), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_embedding_is_the_output_layer_under_one_name() -> None:
+    model = tiny()
+    assert [name for name in model.state_dict() if "embedding" in name or "head" in name] == [
+        "token_embedding.weight",
+        "position_embedding.weight",
+    ]
+    assert {parameter.shape for parameter in model.parameters()} >= {torch.Size([17, 16])}
+    assert sum(parameter.shape == (17, 16) for parameter in model.parameters()) == 1
+    # A token that does not occur still learns, as an output.
+    model(torch.zeros(1, 4, dtype=torch.int64)).square().sum().backward()
+    gradient = model.token_embedding.weight.grad
+    assert gradient is not None
+    assert gradient[5].any()
+
+
+def test_every_parameter_has_a_gradient() -> None:
+    model = tiny()
+    functional.cross_entropy(model(tokens()).flatten(0, 1), tokens(seed=1).flatten()).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_initial_weights_are_gpt_2s() -> None:
+    torch.manual_seed(0)
+    model = GPT(layers=8)
+    assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        for inner in (block.attention.query_key_value, block.expand):
+            assert inner.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        for residual in (block.attention.project, block.contract):
+            assert residual.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    loss = functional.cross_entropy(model(tokens(4, 64, 256)).flatten(0, 1), tokens(4, 64, 256, seed=1).flatten())
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1), "no token is preferred at the start"
+
+
+def test_dropout_is_for_training_only() -> None:
+    model, given = tiny(dropout=0.5), tokens()
+    assert not torch.equal(model(given), model(given))
+    model.eval()
+    assert torch.equal(model(given), model(given))
+
+
+def test_dropout_reaches_the_attention_weights() -> None:
+    attention = tiny(dropout=0.5).blocks[0].attention  # type: ignore[union-attr]
+    features = torch.randn(1, 6, 16)
+    assert not torch.equal(attention(features), attention(features))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"layers": 3, "width": 24, "heads": 2, "vocab_size": 50}, {"context": 40}, {"layers": 1, "heads": 1}]
+)
+def test_flops_are_those_that_torch_counts(sizes: dict[str, int]) -> None:
+    model = tiny(**sizes)
+    given = tokens(2, model.context)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):  # as plain products, since not every fused kernel is counted
+        model(given)
+    forward = counter.get_total_flops()
+    assert model.flops(given.shape) == 3 * forward
+
+
+def test_flops_by_hand() -> None:
+    # A token: 6 for each of the 12 * 16^2 * 2 + 16 * 17 weights, and 12 L T d.
+    assert tiny().flops((3, 12)) == 36 * (6 * (12 * 256 * 2 + 272) + 12 * 2 * 12 * 16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "key"),
+    [({"layers": 0}, "layers"), ({"vocab_size": 0}, "vocab_size"), ({"width": 18}, "width"), ({"heads": -1}, "heads")],
+)
+def test_sizes_that_make_no_model(sizes: dict[str, int], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny(**sizes)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("width", "heads"), [(18, 4), (3, 4), (20, 7)])
+def test_the_remedy_for_a_width_works(width: int, heads: int) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny(width=width, heads=heads)
+    proposed = int("".join(filter(str.isdigit, caught.value.remedy or "")))
+    assert tiny(width=proposed, heads=heads)(tokens()).shape == (3, 12, 17)
+
+
+def test_a_sequence_that_is_too_long_is_refused() -> None:
+    with pytest.raises(UserError, match="13 tokens") as caught:
+        tiny()(tokens(1, 13))
+    assert caught.value.key == "task.model.context"
+
+
+# Sampling. -----------------------------------------------------------------------------------------------------------
+
+
+def test_generated_tokens_go_on_from_the_given_ones_past_the_context() -> None:
+    model, given = tiny(), tokens(2, 3)
+    written = model.generate(given, 20, generator=torch.Generator().manual_seed(0))
+    assert written.shape == (2, 23)
+    assert written.dtype == torch.int64
+    assert torch.equal(written[:, :3], given)
+    assert 0 <= written.min() <= written.max() < 17
+
+
+def test_temperature_zero_takes_the_most_likely_token() -> None:
+    model = tiny().eval()
+    written = model.generate(tokens(2, 4), 6, temperature=0.0)
+    for position in range(4, 10):
+        assert torch.equal(written[:, position], model(written[:, :position])[:, -1].argmax(1))
+    assert torch.equal(model.generate(tokens(2, 4), 6, top_k=1), written)
+
+
+def test_draws_follow_the_probabilities_temperature_and_top_k() -> None:
+    model = tiny().eval()
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(20)  # so that the tokens differ in probability
+    given = tokens(1, 2)
+    logits = model(given)[0, -1]
+    many = given.expand(20_000, 2)
+    for temperature, top_k in ((1.0, None), (2.0, None), (1.0, 3)):
+        kept = logits if top_k is None else logits.where(logits >= logits.topk(top_k).values[-1], -math.inf)
+        expected = (kept / temperature).softmax(0)
+        drawn = model.generate(many, 1, temperature, top_k, torch.Generator().manual_seed(0))[:, -1]
+        shares = torch.bincount(drawn, minlength=17) / len(drawn)
+        torch.testing.assert_close(shares, expected, atol=0.02, rtol=0.0)
+
+
+def test_the_same_generator_gives_the_same_text_and_the_global_one_is_left_alone() -> None:
+    model = tiny(dropout=0.5)
+    state = torch.get_rng_state()
+    first, second = (model.generate(tokens(1, 2), 10, generator=torch.Generator().manual_seed(seed)) for seed in (7, 7))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_generating_leaves_modes_and_gradients_as_they_were() -> None:
+    model = tiny()
+    model.blocks[0].eval()
+    model.generate(tokens(1, 2), 2)
+    assert model.training
+    assert not model.blocks[0].training
+    assert model.blocks[1].training
+    assert model(tokens()).requires_grad
+
+
+# Ways to run it. -----------------------------------------------------------------------------------------------------
+
+
+def loss_and_gradients(model: GPT) -> tuple[Tensor, list[Tensor]]:
+    model.zero_grad()
+    loss = functional.cross_entropy(model(tokens()).flatten(0, 1).float(), tokens(seed=1).flatten())
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_bf16_autocast_is_close_to_fp32_and_keeps_fp32_weights() -> None:
+    model = tiny()
+    loss, gradients = loss_and_gradients(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(tokens()).dtype == torch.bfloat16
+        low, low_gradients = loss_and_gradients(model)
+    assert low.item() == pytest.approx(loss.item(), rel=0.01)
+    for one, other in zip(gradients, low_gradients, strict=True):
+        assert other.dtype == torch.float32
+        assert functional.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.99
+
+
+def test_checkpointed_blocks_have_the_same_gradients() -> None:
+    model = tiny()
+    loss, gradients = loss_and_gradients(model)
+    for block in model.blocks:
+        plain = block.forward
+        block.forward = lambda features, plain=plain: checkpoint(plain, features, use_reentrant=False)
+    again, again_gradients = loss_and_gradients(model)
+    assert torch.equal(again, loss)
+    for one, other in zip(gradients, again_gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_it_is_one_graph_for_the_compiler() -> None:
+    model = tiny(dropout=0.1)
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(len(inputs))
+        return graph
+
+    expected = model.eval()(tokens())
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(tokens()), expected)
+    assert len(graphs) == 1
+    torch._dynamo.reset()
+
+
+def losses_on_a_rank(distributed: Distributed) -> list[float]:
+    """Three steps on this rank's half of the samples: the loss of all before each step, and what it then writes."""
+    model = tiny()
+    distributed.prepare(model)
+    assert all(isinstance(block, FSDPModule) for block in model.blocks) == distributed.sharded
+    trained = DistributedDataParallel(model) if distributed.world_size > 1 and not distributed.sharded else model
+    optimizer = torch.optim.SGD(trained.parameters(), lr=1.0)
+    given, targets = (part.chunk(distributed.world_size)[distributed.rank] for part in (tokens(4), tokens(4, seed=1)))
+    losses: list[float] = []
+    for _ in range(3):
+        loss = functional.cross_entropy(trained(given).flatten(0, 1), targets.flatten())
+        losses.append(distributed.sum(loss.detach()).item() / distributed.world_size)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [*losses, *map(float, model.generate(tokens(1, 2), 5, temperature=0.0)[0].tolist())]
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "ddp"}, {"strategy": "fsdp2", "fsdp": FSDPConf(wrap=["Block"])}], ids=["ddp", "fsdp2"]
+)
+def test_ranks_train_the_tied_weights_as_one_process_does(options: dict[str, Any]) -> None:
+    alone = losses_on_a_rank(Distributed())
+    for rank in on_ranks(2, losses_on_a_rank, **options):
+        assert rank == pytest.approx(alone, abs=1e-5)
+    assert alone[2] < alone[0] - 0.05
+
+
+def test_it_learns_a_pattern() -> None:
+    """Copying what was six tokens ago takes attention: each token alone says nothing."""
+    model = tiny(layers=2, width=32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.zeros(())
+    for _ in range(150):
+        half = torch.randint(17, (32, 6), generator=generator)
+        given = torch.cat([half, half], dim=1)
+        loss = functional.cross_entropy(model(given)[:, 5:-1].flatten(0, 1), given[:, 6:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.5 < math.log(17)

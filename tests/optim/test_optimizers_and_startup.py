@@ -1,0 +1,117 @@
+"""Fused steps where they work, and a start without torch._dynamo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.optim import resolve_fused
+from tests.ranks import on_ranks
+
+FLOATS = [torch.zeros(2), torch.zeros(3)]
+
+
+@pytest.mark.parametrize("given", [True, False, None])
+def test_what_the_user_says_about_fused_stands(given: bool | None) -> None:
+    assert resolve_fused(given, FLOATS) is given
+
+
+def test_auto_is_fused_where_it_works() -> None:
+    assert resolve_fused("auto", FLOATS) is True
+    assert resolve_fused("auto", [*FLOATS, torch.zeros(2, dtype=torch.complex64)]) is None
+    assert resolve_fused("auto", [torch.zeros(2, device="meta")]) is None
+
+
+def test_an_unknown_word_names_the_key() -> None:
+    with pytest.raises(UserError) as caught:
+        resolve_fused("yes", FLOATS)
+    assert caught.value.key == "optimizer.fused"
+
+
+_SETUP = """
+import sys, torch
+from hydraloop.optim.startup import avoid_dynamo_import
+"""
+_TRAIN = """
+def train(target, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = target(model.parameters(), lr=0.1, **options)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    assert torch.is_grad_enabled()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+def train_all():
+    return [train(torch.optim.AdamW, fused=True), train(torch.optim.AdamW), train(torch.optim.SGD, momentum=0.9),
+            train(torch.optim.RMSprop)]
+"""
+
+
+def run(code: str) -> None:
+    subprocess.run([sys.executable, "-c", _SETUP + _TRAIN + code], check=True)
+
+
+def test_training_does_not_import_dynamo() -> None:
+    run("avoid_dynamo_import(); avoid_dynamo_import(); train_all(); assert 'torch._dynamo' not in sys.modules")
+
+
+def test_without_it_torch_imports_dynamo() -> None:
+    # If this fails, torch no longer does, and startup.py can go.
+    run("train_all(); assert 'torch._dynamo' in sys.modules")
+
+
+def test_steps_are_torchs_own_before_and_after_dynamo_is_there() -> None:
+    run(
+        "avoid_dynamo_import()\n"
+        "without = train_all()\n"
+        "import torch._dynamo\n"
+        "after = train_all()\n"
+        "assert all(torch.equal(a, b) for a, b in zip(without, after, strict=True))\n"
+        # Now torch's own objects are in place: the compiler would be told to keep out.
+        "kept = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable\n"
+        "assert kept.__module__ != 'hydraloop.optim.startup', kept\n"
+    )
+
+
+def test_nothing_is_changed_once_dynamo_is_there() -> None:
+    run(
+        "import torch._dynamo\n"
+        "before = [vars(torch.optim.Adam)['step'], dict(vars(torch.optim.Optimizer.zero_grad.__wrapped__))]\n"
+        "avoid_dynamo_import()\n"
+        "assert before == [vars(torch.optim.Adam)['step'], dict(vars(torch.optim.Optimizer.zero_grad.__wrapped__))]\n"
+    )
+
+
+def test_another_torch_is_left_alone() -> None:
+    run(
+        "def zero_grad(self): pass\n"
+        "torch.optim.Optimizer.zero_grad = zero_grad\n"
+        "del torch.optim.Optimizer.state_dict\n"
+        "torch.optim.SGD.step = lambda self: None\n"
+        "step = torch.optim.SGD.step\n"
+        "avoid_dynamo_import()\n"
+        "assert torch.optim.SGD.step is step and torch.optim.Optimizer.zero_grad is zero_grad and not vars(zero_grad)\n"
+    )
+
+
+def resolve_on_shards(distributed: Distributed) -> list[bool | None]:
+    """What `auto` is for two optimizers of a model in shards."""
+    distributed.prepare(model := torch.nn.Linear(3, 1))
+    return [resolve_fused("auto", model.parameters(), optimizer=name) for name in ("AdamW", "SGD")]
+
+
+def test_on_shards_only_some_optimizers_are_fused() -> None:
+    # The fused kernel of SGD has no rule for them; the day it has, _FUSED_ON_SHARDS can go.
+    assert on_ranks(2, resolve_on_shards, strategy="fsdp2") == [[True, None]] * 2

@@ -1,0 +1,190 @@
+"""Schedules of other keys of the parameter groups than the lr, with any scheduler."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LinearLR,
+    OneCycleLR,
+    StepLR,
+)
+
+from hydraloop.errors import UserError
+from hydraloop.optim import Schedule
+from hydraloop.schemas.scheduler import OPTIONS
+from tests.optim.scheduled import LRS, STEPS, of, option, resumed, run, two_groups, values
+
+DOWN = partial(ExponentialLR, gamma=0.5)
+
+
+def test_the_momentum_option_warms_sgds_momentum_up() -> None:
+    # torch's LinearLR, closed form, from 0.85 of the optimizer's 0.9 to all of it.
+    optimizer = two_groups(SGD)
+    seen = run(optimizer, [option("momentum", optimizer, end=20)], key="momentum")
+    assert seen == [pytest.approx([0.9 * (0.85 + 0.15 * min(n, 20) / 20)] * 2) for n in range(STEPS + 1)]
+    assert values(optimizer) == list(LRS)
+
+
+def test_the_momentum_option_warms_adams_first_beta_up() -> None:
+    optimizer = two_groups(AdamW)
+    seen = run(optimizer, [option("momentum", optimizer, end=20)], key="betas")
+    for n, betas in enumerate(seen):
+        assert betas == [(pytest.approx(0.9 * (0.85 + 0.15 * min(n, 20) / 20)), 0.999)] * 2
+    assert values(optimizer) == list(LRS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "key", "expected"),
+    [
+        (SGD, "momentum", "momentum", [0.45, 0.45]),
+        (SGD, "weight_decay", "weight_decay", [0.05, 0.25]),
+        (AdamW, "weight_decay", "weight_decay", [0.05, 0.25]),
+        (AdamW, "momentum", "betas", [(0.45, 0.999)] * 2),
+        (AdamW, "betas.0", "betas", [(0.45, 0.999)] * 2),
+        (AdamW, "betas.1", "betas", [(0.9, 0.4995)] * 2),
+        (AdamW, "betas", "betas", [(0.45, 0.4995)] * 2),
+        (AdamW, "eps", "eps", [5e-9] * 2),
+    ],
+)
+def test_a_schedule_changes_the_key_it_names_and_no_other(
+    kind: type[Optimizer], param: str, key: str, expected: list[Any]
+) -> None:
+    optimizer = two_groups(kind)
+    before = [dict(group) for group in optimizer.param_groups]
+    run(optimizer, [of("it", DOWN, optimizer, param=param)], 1)
+    assert values(optimizer, key) == expected
+    for group, old in zip(optimizer.param_groups, before, strict=True):
+        assert {name: group[name] for name in old if name != key} == {n: v for n, v in old.items() if n != key}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_every_option_can_change_every_key(name: str) -> None:
+    """The same course as the lr takes, for a key with the lr's values."""
+    one, other = two_groups(), two_groups()
+    for group in other.param_groups:
+        group["weight_decay"] = group["lr"]
+    cycles = {"cycle_momentum": False} if name == "onecycle" else {}
+    expected = run(one, [option(name, one, param="lr", **cycles)])
+    assert run(other, [option(name, other, param="weight_decay", **cycles)], key="weight_decay") == expected
+    assert values(other) == list(LRS)
+
+
+@pytest.mark.parametrize(
+    "factory", [partial(OneCycleLR, max_lr=0.3, total_steps=None), partial(CyclicLR, base_lr=0.1, max_lr=0.3)]
+)
+def test_a_cycle_of_another_key_leaves_the_momentum_alone(factory: Any) -> None:
+    optimizer = two_groups()
+    run(optimizer, [of("cycle", factory, optimizer, param="weight_decay")], 30)
+    assert values(optimizer, "momentum") == [0.9, 0.9]
+
+
+@pytest.mark.parametrize("param", ["lr", "weight_decay", "betas.1"])
+def test_several_schedules_of_one_key_multiply(param: str) -> None:
+    optimizer = two_groups(AdamW)
+    key = param.partition(".")[0]
+    first = values(optimizer, key)[0]
+    base = first[1] if isinstance(first, tuple) else first
+    schedules = [
+        of("steps", partial(StepLR, step_size=4, gamma=0.5), optimizer, param=param),
+        of("cosine", partial(CosineAnnealingLR), optimizer, param=param),
+    ]
+    for n, found in enumerate(run(optimizer, schedules, key=key)):
+        value = found[0][1] if isinstance(found[0], tuple) else found[0]
+        assert value == pytest.approx(base * 0.5 ** (n // 4) * (1 + math.cos(math.pi * n / STEPS)) / 2, abs=1e-12)
+
+
+def test_a_schedule_that_begins_later_finds_what_there_is_by_then() -> None:
+    optimizer = two_groups()
+    before = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    schedule = of("late", DOWN, optimizer, param="momentum", begin=3, end=5)
+    assert {name: value for name, value in optimizer.param_groups[0].items() if name != "params"} == before
+    optimizer.param_groups[0]["momentum"] = 0.8
+    seen = [found[0] for found in run(optimizer, [schedule], 8, key="momentum")]
+    assert seen == [0.8] * 4 + [0.4] + [0.2] * 4
+
+
+@pytest.mark.parametrize("cut", [0, 3, 8])
+def test_a_later_one_starts_from_the_optimizers_own_value_as_it_does_with_the_lr(cut: int) -> None:
+    """Restarts go back to what the optimizer began with, not to what another schedule had made of it; resumed, too."""
+
+    def make(optimizer: Optimizer, param: str) -> list[Schedule]:
+        restarts = partial(CosineAnnealingWarmRestarts, T_0=4)
+        half = partial(LinearLR, start_factor=1.0, end_factor=0.5, total_iters=5)
+        return [
+            of("half", half, optimizer, end=5, param=param),
+            of("again", restarts, optimizer, begin=5, param=param),
+        ]
+
+    seen = {}
+    for param in ("lr", "weight_decay"):
+        optimizer = two_groups()
+        for group in optimizer.param_groups:
+            group["weight_decay"] = group["lr"]
+        schedules = make(optimizer, param)
+        seen[param] = run(optimizer, schedules, cut, key=param)[:-1]
+        optimizer, schedules = resumed(optimizer, schedules, partial(make, param=param))
+        seen[param] += run(optimizer, schedules, 20, first=cut + 1, key=param)
+    assert seen["weight_decay"] == seen["lr"]
+    assert seen["lr"][9][0] == LRS[0]
+
+
+def test_a_value_that_is_a_tensor_stays_the_same_tensor() -> None:
+    optimizer = two_groups()
+    held = torch.tensor(0.5)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = held.clone()
+    optimizer.param_groups[0]["weight_decay"] = held
+    schedule = of("it", DOWN, optimizer, param="weight_decay")
+    schedule.step(1)
+    assert optimizer.param_groups[0]["weight_decay"] is held
+    assert held.item() == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "remedy"),
+    [
+        (SGD, "momntum", "Did you mean momentum?"),
+        (SGD, "betas", "There are dampening, lr, momentum, weight_decay."),
+        (AdamW, "betas.2", "betas, betas.0, betas.1, eps, lr, momentum, weight_decay"),
+        (SGD, "nesterov", "dampening"),
+        (SGD, "params", "dampening"),
+        (SGD, "initial_lr", "dampening"),
+    ],
+)
+def test_a_key_that_is_not_there_lists_those_that_are(kind: type[Optimizer], param: str, remedy: str) -> None:
+    optimizer = two_groups(kind)
+    of("first", DOWN, optimizer)
+    with pytest.raises(UserError) as caught:
+        of("mine", DOWN, optimizer, param=param)
+    assert caught.value.key == "scheduler.mine.param"
+    assert remedy in str(caught.value)
+
+
+def test_momentum_of_an_optimizer_with_its_own() -> None:
+    optimizer = RMSprop([torch.nn.Parameter(torch.zeros(1))], momentum=0.8)
+    Schedule("it", DOWN, optimizer, param="momentum").step(1)
+    assert optimizer.param_groups[0]["momentum"] == 0.4
+
+
+def test_without_the_optimizers_state_the_values_are_taken_over() -> None:
+    optimizer = two_groups(AdamW)
+    schedules = [of("a", DOWN, optimizer), of("b", DOWN, optimizer, param="betas.0")]
+    run(optimizer, schedules, 3)
+    fresh = two_groups(AdamW)
+    made = [of("a", DOWN, fresh), of("b", DOWN, fresh, param="betas.0")]
+    for schedule, old in zip(made, schedules, strict=True):
+        schedule.take_over_values(old.state_dict())
+        schedule.load_state_dict(old.state_dict())
+    for key in ("lr", "betas"):
+        assert values(fresh, key) == values(optimizer, key)
+    assert run(fresh, made, 6, first=4, key="betas") == run(optimizer, schedules, 6, first=4, key="betas")

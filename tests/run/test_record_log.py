@@ -1,0 +1,126 @@
+"""The record log: whole lines, the time, what JSON does not have; and what a reader makes of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run.record_log import Position, Reader, RecordLog, as_json, count, cut_torn_line, read_all
+
+
+def _log(path: Path, *lines: str) -> Path:
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def test_a_line_has_its_time_and_is_there_at_once(tmp_path: Path) -> None:
+    log, before = RecordLog(tmp_path / "m.jsonl"), time.time()
+    log.append({"mode": "train", "epoch": 1, "iteration": 10, "loss": 0.5, "note": "x"})
+    written = json.loads((tmp_path / "m.jsonl").read_text())
+    log.close()
+    assert list(written) == ["mode", "epoch", "iteration", "loss", "note", "timestamp"]
+    assert before - 1 <= written["timestamp"] <= time.time() + 1
+    (record,) = read_all(tmp_path / "m.jsonl")
+    assert (record.index, record.mode, record.epoch, record.iteration) == (0, "train", 1, 10)
+    assert record.metrics == {"train/loss": 0.5}
+    assert record.texts == {"note": "x"}
+    assert record.timestamp == written["timestamp"]
+
+
+def test_nan_and_infinity_come_back(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path / "m.jsonl")
+    log.append({"mode": "val", "epoch": 1, "iteration": 10, "a": math.nan, "b": -math.inf, "c": None, "d": 1})
+    log.close()
+    (record,) = read_all(tmp_path / "m.jsonl")
+    assert math.isnan(record.values.pop("a"))
+    assert record.values == {"b": -math.inf, "d": 1.0}
+
+
+def test_what_is_no_plain_value_is_refused() -> None:
+    with pytest.raises(TypeError, match="list as its 'x'"):
+        as_json({"x": [1]})
+
+
+def test_a_reader_takes_whole_lines_only_and_goes_on_where_it_was_moved(tmp_path: Path) -> None:
+    lines = [json.dumps({"mode": "train", "epoch": 1, "iteration": n}) + "\n" for n in range(5)]
+    path = _log(tmp_path / "m.jsonl", *lines, '{"mode": "tr')
+    reader = Reader(path, Position())
+    first, after = reader.read(2)
+    assert [record.iteration for record in first] == [0, 1]
+    assert reader.read(2)[0] == first, "it stays until it is moved"
+    reader.move(after)
+    rest, after = reader.read(100)
+    assert [record.index for record in rest] == [2, 3, 4]
+    reader.move(after)
+    assert reader.read(100) == ([], after)
+    assert Reader(path, reader.find(3)).read(100)[0] == rest[1:]
+    assert count(path) == 5
+
+
+def test_a_log_that_is_not_there_yet_has_no_records(tmp_path: Path) -> None:
+    assert Reader(tmp_path / "m.jsonl", Position()).read(10)[0] == []
+    assert count(tmp_path / "m.jsonl") == 0
+
+
+@pytest.mark.parametrize("torn", ["", "{", "x" * 200_000])
+def test_a_torn_line_is_cut_off(tmp_path: Path, torn: str) -> None:
+    path = _log(tmp_path / "m.jsonl", '{"a": 1}\n', torn)
+    cut_torn_line(path)
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_a_log_of_one_torn_line_is_empty(tmp_path: Path) -> None:
+    path = _log(tmp_path / "m.jsonl", "x" * 200_000)
+    cut_torn_line(path)
+    assert path.read_bytes() == b""
+
+
+def test_a_record_that_does_not_say_where_it_belongs_follows_the_one_before(tmp_path: Path) -> None:
+    path = _log(tmp_path / "m.jsonl", '{"mode": "val", "epoch": 2, "iteration": 7}\n', '{"x": 1}\n', "no json\n")
+    assert [(record.iteration, record.values) for record in read_all(path)] == [(7, {}), (7, {"x": 1.0}), (7, {})]
+
+
+GOOD = '{"mode": "val", "epoch": 1, "iteration": 10, "loss": 0.5, "timestamp": 7.5}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "values", "texts"),
+    [
+        ('{"nonfinite": 3, "loss": 1}', {"nonfinite": 3.0, "loss": 1.0}, {}),
+        ('{"nonfinite": {"loss": "x", "other": [1], "top": "inf"}}', {"top": math.inf}, {}),
+        ('{"a": 1' + "0" * 400 + ', "b": 2}', {"b": 2.0}, {}),
+        ('{"timestamp": null, "a": 1}', {"a": 1.0}, {}),
+        ('{"timestamp": NaN, "a": 1}', {"a": 1.0}, {}),
+        ('{"timestamp": "noon", "a": 1}', {"a": 1.0}, {}),
+        ('{"a": [1], "b": {"c": 1}, "d": null, "e": 1}', {"e": 1.0}, {}),
+        ('{"epoch": 1e3, "iteration": ' + "9" * 30 + ', "a": 1}', {"a": 1.0}, {}),
+        ('{"note": "\\ud800", "a": 1}', {"a": 1.0}, {"note": "?"}),
+        ("[" * 100_000, {}, {}),
+        ('{"a": 1' + "0" * 5000 + "}", {}, {}),
+        ("no json", {}, {}),
+        ("[1]", {}, {}),
+        ("\udcff", {}, {}),
+    ],
+)
+def test_a_line_that_is_no_record_is_in_nobodys_way(
+    tmp_path: Path, line: str, values: dict[str, float], texts: dict[str, str]
+) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_bytes((GOOD + line + "\n" + GOOD).encode("utf-8", "surrogateescape"))
+    first, odd, last = read_all(path)
+    assert first.values == last.values == {"loss": 0.5}
+    assert (odd.index, odd.values, odd.texts) == (1, values, texts)
+    assert (odd.iteration, odd.timestamp) == (10, 0.0)
+    assert odd.epoch == 0
+
+
+def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = _log(tmp_path / "m.jsonl", GOOD, '{"a": [1], "b": null}\n', "no json\n")
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        read_all(path)
+    assert [one.getMessage() for one in caplog.records] == ["m.jsonl, line 2: left out, as others like it will be: 'a'"]

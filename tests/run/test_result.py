@@ -1,0 +1,125 @@
+"""`result.json`: how a run ended, for scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.run.result import Best, Result, describe, versions
+from tests.helpers import at, batches, failing, make_engine
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    loaded: dict[str, Any] = json.loads((run_dir / "result.json").read_text(), parse_constant=refuse)
+    return loaded
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    hooks: dict[str, Hook] = {"checkpoint": CheckpointHook(save_best="loss")}
+    engine = make_engine(tmp_path, hooks, val=batches(1), test=batches(1), max_epochs=2)
+    returned = engine.train()
+    result = _read(tmp_path)
+    assert set(result) == {
+        "status", "error", "reason", "val_metrics", "test_metrics", "best", "progress", "seconds", "versions", "git",
+    }  # fmt: skip
+    assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
+    assert result["val_metrics"] == engine.metrics
+    assert result["test_metrics"] == engine.test_metrics
+    assert set(engine.metrics) == {"loss"}
+    best = result["best"]
+    assert (best["metric"], best["value"], best["iteration"]) == ("loss", engine.metrics["loss"], 4)
+    assert Path(best["checkpoint"]).is_file()
+    assert result["progress"]["epoch"] == 2
+    assert result["seconds"] > 0
+    assert result["versions"]["torch"] == torch.__version__
+    assert returned is engine.result
+    assert returned.status == "finished"
+
+
+def test_versions_name_the_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata of PyPI's CUDA build has 2.13.0 where torch itself has 2.13.0+cu130."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu130"))
+    assert versions()["torch"] == "2.13.0+cu130"
+    assert type(versions()["torch"]) is str  # what a checkpoint can hold
+
+
+def test_a_failed_run(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        make_engine(tmp_path, {"failing": failing("after_train_iter", nth=2)}, train=batches(5)).train()
+    result = _read(tmp_path)
+    assert (result["status"], result["error"]) == ("failed", "RuntimeError: on purpose")
+    assert result["progress"]["iteration"] == 2
+    assert result["best"] is None
+
+
+def test_a_users_mistake_is_its_message(tmp_path: Path) -> None:
+    mistake = UserError("no such metric", key="hooks.mine.monitor", remedy="Try loss.")
+    with pytest.raises(UserError):
+        make_engine(tmp_path, {"mine": failing("before_run", mistake)}).train()
+    result = _read(tmp_path)
+    assert (result["status"], result["error"]) == ("failed", "hooks.mine.monitor: no such metric\n  Try loss.")
+
+
+def test_a_stopped_run(tmp_path: Path) -> None:
+    stop = at("after_train_iter", lambda engine: engine.request_stop("early_stopping: loss stands still"))
+    make_engine(tmp_path, {"stop": stop}, train=batches(5)).train()
+    result = _read(tmp_path)
+    assert (result["status"], result["error"]) == ("stopped", None)
+    assert result["reason"] == "early_stopping: loss stands still"
+    assert result["progress"]["iteration"] == 1
+
+
+def test_an_interrupted_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        make_engine(tmp_path, {"user": failing("after_train_iter", KeyboardInterrupt())}, train=batches(5)).train()
+    assert _read(tmp_path)["status"] == "interrupted"
+
+
+def test_it_is_there_before_after_run_and_after_after_train(tmp_path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look(engine: Engine) -> None:
+        seen.append(((tmp_path / "result.json").exists(), engine.result is not None))
+
+    make_engine(tmp_path, {"a": at("after_train", look), "b": at("after_run", look)}).train()
+    assert seen == [(False, False), (True, True)]
+
+
+def test_a_failing_after_train_is_in_it(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        make_engine(tmp_path, {"failing": failing("after_train")}).train()
+    assert _read(tmp_path)["status"] == "failed"
+
+
+def test_a_result_that_cannot_be_written_does_not_hide_the_error_of_the_run(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path / "not there", {"failing": failing("after_train_iter")})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+
+
+def test_numbers_that_json_does_not_have_are_their_names(tmp_path: Path) -> None:
+    best = Best("loss", -math.inf, 3, "best.pth")
+    Result("finished", val_metrics={"loss": math.nan, "top": math.inf, "fine": 0.5}, best=best).write(tmp_path)
+    result = _read(tmp_path)
+    assert result["val_metrics"] == {"loss": "nan", "top": "inf", "fine": 0.5}
+    assert result["best"]["value"] == "-inf"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"], "no unfinished file is left"
+
+
+def test_errors_are_described_in_one_string() -> None:
+    assert describe(ValueError("bad")) == "ValueError: bad"
+    assert describe(KeyboardInterrupt()) == "KeyboardInterrupt()"
+    assert describe(UserError("bad", key="a.b")) == "a.b: bad"

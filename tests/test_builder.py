@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import nn
+
+import hydraloop
+from hydraloop.builder import build
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.safety.instantiate import instantiate
+from tests.config.composed import REPOSITORY
+from tests.ranks import on_ranks
+
+
+def composed(*lines: str) -> DictConfig:
+    return hydraloop.compose(["engine.device=cpu", *lines], folder=REPOSITORY)
+
+
+def changed(cfg: DictConfig, **values: Any) -> DictConfig:
+    """Past all types and checks, as from a config made by hand."""
+    with open_dict(cfg):
+        for key, value in values.items():
+            OmegaConf.update(cfg, key.replace("__", "."), value, merge=False, force_add=True)
+    return cfg
+
+
+def error_of(cfg: DictConfig, run_dir: Path) -> UserError:
+    with pytest.raises(UserError) as caught:
+        build(cfg, run_dir=run_dir)
+    return caught.value
+
+
+def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
+    engine = build(
+        composed("hooks=[ema]", "optimizer=sgd", "scheduler=[linear,cosine]", "seed=3", "engine.accumulate=2"),
+        run_dir=tmp_path,
+    )
+    assert type(engine.task).__name__ == "Classification"
+    assert type(engine.model).__name__ == "SmallCNN"
+    assert type(engine.optimizer).__name__ == "SGD"
+    assert list(engine.schedulers) == ["linear", "cosine"]
+    schedule: Any = engine.schedulers["linear"]
+    assert schedule.beside == tuple(engine.schedulers.values())
+    assert list(engine.hooks)[-1] == "ema"
+    assert engine.hooks["ema"].key == "hooks.ema"
+    assert engine.hooks["logger"].key == "default_hooks.logger"
+    assert (engine.seed, engine.accumulate, engine.run_dir) == (3, 2, tmp_path)
+    assert engine.epoch_length == 20
+
+
+def test_a_data_file_without_the_base_is_told_what_it_lacks(tmp_path: Path) -> None:
+    cfg = composed()
+    error = error_of(changed(cfg, data={"train": cfg.data.train}), tmp_path)
+    assert error.key == "data.loader"
+    assert "defaults: [base, _self_]" in str(error)
+
+
+def test_building_twice_gives_the_same_weights_and_changes_no_config(tmp_path: Path) -> None:
+    cfg = composed("seed=5")
+    before = OmegaConf.to_yaml(cfg)
+    first, second = (build(cfg, run_dir=tmp_path / name) for name in ("one", "two"))
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert OmegaConf.to_yaml(cfg) == before
+    other_seed = build(composed("seed=6"), run_dir=tmp_path / "three")
+    assert not torch.equal(next(first.model.parameters()), next(other_seed.model.parameters()))
+
+
+def test_priority_and_on_error_are_taken_out_and_applied(tmp_path: Path) -> None:
+    engine = build(composed("hooks=[ema]", "hooks.ema.priority=HIGH", "hooks.ema.on_error=warn"), run_dir=tmp_path)
+    (slot,) = (slot for slot in engine.stages.slots if slot.name == "ema")
+    assert (slot.priority, slot.is_default) == (30, False)
+
+
+def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
+    engine = build(composed("default_hooks.logger=null", "default_hooks.checkpoint=null"), run_dir=tmp_path)
+    assert not {"logger", "checkpoint"} & set(engine.hooks)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "text"),
+    [
+        ({"hooks__timer": {"_target_": "hydraloop.hooks.IterTimerHook"}}, "hooks.timer", "already"),
+        (
+            {"hooks__x": {"_target_": "torch.nn.ReLU"}},
+            "hooks.x._target_",
+            "Inherit from hydraloop.Hook; hydraloop.compat has adapters",
+        ),
+        ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "on_error": "no"}}, "hooks.x.on_error", "raise, warn"),
+        ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "priority": 500}}, "hooks.x.priority", "0 (first)"),
+        ({"task": {"_target_": "torch.nn.functional.relu", "input": 1}}, "task", ""),
+        ({"task": {"model": 1}}, "task", "_target_"),
+        ({"task__model": {"_target_": "torch.nn.Flatten"}}, "task.model", "no parameter to train"),
+        ({"task__metrics__accuracy": 5}, "task.metrics.accuracy", "_target_"),
+        ({"scheduler__x": 5}, "scheduler.x", "_target_"),
+        ({"optimizer___partial_": False}, "optimizer", ""),
+        ({"optimizer__lr": -1.0}, "optimizer", "Invalid learning rate"),
+        ({"engine__val_interval": -1}, "engine.val_interval", "1 or more, or null for never"),
+        ({"engine__max_iters": -1}, "engine.max_iters", "1 or more, or null"),
+        ({"engine__accumulate": 0}, "engine.accumulate", "1 or more."),
+        ({"weights": "best"}, "weights", "averaged or raw"),
+    ],
+)
+def test_what_cannot_be_built_is_named_by_its_key(values: dict[str, Any], key: str, text: str, tmp_path: Path) -> None:
+    error = error_of(changed(composed(), **values), tmp_path)
+    assert error.key is not None
+    assert error.key.startswith(key)
+    assert text in str(error)
+
+
+def node(**entries: Any) -> DictConfig:
+    return OmegaConf.create(entries)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "text"),
+    [
+        (node(_target_="torch.nn.Linear", in_features=1, out_feature=1), "x.out_feature", "Did you mean out_features"),
+        (node(_target_="torch.nn.Linear", in_features=1), "x", "missing a required argument: 'out_features'"),
+        (node(_target_="torch.nn.Linear", _args_=[1, 2], in_features=1), "x", "multiple values for argument"),
+        (node(_target_="torch.nn.Linear", in_features="???", out_features=1), "x.in_features", "Give it one"),
+        (node(_target_=["torch.nn.Linear"]), "x._target_", "not the path of a class"),
+        (node(_target_=None), "x._target_", "nothing"),
+        (node(a=1), "x", "a mapping with _target_"),
+        (node(_target_="torch.nn.Dropout", p=5.0), "x", "dropout probability has to be between 0 and 1"),
+        (
+            node(_target_="torch.nn.Sequential", _args_=[{"_target_": "torch.nn.Linear", "in_features": 1, "foo": 1}]),
+            "x._args_[0].foo",
+            "takes no argument 'foo'",
+        ),
+        (None, "x", "a mapping with _target_"),
+        (5, "x", "a mapping with _target_"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_before_the_call(given: Any, key: str, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        instantiate(given, "x")
+    assert caught.value.key == key
+    assert text in str(caught.value)
+
+
+def test_a_partial_may_lack_arguments() -> None:
+    make = instantiate(node(_target_="torch.nn.Linear", _partial_=True, in_features=2), "x")
+    assert make(out_features=3).weight.shape == (3, 2)
+
+
+def test_lists_arrive() -> None:
+    options = {"in_features": 2, "out_features": 1, "output_mean": 0.0, "output_std": 1.0, "hidden": [3, 4]}
+    made = instantiate(node(_target_="hydraloop.models.MLP", **options), "x")
+    assert [part.out_features for part in made.modules() if isinstance(part, nn.Linear)] == [3, 4, 1]
+
+
+@pytest.mark.parametrize("lines", [["engine.max_epochs=3"], ["engine.max_iters=60"], ["engine.max_iters=50"]])
+def test_schedules_know_the_length_of_training(lines: Sequence[str], tmp_path: Path) -> None:
+    engine = build(
+        composed(*lines, "data.val=null", "data.test=null", "default_hooks=[param_scheduler]"), run_dir=tmp_path
+    )
+    engine.train()
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+
+
+def test_without_a_run_directory_one_is_made_under_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = build(composed())
+    assert engine.run_dir.parts[0] == "outputs"
+    assert engine.run_dir.is_dir()
+
+
+def build_on_a_rank(distributed: Distributed, run_dir: str, *overrides: str) -> str:
+    """What building says on a rank."""
+    try:
+        build(composed(*overrides), run_dir=Path(run_dir), distributed=distributed)
+    except UserError as error:
+        return str(error)
+    return "built"
+
+
+def test_a_hook_with_collectives_may_only_raise_where_there_are_several_ranks(tmp_path: Path) -> None:
+    overrides = ("default_hooks.logger.on_error=warn",)
+    build(composed(*overrides), run_dir=tmp_path / "one")
+    for said in on_ranks(2, build_on_a_rank, str(tmp_path / "two"), *overrides):
+        assert said.startswith("default_hooks.logger.on_error: this hook calls collectives")
+        assert "Use raise." in said
+
+
+def join_again(distributed: Distributed) -> str:
+    """What a second `build` says that is not given the ranks."""
+    try:
+        build(composed())
+    except UserError as error:
+        return str(error)
+    return "built"
+
+
+def test_joining_twice_is_refused() -> None:
+    for said in on_ranks(2, join_again):
+        assert "hydraloop.build(cfg, distributed=engine.distributed)" in said
+
+
+def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *overrides: str) -> tuple[int, float]:
+    """Train the spirals with a cosine. Returns the steps and the lr that came of them."""
+    cfg = composed("experiment=spirals", "default_hooks.checkpoint.interval=2", "engine.test=false", *overrides)
+    with open_dict(cfg):
+        cfg.resume = resume
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed)
+    engine.train()
+    return engine.progress.optimizer_step, engine.optimizer.param_groups[0]["lr"]
+
+
+def test_a_run_resumed_with_more_ranks_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
+    steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")
+    assert lr == pytest.approx(0, abs=1e-9)
+    resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
+    for more, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
+        assert steps < more < 2 * steps
+        assert lr == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("own", [None, ":16:8"])
+def test_a_deterministic_run_fixes_the_workspace_of_cublas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    """torch refuses matrix products on CUDA without it."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", own or "")
+    if own is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    build(composed(), run_dir=tmp_path / "one")
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == own
+    try:
+        build(composed("engine.deterministic=true"), run_dir=tmp_path / "two")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (own or ":4096:8")

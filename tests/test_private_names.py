@@ -1,0 +1,174 @@
+"""Private names of other packages: each has a check here that fails when it breaks, and a reason where it is used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD, lr_scheduler
+from torch.optim.optimizer import _use_grad_for_differentiable
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+import hydraloop
+from hydraloop.cli import arguments, hydra_targets
+from hydraloop.optim import startup
+from hydraloop.safety.allowed_names import is_public
+
+FOLDER = Path(hydraloop.__file__).parent
+SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.py"))}
+DOCUMENTED = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_", "_exit", "_getframe", "_fields", "_sync"}
+"""Keys of Hydra, names of the standard library, and the suffix of trackers' folders: not private."""
+_PRIVATE = re.compile(r"_(?!_)\w+")
+
+
+def _hydras_flags() -> None:
+    read = arguments.read(["a=1", "--multirun", "b=2", "--config-dir=x"])
+    assert (read.overrides, read.multirun, read.config_dir) == (["a=1", "b=2"], True, "x")
+    used = ("help", "hydra_help", "info", "cfg", "shell_completion", "config_path", "config_name", "experimental_rerun")
+    assert not any(getattr(read, flag) for flag in used)
+
+
+def _hydras_plugins() -> None:
+    assert hydra_targets._is_plugin("hydra._internal.core_plugins.basic_sweeper.BasicSweeper")
+
+
+def _native_functions() -> None:
+    assert functional.gelu.__module__ == "torch._C._nn"
+    assert is_public("torch.nn.functional.gelu")
+
+
+def _foreach() -> None:
+    values, others = [torch.ones(2)], [torch.full((2,), 3.0)]
+    torch._foreach_mul_(values, 2.0)
+    torch._foreach_add_(values, others, alpha=2.0)
+    torch._foreach_lerp_(values, others, 0.5)
+    assert values[0].tolist() == [5.5, 5.5]
+    torch._foreach_copy_(values, others)
+    assert values[0].tolist() == [3.0, 3.0]
+
+
+def _loaders_workers() -> None:
+    loader = DataLoader([1], num_workers=1, persistent_workers=True)
+    assert loader._iterator is None
+    assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
+
+
+def _tensors_version() -> None:
+    tensor = torch.zeros(1)
+    before = tensor._version
+    tensor += 1
+    assert tensor._version > before
+
+
+def _schedulers() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    cycle = lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
+    assert cycle._last_lr == cycle.get_last_lr()
+    assert cycle._get_lr_called_within_step is False
+    assert cycle._schedule_phases[-1]["end_step"] == 9
+    assert lr_scheduler.ExponentialLR(optimizer, 0.5)._get_closed_form_lr() == [cycle.base_lrs[0]]
+
+
+def _modules() -> None:
+    module = nn.Sequential(nn.Linear(1, 1))
+    assert list(module._modules) == ["0"]
+    assert module._compiled_call_impl is None
+    assert torch.compile(module)._orig_mod is module
+    module.compile()
+    assert module._compiled_call_impl is not None
+
+
+def _metrics_reductions() -> None:
+    metric = torchmetrics.CatMetric()
+    assert metric._reductions == {"value": torchmetrics.utilities.data.dim_zero_cat}
+
+
+def _scalers_state() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 3})
+    assert scaler.state_dict()["_growth_tracker"] == 3
+
+
+def _optimizers_without_dynamo() -> None:
+    def step(self: object) -> None: ...
+
+    assert startup._is_wrapper(torch._disable_dynamo(step), "torch._compile", "inner")
+    assert startup._is_wrapper(_use_grad_for_differentiable(step), "torch.optim.optimizer", "_use_grad")
+
+
+CHECKS: dict[Callable[[], None], list[str]] = {
+    _hydras_flags: ["hydra._internal.utils"],
+    _hydras_plugins: ["hydra._internal.core_plugins"],
+    _native_functions: ["torch._C._nn"],
+    _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
+    _loaders_workers: ["_iterator", "_shutdown_workers"],
+    _tensors_version: ["_version"],
+    _schedulers: ["_last_lr", "_get_lr_called_within_step", "_schedule_phases", "_get_closed_form_lr"],
+    _modules: ["_modules", "_compiled_call_impl", "_orig_mod"],
+    _metrics_reductions: ["_reductions"],
+    _scalers_state: ["_growth_tracker"],
+    _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
+}
+"""Which names each check is about."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.strip("_"))
+def test_it_does_what_we_use_it_for(check: Callable[[], None]) -> None:
+    check()
+
+
+def test_every_private_name_has_a_check() -> None:
+    trees = {path: ast.parse(text) for path, text in SOURCES.items()}
+    own = {name for tree in trees.values() for node in ast.walk(tree) for name in _defined(node)}
+    found = {
+        name: str(path.relative_to(FOLDER))
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        for name in _used(node)
+        if name not in own and name not in DOCUMENTED
+    }
+    checked = {name for names in CHECKS.values() for name in names}
+    assert {name: path for name, path in found.items() if name not in checked} == {}
+    assert [name for name in checked if not any(name in text for text in SOURCES.values())] == []
+
+
+def _defined(node: ast.AST) -> Iterator[str]:
+    """The names that a node of hydraloop's own code defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            yield node.attr
+    elif isinstance(node, ast.keyword) and node.arg:
+        yield node.arg
+
+
+def _used(node: ast.AST) -> Iterator[str]:
+    """The private names in a node: attributes, imports, and text that names one to getattr, or by its package."""
+    if isinstance(node, ast.Attribute) and _PRIVATE.fullmatch(node.attr):
+        yield node.attr
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        yield from (name for name in modules if any(map(_PRIVATE.fullmatch, name.split("."))))
+        yield from (alias.name for alias in node.names if _PRIVATE.fullmatch(alias.name))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
+        yield from (text for text in _texts(node.args) if _PRIVATE.fullmatch(text))
+    elif isinstance(node, ast.Constant):
+        parts = str(node.value).split(".")
+        if parts[0] in ("torch", "hydra", "omegaconf") and any(map(_PRIVATE.fullmatch, parts)):
+            yield str(node.value)
+
+
+def _texts(nodes: list[ast.expr]) -> Iterator[str]:
+    yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -1,0 +1,246 @@
+"""The follower's loop: order, cursor, outages, records that are refused, resumed runs, the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run.record_log import FILENAME
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.cutting import cut_behind
+from hydraloop.tracking.follower.follower import BATCH, Follower, Trouble, described
+from hydraloop.tracking.tracker import Finish, UnusableError
+from tests.tracking.runs import Listed, attempt, described_run, log_records
+
+NAME = "mine"
+FINISHED = Finish("finished")
+
+
+class Followed:
+    """A follower of a run directory, as a new process would make it."""
+
+    def __init__(self, run_dir: Path, *attempts: int) -> None:
+        self.run = described_run(run_dir, *(attempt(number) for number in attempts or (0,)))
+        self.cursor = Cursor.load(run_dir, NAME) or Cursor("tensorboard", {})
+        self.tracker = Listed(self.run, self.cursor.memory)
+        self.told: list[Trouble | None] = []
+        self.follower = Follower(self.tracker, self.cursor, run_dir, NAME, self.told.append)
+
+    def drain(self, finish: Finish | None = None, tries: int = 20) -> str:
+        """Step until there is nothing more to do."""
+        for _ in range(tries):
+            state = self.follower.step(finish)
+            if state in ("done", "given up", "caught up"):
+                break
+        return state
+
+    @property
+    def sent(self) -> list[int]:
+        """Iterations of what the service has got."""
+        return [record.iteration for record in self.tracker.got]
+
+
+def test_records_arrive_in_order_once_and_in_batches(tmp_path: Path) -> None:
+    log_records(tmp_path, BATCH + 50)
+    followed = Followed(tmp_path)
+    assert followed.follower.step(None) == "following"
+    assert len(followed.tracker.got) == BATCH
+    assert followed.drain() == "caught up"
+    assert followed.sent == [10 * (n + 1) for n in range(BATCH + 50)]
+    log_records(tmp_path, 3, first=BATCH + 50)
+    assert followed.drain(FINISHED) == "done"
+    assert len(followed.sent) == BATCH + 53
+    assert followed.tracker.finished == [FINISHED]
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert (stored.index, stored.sent, stored.finished, stored.where) == (BATCH + 53, BATCH + 53, True, "there")
+
+
+def test_another_process_goes_on_at_the_cursor(tmp_path: Path) -> None:
+    log_records(tmp_path, 5)
+    Followed(tmp_path).drain()
+    log_records(tmp_path, 2, first=5)
+    later = Followed(tmp_path)
+    later.drain(FINISHED)
+    assert later.sent == [60, 70]
+    again = Followed(tmp_path)
+    assert again.drain(FINISHED) == "done"
+    assert again.sent == []
+    assert again.tracker.finished == [], "it knows already"
+
+
+def test_the_end_is_told_again_behind_later_records(tmp_path: Path) -> None:
+    log_records(tmp_path, 2)
+    Followed(tmp_path).drain(FINISHED)
+    log_records(tmp_path, 1, first=2)  # a validation of the trained engine
+    later = Followed(tmp_path)
+    assert later.follower.step(FINISHED) == "following"
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert not stored.finished
+    later.drain(FINISHED)
+    assert later.tracker.finished == [FINISHED]
+
+
+def test_a_log_that_is_cut_by_another_process_is_let_go_of(tmp_path: Path) -> None:
+    log_records(tmp_path, 4)
+    old = Followed(tmp_path)
+    old.drain()
+    cut_behind(tmp_path / FILENAME, iteration=20, last_validation=0)
+    log_records(tmp_path, 9, first=2)
+    assert old.drain() == "given up"
+    assert old.sent == [10, 20, 30, 40]
+    new = Followed(tmp_path, 0, 1)
+    new.drain()
+    (tmp_path / FILENAME).unlink()
+    assert new.drain() == "caught up", "it was moved away"
+    log_records(tmp_path, 1)
+    assert new.drain() == "given up", "it is another one"
+
+
+def test_files_are_looked_after_while_records_come_faster_than_they_are_sent(tmp_path: Path) -> None:
+    log_records(tmp_path, 3 * BATCH)
+    followed = Followed(tmp_path)
+    idled: list[int] = []
+    followed.tracker.idle = lambda: idled.append(len(followed.tracker.got))  # type: ignore[method-assign]
+    assert followed.follower.step(None) == "following"
+    assert idled == [BATCH]
+
+
+def test_an_outage_is_told_once_and_nothing_is_lost(tmp_path: Path) -> None:
+    log_records(tmp_path, 3)
+    followed = Followed(tmp_path)
+    followed.tracker.raises = [ConnectionError("refused"), ConnectionError("refused")]
+    assert followed.follower.step(None) == "in trouble"
+    assert followed.follower.step(None) == "in trouble", "it waits"
+    assert followed.follower.wait(ending=False) > 0
+    assert len(followed.tracker.raises) == 1
+    assert followed.follower.step(FINISHED) == "in trouble", "told to finish, it tries at once"
+    assert followed.drain(FINISHED) == "done"
+    assert followed.sent == [10, 20, 30]
+    assert [None if trouble is None else trouble.text for trouble in followed.told] == [
+        "ConnectionError: refused",
+        None,
+    ]
+
+
+def test_pauses_grow(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    waits = []
+    for _ in range(7):
+        followed.tracker.raises = [OSError("no")]
+        followed.follower._next_try = 0.0
+        followed.follower.step(None)
+        waits.append(round(followed.follower.wait(ending=False)))
+    assert waits == [1, 2, 4, 8, 16, 30, 30]
+    assert followed.follower.wait(ending=True) <= 1.0
+
+
+def test_a_refused_record_is_found_and_the_others_arrive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log_records(tmp_path, 40)
+    followed = Followed(tmp_path)
+    followed.tracker.refuses = {7, 30}
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        assert followed.drain(FINISHED) == "done"
+    assert followed.sent == [10 * (n + 1) for n in range(40) if n not in (7, 30)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "line 8 of metrics.jsonl is left out: too long",
+    ], "the others are counted"
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert (stored.index, stored.sent, stored.refused) == (40, 38, [7, 30])
+
+
+def test_what_is_unusable_is_given_up(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.tracker.raises = [UnusableError("no such experiment")]
+    assert followed.drain() == "given up"
+    assert followed.told == [Trouble("no such experiment", final=True)]
+
+
+def test_a_resumed_run_goes_on_behind_the_cut(tmp_path: Path) -> None:
+    log_records(tmp_path, 6)
+    first = Followed(tmp_path)
+    first.drain(Finish("killed"))
+    cut_behind(tmp_path / FILENAME, iteration=40, last_validation=0)
+    log_records(tmp_path, 3, first=4)
+    second = Followed(tmp_path, 0, 1)
+    second.drain(FINISHED)
+    assert second.tracker.rewounds == [(4, 40, [50, 60])]
+    assert second.sent == [50, 60, 70]
+    assert second.tracker.finished == [FINISHED], "another attempt has another end"
+    third = Followed(tmp_path, 0, 1)
+    third.drain(FINISHED)
+    assert third.tracker.rewounds == []
+    assert third.sent == []
+
+
+def test_a_tracker_may_go_further_back(tmp_path: Path) -> None:
+    log_records(tmp_path, 6)
+    Followed(tmp_path).drain()
+    cut_behind(tmp_path / FILENAME, iteration=40, last_validation=0)
+    second = Followed(tmp_path, 0, 1)
+    second.tracker.rewound = lambda index, iteration, cut: index - 2  # type: ignore[method-assign]
+    second.drain()
+    assert second.sent == [30, 40]
+
+
+def test_memory_is_on_disk_after_each_call(tmp_path: Path) -> None:
+    log_records(tmp_path, 1)
+    followed = Followed(tmp_path)
+    followed.tracker.memory["run_id"] = "r"
+    followed.follower.step(None)
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert stored.memory == {"run_id": "r"}
+    followed.tracker.memory["file"] = "x"  # as `idle` may do
+    followed.follower.step(None)
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert stored.memory == {"run_id": "r", "file": "x"}
+
+
+def test_a_cursor_that_cannot_be_written_is_an_outage_and_nothing_is_sent_twice(tmp_path: Path) -> None:
+    log_records(tmp_path, 2)
+    followed = Followed(tmp_path)
+    followed.follower.step(None)
+    folder = tmp_path / "tracking"
+    folder.rename(tmp_path / "away")
+    log_records(tmp_path, 1, first=2)
+    assert followed.follower.step(None) == "in trouble"
+    (tmp_path / "away").rename(folder)
+    deadline = time.monotonic() + 10
+    while followed.drain(FINISHED) != "done" and time.monotonic() < deadline:
+        pass
+    assert followed.sent == [10, 20, 30]
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert stored.index == 3
+
+
+def test_an_error_is_one_line_with_what_the_machine_said() -> None:
+    assert described(ValueError("a\n  b")) == "ValueError: a b"
+    assert described(ValueError()) == "ValueError: ValueError()"
+    assert described(ValueError("x" * 400)) == f"ValueError: {'x' * 300}…"
+    assert described(_chained(refused := ConnectionRefusedError(111, "Connection refused"))) == (
+        f"RuntimeError: {'y' * 120}… (ConnectionRefusedError: {refused})"
+    )
+    assert described(_chained(KeyError("a"))) == f"RuntimeError: {'y' * 300}…", (
+        "nobody knows what that has to do with it"
+    )
+
+
+def _chained(cause: Exception) -> Exception:
+    try:
+        try:
+            try:
+                raise cause
+            except Exception as error:
+                raise ValueError("wrapped") from error
+        except ValueError:
+            raise RuntimeError("y" * 400)  # noqa: B904  # as libraries do
+    except RuntimeError as error:
+        return error

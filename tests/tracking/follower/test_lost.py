@@ -1,0 +1,26 @@
+"""What a tracker's service has lost is sent again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking.tracker import Finish, LostError
+from tests.tracking.runs import Listed, described_run, log_records
+
+
+def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path) -> None:
+    """From `open`, `send` and `finish`; the end is told again, too."""
+    tracker = Listed(described_run(tmp_path))
+    log_records(tmp_path, 5)
+    cursor = Cursor("tensorboard", {}, finished=True)
+    troubles: list[object] = []
+    follower = Follower(tracker, cursor, tmp_path, "tracker", troubles.append)
+    tracker.raises = [LostError(0), None, None, LostError(2), None, LostError(4)]
+
+    states = [follower.step(Finish("finished")) for _ in range(7)]
+
+    assert states == ["following", "following", "following", "following", "following", "following", "done"]
+    assert [record.index for record in tracker.got] == [0, 1, 2, 3, 4, 2, 3, 4, 4]
+    assert (cursor.index, cursor.finished, len(tracker.finished), troubles) == (5, True, 1, [])

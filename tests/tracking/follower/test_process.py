@@ -1,0 +1,235 @@
+"""A follower's process, told line by line what the training process tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hydraloop.run.record_log import FILENAME
+from hydraloop.tracking.follower import locks
+from hydraloop.tracking.follower.cursor import Cursor, path_of
+from hydraloop.tracking.follower.inbox import LEFT
+from hydraloop.tracking.follower.spawning import spawn
+from tests.tracking.runs import described_run, log_records
+
+NAME = "mine"
+PATIENCE = 60.0
+FINISH = {"finish": {"status": "finished", "error": None, "exit_code": 0}}
+
+
+def _first(**more: Any) -> dict[str, Any]:
+    return {"kind": "tensorboard", "options": {}, "masked": {}, "flush_timeout": 30.0, **more}
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _said(output: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def _follower(run_dir: Path) -> subprocess.Popen[bytes]:
+    return spawn("hydraloop.tracking", str(run_dir), NAME, errors=run_dir / "tracking" / f"{NAME}.log")
+
+
+def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Tell it all at once; the exit code, and what it said."""
+    with _follower(run_dir) as process:
+        output, _ = process.communicate(b"".join(map(_line, messages)), timeout=PATIENCE)
+    return process.returncode, _said(output)
+
+
+def test_a_long_line_may_come_in_pieces(tmp_path: Path) -> None:
+    described_run(tmp_path)
+    log_records(tmp_path, 3)
+    long = _line({"finish": {"status": "failed", "error": "x" * 300_000, "exit_code": 1}})
+    with _follower(tmp_path) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(_line(_first()) + _line({"say": "begin"}))
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["kind"] == "opened"
+        for start in range(0, len(long), 70_000):
+            process.stdin.write(long[start : start + 70_000])
+            process.stdin.flush()
+        assert process.wait(PATIENCE) == 0
+    cursor = Cursor.load(tmp_path, NAME)
+    assert cursor is not None
+    assert (cursor.sent, cursor.finished) == (3, True)
+
+
+def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
+    """The training process is gone while the follower's only thread of work hangs, here on a pipe without a writer."""
+    described_run(tmp_path)
+    os.mkfifo(tmp_path / FILENAME)
+    with _follower(tmp_path) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(_line(_first(flush_timeout=0.2)) + _line({"say": "begin"}))
+        process.stdin.close()
+        assert process.wait(PATIENCE) == LEFT
+
+
+def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> None:
+    described_run(tmp_path)
+    log_records(tmp_path, 5)
+    (tmp_path / "tracking").mkdir(exist_ok=True)
+    Cursor("wandb", {}, offset=10, index=3).save(tmp_path, NAME)
+    code, said = _followed(tmp_path, _first(), {"say": "begin"}, FINISH)
+    assert code == 0
+    assert [message["text"] for message in said if message["kind"] == "remark"] == [
+        "it was wandb before and is tensorboard now: all records are sent again"
+    ]
+    cursor = Cursor.load(tmp_path, NAME)
+    assert cursor is not None
+    assert (cursor.kind, cursor.sent, cursor.finished) == ("tensorboard", 5, True)
+
+
+def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
+    """Seen in a kind that there is none of: it does not wait for `begin` to miss it."""
+    with _follower(tmp_path) as process:
+        assert process.stdin is not None
+        process.stdin.write(_line(_first(kind="nothing")))
+        process.stdin.flush()
+        assert process.wait(PATIENCE) == 1
+    assert "there is no tracker 'nothing'" in (tmp_path / "tracking" / f"{NAME}.log").read_text()
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb", "tensorboard"])
+def test_kinds_and_their_libraries(kind: str) -> None:
+    check = f"""
+import os, sys
+from hydraloop.tracking.kinds import preload, tracker_of
+
+preload({kind!r})
+assert {kind!r} in sys.modules
+assert tracker_of({kind!r}).kind == {kind!r}
+assert {kind!r} != "wandb" or os.environ["WANDB_ERROR_REPORTING"] == "false"
+"""
+    subprocess.run([sys.executable, "-c", check], timeout=PATIENCE, check=True)
+
+
+def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
+    """What it dies of names the run directory, which is named like a password here."""
+    run_dir = tmp_path / "kQ81sdf7Zp02"
+    (run_dir / "tracking" / "run.json").mkdir(parents=True)
+    code, _ = _followed(run_dir, _first(options={"password": run_dir.name}), {"say": "begin"}, FINISH)
+    assert code == 1
+    written = (run_dir / "tracking" / f"{NAME}.log").read_text()
+    assert "IsADirectoryError" in written
+    assert "/***/tracking/run.json" in written
+    assert run_dir.name not in written
+
+
+_WRITES = """
+import logging, sys, threading, traceback
+from hydraloop.safety.secrets import remember
+from hydraloop.tracking.follower.masked_logging import log_to_stderr
+
+secret = "kQ81sdf" + "7Zp02"
+remember({"password": secret})
+log_to_stderr()
+log_to_stderr()
+logging.getLogger("ours").info("logged %s", secret)
+theirs = logging.getLogger("theirs")
+theirs.addHandler(logging.StreamHandler())
+theirs.propagate = False
+theirs.warning("by a handler of theirs %s", secret)
+print("printed", secret, flush=True)
+sys.stdout.writelines(["lines ", secret])
+
+def fail():
+    raise ValueError("raised " + secret)
+
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+fail()
+"""
+
+
+def test_whatever_a_process_writes_is_masked() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITES], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert "kQ81sdf7Zp02" not in done.stdout + done.stderr
+    assert done.stdout == "printed ***\nlines ***"
+    assert done.stderr.count("][ours][INFO] logged ***\n") == 1
+    assert "by a handler of theirs ***\n" in done.stderr
+    assert done.stderr.count("ValueError: raised ***") == 2
+    assert done.returncode == 1
+
+
+_ORPHANS = """
+import subprocess, sys, time
+from pathlib import Path
+from hydraloop.tracking.follower.spawning import spawn
+from tests.tracking import test_process as test
+
+run_dir = Path(sys.argv[1])
+process = test._follower(run_dir)
+process.stdin.write(test._line(test._first()) + test._line({"say": "begin"}))
+process.stdin.flush()
+process.stdout.readline()
+process.send_signal(19)
+print(process.pid, flush=True)
+process.returncode = 0
+"""
+
+
+def test_a_follower_waits_for_whoever_is_sending(tmp_path: Path) -> None:
+    described_run(tmp_path)
+    log_records(tmp_path, 2)
+    with locks.lock_of(tmp_path, NAME):  # as `sync.py` does
+        late = _followed(tmp_path, _first(flush_timeout=0.2), {"say": "begin"}, FINISH)
+        assert late == (LEFT, [])
+        process = _follower(tmp_path)
+        assert process.stdin is not None
+        process.stdin.write(_line(_first()) + _line({"say": "begin"}) + _line(FINISH))
+        process.stdin.flush()
+    with process:
+        assert process.wait(PATIENCE) == 0
+    cursor = Cursor.load(tmp_path, NAME)
+    assert cursor is not None
+    assert (cursor.sent, cursor.finished) == (2, True)
+
+
+def test_an_unreadable_cursor_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    described_run(tmp_path)
+    for content in ("", "{", "[]", '{"kind": "mlflow", "other": 1}'):
+        path_of(tmp_path, NAME).write_text(content)
+        with caplog.at_level("WARNING", "hydraloop"):
+            assert Cursor.load(tmp_path, NAME) is None
+    assert len(caplog.records) == 4
+
+
+def test_a_cursor_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
+    path_of(tmp_path, NAME).mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        Cursor("tensorboard", {}).save(tmp_path, NAME)
+    assert [path.name for path in (tmp_path / "tracking").iterdir()] == [f"{NAME}.cursor.json"]
+
+
+def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "PATIENCE", 0.5)
+    described_run(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", _ORPHANS, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    follower = psutil.Process(int(done.stdout))
+    try:
+        assert follower.status() == psutil.STATUS_STOPPED
+        assert locks.ended(tmp_path)
+        assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
+    finally:
+        if follower.is_running():
+            follower.send_signal(signal.SIGKILL)

@@ -1,0 +1,44 @@
+"""A real `mlflow server` over SQLite on a free loopback port, and one that accepts and never answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydraloop.tracking.mlflow.address import prepare_database
+from hydraloop.tracking.mlflow.calls import settings
+from tests.scripts import load_script
+
+_services: Any = load_script("benchmarks/tracking_services")
+
+
+class MLflowServer(_services.MLflowServer):  # type: ignore[misc]  # loaded from a file
+    """The benchmarks' server, with its database made by ours, which is quicker; it may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        with settings(5):
+            prepare_database(f"sqlite:///{self.database}")
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[MLflowServer]:
+    """A started server; it is killed at the end."""
+    server = MLflowServer(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a server that accepts and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,0 +1,224 @@
+"""Where MLflow's runs are kept: addresses, commands that show them, and databases that several processes open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hydraloop.tracking.mlflow import address as address
+from hydraloop.tracking.mlflow.calls import settings
+from hydraloop.tracking.tracker import UnusableError
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, run_in, training
+
+__all__ = ["empty_database", "folder"]
+pytestmark = QUIET
+
+
+def test_which_address_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"folder": str(tmp_path)}
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert address.address_of(here, {}) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pass@server:5000")
+    assert address.address_of(here, {}) == "http://me:pass@server:5000"
+    assert address.address_of(here, {"tracking_uri": "http://was"}) == "http://was"
+    assert address.address_of({**here, "tracking_uri": "http://new"}, {"tracking_uri": "http://was"}) == "http://new"
+    assert address.address_of({**here, "tracking_uri": "http://me:***@server:5000"}, {}) == "http://me:pass@server:5000"
+    assert address.address_of({**here, "tracking_uri": "sqlite:///a/b.db"}, {}) == f"sqlite:///{tmp_path}/a/b.db"
+    assert address.address_of({**here, "tracking_uri": "sqlite:////a/b.db"}, {}) == "sqlite:////a/b.db"
+    # Where the environment has none now, as for `sync.py` in another shell, the run's counts; it can be put right.
+    then = {**here, "environment": "http://me:***@then:5000"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pass@then:5000")
+    assert address.address_of(then, {}) == "http://me:pass@then:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://right")
+    assert address.address_of({**here, "environment": "http://wrong"}, {}) == "http://right"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert address.address_of({**here, "environment": "http://then"}, {}) == "http://then"
+    assert address.address_of({**here, "environment": "http://then"}, {"tracking_uri": "http://was"}) == "http://was"
+    assert address.shown("http://me:pass@server:5000/x") == "http://server:5000/x"
+    assert address.has_password("http://me:pass@server:5000/x")
+    assert not address.has_password("sqlite:////a/b.db")
+
+
+def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
+    default = f"sqlite:///{tmp_path}/mlflow.db"
+    assert address.command(default, tmp_path) == "mlflow ui"
+    assert address.command("sqlite:////a/b.db", tmp_path) == "mlflow ui --backend-store-uri sqlite:////a/b.db"
+    assert address.command("sqlite:////a b/x.db", tmp_path) == "mlflow ui --backend-store-uri 'sqlite:////a b/x.db'"
+    (tmp_path / "mlruns" / "digits" / "a").mkdir(parents=True)
+    assert address.command(default, tmp_path) == "mlflow ui"
+    (tmp_path / "mlruns" / "0").mkdir()
+    (tmp_path / "mlruns" / "0" / "meta.yaml").touch()
+    assert address.command(default, tmp_path) == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
+
+
+def test_a_folder_with_a_question_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UnusableError, match=r"a \? in it.*hooks\.mlflow\.tracking_uri"):
+        address.address_of({"folder": str(tmp_path / "what?")}, {})
+    given = {"folder": str(tmp_path), "tracking_uri": "sqlite:///a.db?timeout=5"}
+    assert address.address_of(given, {}) == f"sqlite:///{tmp_path}/a.db"
+
+
+def test_a_scheme_that_is_none_is_what_is_said(folder: Path) -> None:
+    with pytest.raises(UnusableError, match=r"^'htp://x' is no address that MLflow knows; see hooks"):
+        opened(run_in(folder / "run"), tracking_uri="htp://x")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "foo://server",
+        "htp:/server",
+        "http://no such host",
+        "http:///path",
+        "http://[::1",
+        "http://localhost:99999",
+        "./mlruns",
+        "file:///tmp/somewhere",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "postgresql://nobody@127.0.0.1:1/x",
+    ],
+)
+def test_an_address_that_is_none(folder: Path, uri: str) -> None:
+    with pytest.raises(UnusableError, match=r"hooks\.mlflow\.tracking_uri"):
+        opened(run_in(folder / "run"), tracking_uri=uri)
+
+
+def test_a_place_where_no_database_can_be(folder: Path) -> None:
+    (folder / "file").touch()
+    (folder / "text.db").write_text("this is no database, whatever its name says" * 10)
+    (folder / "folder.db").mkdir()
+    for name in ("file/mlflow.db", "text.db", "folder.db", "/proc/mlflow.db"):
+        with pytest.raises(UnusableError, match=r"hooks\.mlflow\.tracking_uri"):
+            opened(run_in(folder / "run"), tracking_uri=f"sqlite:///{name}")
+    with pytest.raises(UnusableError, match=r"^no database can be made in /proc \("):
+        opened(run_in(folder / "run"), tracking_uri="sqlite:////proc/mlflow.db")
+
+
+def test_a_database_that_is_locked_is_tried_again(folder: Path) -> None:
+    with sqlite3.connect(folder / "mlflow.db", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            opened(run_in(folder / "run"))
+        other.execute("ROLLBACK")
+    other.close()
+    opened(run_in(folder / "run")).send(training(0, 1))
+
+
+def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) -> None:
+    path = folder / "new.db"
+    code = (
+        "import os, sqlalchemy.event, sys\n"
+        "from sqlalchemy.engine import Engine\n"
+        "from hydraloop.tracking.mlflow.address import prepare_database\n"
+        "import mlflow\n"
+        "def stop(conn, cursor, statement, *_):\n"
+        "    if 'alembic_version' in statement and statement.startswith('UPDATE'): os._exit(9)\n"
+        "sqlalchemy.event.listen(Engine, 'after_cursor_execute', stop)\n"
+        f"prepare_database('sqlite:///{path}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 9, done.stderr
+    assert not path.exists()
+    with settings(5):
+        address.prepare_database(f"sqlite:///{path}")
+    assert client(f"sqlite:///{path}").search_experiments()
+
+
+def test_an_older_database_is_migrated_and_kept(tmp_path: Path) -> None:
+    from alembic import command
+    from mlflow.store.db.utils import _get_alembic_config, _get_latest_schema_revision
+    from mlflow.store.tracking.dbmodels.initial_models import Base
+    from sqlalchemy import create_engine
+
+    path = tmp_path / "mlflow.db"
+    uri = f"sqlite:///{path}"
+    with settings(5):
+        engine = create_engine(uri)
+        Base.metadata.create_all(engine)
+        command.upgrade(_get_alembic_config(uri), "6953534de441")  # MLflow 3.1
+        engine.dispose()
+        address.prepare_database(uri)
+        with sqlite3.connect(path) as database:
+            assert database.execute("SELECT version_num FROM alembic_version").fetchall() == [
+                (_get_latest_schema_revision(),)
+            ]
+        database.close()
+    assert (tmp_path / "mlflow.db.6953534de441.bak").exists()
+
+
+def test_a_newer_database_is_left_alone(folder: Path) -> None:
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = 'from_the_future'")
+    database.close()
+    with pytest.raises(UnusableError, match="a newer MLflow"):
+        opened(run_in(folder / "run"))
+
+
+@pytest.mark.slow
+def test_eight_processes_open_a_database_that_is_not_there(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.tracking.mlflow.runs import opened, run_in, training\n"
+        "from hydraloop.tracking.tracker import Finish\n"
+        "tracker = opened(run_in(Path(sys.argv[1]) / sys.argv[2], uid=sys.argv[2]), folder=sys.argv[1])\n"
+        "tracker.send(training(0, 100))\n"
+        "tracker.finish(Finish('finished'))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(job)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for job in range(8)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    found = client(f"sqlite:///{tmp_path}/mlflow.db")
+    (experiment,) = [one for one in found.search_experiments() if one.name == "digits"]
+    runs = found.search_runs([experiment.experiment_id])
+    assert sorted(run.data.tags["hydraloop.run"] for run in runs) == [str(job) for job in range(8)]
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        assert len(found.get_metric_history(run.info.run_id, "train/loss")) == 100
+
+
+@pytest.mark.slow
+def test_a_full_disk(tmp_path: Path, empty_database: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(mount)], check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        shutil.copy(empty_database, mount)
+        tracker = opened(run_in(tmp_path / "run"), folder=str(mount))
+        filler = mount / "filler"
+        records = training(0, 4000)
+        filler.write_bytes(b"x" * (os.statvfs(mount).f_bavail * os.statvfs(mount).f_frsize - 8192))
+        with pytest.raises(Exception, match="full") as error:
+            tracker.send(records)
+        assert not isinstance(error.value, UnusableError)
+        filler.unlink()
+        tracker.send(records)
+        uri = f"sqlite:///{mount}/mlflow.db"
+        assert len(client(uri).get_metric_history(tracker.memory["run_id"], "train/loss")) == 4000
+        logging.getLogger("mlflow").setLevel(logging.NOTSET)
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)

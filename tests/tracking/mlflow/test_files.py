@@ -1,0 +1,182 @@
+"""Artifacts of a run at MLflow: each once, and never in the way of its metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+from PIL import Image
+
+from hydraloop.run.record_log import Record
+from hydraloop.tracking import description
+from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.tracker import Finish
+from tests.tracking.mlflow.runs import (
+    BEGAN,
+    QUIET,
+    artifacts,
+    attempt,
+    client,
+    empty_database,
+    folder,
+    found,
+    opened,
+    run_in,
+    stored,
+    text,
+    training,
+)
+
+__all__ = ["empty_database", "folder"]
+pytestmark = QUIET
+
+
+def picture(run_dir: Path, index: int, name: str = "visualization/val_iter_20.png") -> Record:
+    (run_dir / name).parent.mkdir(exist_ok=True)
+    Image.new("RGB", (8, 8), "red").save(run_dir / name)
+    return Record(index, "val", 1, 20, BEGAN + 20, {}, {"picture": name})
+
+
+def images(tracker: MLflowTracker) -> list[str]:
+    """Names of the pictures that are stored; older versions part what is in a name by `%`."""
+    return [name.replace("%", "+") for name in artifacts(tracker, "images") if name.endswith(".png")]
+
+
+def test_a_picture_is_stored_once(folder: Path) -> None:
+    run = run_in(folder / "run")
+    tracker = opened(run)
+    before = json.loads(json.dumps(tracker.memory))
+    records = [picture(run.run_dir, 0)]
+    for _ in range(2):
+        tracker.send(records)
+    tracker.idle()
+    again = opened(run, before)  # a process that died after it had stored the picture
+    again.send(records)
+    again.idle()
+    again.idle()
+    (name,) = images(tracker)
+    assert name.startswith(f"images/val_picture+step+20+timestamp+{round((BEGAN + 20) * 1000)}+")
+    again.finish(Finish("finished"))
+    assert len(images(tracker)) == 1
+
+
+def test_a_picture_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run = run_in(folder / "run")
+    tracker = opened(run)
+    names = ["val_iter_20.png", "text.png", "cut.png", "size.png"]
+    records = [picture(run.run_dir, index, f"visualization/{name}") for index, name in enumerate(names)]
+    gone, broken, cut, size = [run.run_dir / record.texts["picture"] for record in records]
+    gone.unlink()
+    broken.write_bytes(b"no picture")
+    cut.write_bytes(size.read_bytes()[:40])
+    content = bytearray(size.read_bytes())
+    content[16:24] = b"\x00\x01\x00\x00" * 2  # more pixels than anybody has memory for
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    size.write_bytes(content)
+    tracker.send(records)
+    tracker.finish(Finish("finished"))
+    said = [one.levelname for one in caplog.records if "a picture is left out" in one.getMessage()]
+    assert said == ["WARNING", "INFO", "INFO", "INFO"]
+    assert images(tracker) == []
+    assert found(tracker).info.status == "FINISHED"
+
+
+def test_the_result_of_an_earlier_attempt_is_not_this_one_s(folder: Path) -> None:
+    run = run_in(folder / "run")
+    (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
+    later = replace(attempt(), earlier_result=description.result_digest(run.run_dir))
+    tracker = opened(replace(run, attempts=(later,)))
+    tracker.finish(Finish("killed"))
+    assert "best/accuracy" not in found(tracker).data.metrics
+    assert artifacts(tracker) == ["config.yaml"]
+
+
+def test_pictures_are_an_option(folder: Path) -> None:
+    run = run_in(folder / "run")
+    tracker = opened(run, pictures=False)
+    tracker.send([picture(run.run_dir, 0)])
+    tracker.finish(Finish("finished"))
+    assert images(tracker) == []
+
+
+def test_a_picture_that_was_cut_before_it_was_stored(folder: Path) -> None:
+    run = run_in(folder / "run")
+    tracker = opened(run)
+    record = picture(run.run_dir, 0)
+    tracker.send([record])
+    later = MLflowTracker({"system_metrics": False}, run, json.loads(json.dumps(tracker.memory)))
+    later.rewound(0, 10, [record])
+    later.open()
+    later.send([Record(0, "val", 1, 20, BEGAN + 80, {}, record.texts)])
+    later.finish(Finish("finished"))
+    (name,) = images(tracker)
+    assert f"timestamp+{round((BEGAN + 80) * 1000)}+" in name
+
+
+def checkpoint(path: Path, content: str = "weights") -> None:
+    path.parent.mkdir(exist_ok=True)
+    with ZipFile(path, "w") as file:
+        file.writestr("data", content)
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        (None, []),
+        ("best", ["best_accuracy_epoch_1.pth"]),
+        ("last", ["epoch_2.pth"]),
+        ("all", ["best_accuracy_epoch_1.pth", "epoch_1.pth", "epoch_2.pth"]),
+    ],
+)
+def test_checkpoints_are_an_option(folder: Path, which: str | None, expected: list[str]) -> None:
+    run = run_in(folder / "run")
+    checkpoints = run.run_dir / "checkpoints"
+    for name in ("best_accuracy_epoch_1.pth", "epoch_1.pth", "epoch_2.pth"):
+        checkpoint(checkpoints / name)
+    (checkpoints / "last_checkpoint").write_text("epoch_2.pth\n")
+    (checkpoints / "epoch_3.pth").write_bytes((checkpoints / "epoch_1.pth").read_bytes()[:20])
+    best: dict[str, Any] = {"metric": "accuracy", "value": 1.0, "iteration": 10}
+    best["checkpoint"] = "/moved/checkpoints/best_accuracy_epoch_1.pth"
+    (run.run_dir / "result.json").write_text(json.dumps({"best": best}))
+    tracker = opened(run, checkpoints=which)
+    tracker.idle()
+    assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected if which == "all"]
+    tracker.finish(Finish("finished"))
+    assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected]
+
+
+def test_a_checkpoint_that_changes_is_stored_again(folder: Path) -> None:
+    run = run_in(folder / "run")
+    tracker = opened(run, checkpoints="all")
+    for content in ("first", "second one"):
+        checkpoint(run.run_dir / "checkpoints" / "epoch_1.pth", content)
+        tracker.idle()
+        with ZipFile(stored(tracker, "checkpoints/epoch_1.pth")) as file:
+            assert file.read("data").decode() == content
+
+
+def test_metrics_arrive_where_files_cannot_be_stored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client().create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
+    tracker = opened(run_in(folder / "run"), experiment="elsewhere")
+    tracker.send(training(0, 2))
+    tracker.idle()
+    tracker.finish(Finish("finished"))
+    assert found(tracker).info.status == "FINISHED"
+    assert caplog.text.count("cannot be stored") == 1
+
+
+def test_no_secret_of_the_result_is_stored(folder: Path) -> None:
+    run = run_in(folder / "run")
+    result = {"error": "https://me:hunter2hunter2@host/x", "best": None}
+    (run.run_dir / "result.json").write_text(json.dumps(result))
+    tracker = opened(run)
+    tracker.finish(Finish("failed", "no"))
+    assert "hunter2" not in text(tracker, "result.json")
+    assert json.loads(text(tracker, "result.json"))["best"] is None

@@ -1,0 +1,123 @@
+"""MLflowTracker at a real server on loopback: killed, started again, silent."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run.record_log import Record
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.tracker import Finish, UnusableError
+from tests.tracking.mlflow.runs import (
+    BEGAN,
+    QUIET,
+    client,
+    empty_database,
+    folder,
+    found,
+    opened,
+    points,
+    run_in,
+    training,
+)
+from tests.tracking.mlflow.server import mlflow_server, silent_server
+from tests.tracking.runs import log_records
+
+__all__ = ["empty_database", "folder"]
+pytestmark = QUIET
+
+
+@pytest.mark.slow
+def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it over HTTP, in one server's life, for its start takes seconds."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with mlflow_server(tmp_path) as server:
+        uri = server.uri
+        run = run_in(tmp_path / "run")
+        tracker = opened(run, tracking_uri=uri)
+        values = {"loss": math.nan, "up": math.inf, "fine": 0.1 + 0.2, "top@5": 1.0}
+        records = training(0, 600, **values)
+        tracker.send(records)
+        tracker.send(records)
+        assert points(tracker, "train/fine", uri) == [(10 * i, 0.1 + 0.2) for i in range(600)]
+        for key in ("train/loss", "train/up", "train/top_5"):
+            assert len(points(tracker, key, uri)) == 600
+        from PIL import Image
+
+        Image.new("RGB", (8, 8)).save(run.run_dir / "p.png")
+        picture = Record(600, "val", 1, 20, BEGAN, {}, {"picture": "p.png"})
+        tracker.send([picture])
+        tracker.idle()
+        tracker.finish(Finish("failed", "ValueError: no"))
+        assert found(tracker, uri).info.status == "FAILED"
+        listed = [info.path for info in client(uri).list_artifacts(tracker.memory["run_id"])]
+        assert listed == ["config.yaml", "images"]
+        experiment, run_id = tracker.memory["experiment_id"], tracker.memory["run_id"]
+        assert tracker.where == f"{uri}/#/experiments/{experiment}/runs/{run_id}"
+
+        second = replace(run, attempts=(*run.attempts, replace(run.attempt, number=1, iteration=3000)))
+        again = MLflowTracker({"system_metrics": False, "tracking_uri": uri}, second, tracker.memory)
+        again.rewound(301, 3000, records[301:])
+        again.open()
+        again.send(training(301, 650, index=301, later=60.0, **values))
+        for key in ("train/fine", "train/loss", "train/up"):
+            assert [step for step, _ in points(again, key, uri)] == [10 * i for i in range(650)]
+
+        client(uri).delete_run(run_id)
+        with pytest.raises(UnusableError, match="deleted"):
+            again.send(training(650, 651, index=650))
+        client(uri).delete_experiment(experiment)
+        with pytest.raises(UnusableError, match="mlflow experiments restore"):
+            opened(run_in(tmp_path / "other", uid="other"), tracking_uri=uri)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with mlflow_server(tmp_path) as server:
+        run = run_in(tmp_path / "run")
+        cursor = Cursor("mlflow", {})
+        tracker = MLflowTracker({"tracking_uri": server.uri, "system_metrics": False}, run, cursor.memory)
+        (run.run_dir / "tracking").mkdir()
+        troubles: list[Trouble | None] = []
+        follower = Follower(tracker, cursor, run.run_dir, "mlflow", troubles.append)
+        log_records(run.run_dir, 50)
+        assert follower.step(None) == "following"
+        log_records(run.run_dir, 50, first=50)
+        server.kill()
+        assert follower.step(None) == "in trouble"
+        assert len(troubles) == 1
+        log_records(run.run_dir, 100, first=100)
+        server.start()
+        while (state := follower.step(Finish("finished"))) != "done":
+            assert state in ("following", "in trouble")
+        assert troubles[-1] is None
+        assert [step for step, _ in points(tracker, "train/loss", server.uri)] == [10 * (i + 1) for i in range(200)]
+        assert found(tracker, server.uri).info.status == "FINISHED"
+
+
+def test_a_server_that_accepts_and_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with silent_server() as uri:
+        tracker = MLflowTracker({"tracking_uri": uri}, run_in(tmp_path / "run"), {})
+        begun = time.monotonic()
+        with pytest.raises(Exception, match="timeout") as error:
+            tracker.open()
+        assert not isinstance(error.value, UnusableError)
+        assert time.monotonic() - begun < 60  # MLflow's own would be 120 s, eight times
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    tracker = MLflowTracker({"tracking_uri": "http://127.0.0.1:9"}, run_in(tmp_path / "run"), {})
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"127\.0\.0\.1:9") as error:
+            tracker.open()
+        assert not isinstance(error.value, UnusableError)
+    assert tracker.where is None
+    tracker.close()

@@ -1,0 +1,341 @@
+"""MLflowTracker over SQLite: what MLflow's own client finds in the database, whatever happened on the way there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from hydraloop.run.record_log import Record, RecordLog
+from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.tracker import Finish, RefusedError, UnusableError
+from tests.tracking.mlflow.runs import (
+    BEGAN,
+    QUIET,
+    artifacts,
+    attempt,
+    client,
+    empty_database,
+    folder,
+    found,
+    opened,
+    points,
+    run_in,
+    text,
+    training,
+)
+
+__all__ = ["empty_database", "folder"]
+pytestmark = QUIET
+
+
+def test_the_run_is_there(folder: Path) -> None:
+    run = run_in(folder / "run", attempt(nothing=None, yes=True, **{"list.0": "x"}))
+    tracker = opened(run, tags={"team": "blue"})
+    tracker.send(training(0, 3))
+    assert found(tracker).info.status == "RUNNING"
+    (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
+    tracker.idle()
+    tracker.finish(Finish("finished"))
+    info, data = found(tracker).info, found(tracker).data
+    assert (info.status, info.run_name, info.start_time) == ("FINISHED", "a/run", round(BEGAN * 1000))
+    assert info.end_time == round((run.run_dir / "result.json").stat().st_mtime * 1000)
+    assert client().get_experiment(info.experiment_id).name == "digits"
+    assert data.params == {"a": "1", "nothing": "null", "yes": "true", "list.0": "x"}
+    assert data.metrics == {"train/loss": 1 / 3, "train/lr": 0.1, "best/accuracy": 0.5}
+    expected = {
+        "mlflow.source.git.commit": "c0ffee",
+        "mlflow.user": "me",
+        "mlflow.source.name": "train.py",
+        "command": "python train.py a=1",
+        "host": "here",
+        "world_size": "1",
+        "hydraloop.run": "uid0",
+        "status": "finished",
+        "team": "blue",
+    }
+    assert expected.items() <= data.tags.items()
+    assert artifacts(tracker) == ["config.yaml", "result.json"]
+    assert text(tracker, "config.yaml") == "a: 1\n"
+    assert info.artifact_uri.startswith(str(folder / "mlruns" / "digits"))
+    assert tracker.where == "mlflow ui"
+
+
+def test_what_is_sent_again_is_there_once(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    values = {"loss": math.nan, "up": math.inf, "down": -math.inf, "fine": 0.1 + 0.2}
+    records = training(0, 250, **values)
+    tracker.send(records)
+    tracker.send(records)
+    tracker.send(training(240, 260, index=240, **values))
+    for name in values:
+        assert [step for step, _ in points(tracker, f"train/{name}")] == [10 * i for i in range(260)]
+    assert {value for _, value in points(tracker, "train/fine")} == {0.1 + 0.2}
+    assert all(math.isnan(value) for _, value in points(tracker, "train/loss"))
+    assert {value for _, value in points(tracker, "train/up")} == {1.7976931348623157e308}
+
+
+def test_names_that_mlflow_refuses(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = opened(run_in(folder / "run"))
+    names = ["top@5", "top_5", "a//b", "../up", "x" * 300, "x" * 299 + "y", "naïve loss: [m]", "a/"]
+    for index in range(2):
+        tracker.send(training(index, index + 1, index=index, **{name: float(i) for i, name in enumerate(names)}))
+    again = opened(tracker.run, json.loads(json.dumps(tracker.memory)))
+    again.send(training(2, 3, index=2, **{name: float(i) for i, name in enumerate(names)}))
+    metrics = found(tracker).data.metrics
+    assert sorted(metrics.values()) == [float(i) for i in range(len(names))]
+    assert metrics["train/top_5"] == 1.0
+    assert metrics["train/top_5_2"] == 0.0
+    assert all(len(points(tracker, key)) == 3 for key in metrics)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "'train/top@5' as 'train/top_5_2'" in warning
+
+
+def test_many_and_long_parameters(folder: Path) -> None:
+    params: dict[str, Any] = {f"p.{index}": index for index in range(250)}
+    params |= {"long": "x" * 7000, "limit": "y" * 6000, "bad@key": 1, "bad_key": 2, "train/loss": "like a metric"}
+    tracker = opened(run_in(folder / "run", attempt(**params)))
+    tracker.send(training(0, 1))
+    kept = found(tracker).data.params
+    assert len(kept) == 256
+    assert kept["long"] == "(7000 characters: see config.yaml)"
+    assert kept["limit"] == "y" * 6000
+    assert (kept["bad_key"], kept["bad_key_2"]) == ("2", "1")
+    assert kept["train/loss"] == "like a metric"
+
+
+def test_a_process_that_died_before_it_knew_the_run(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    second = opened(first.run)
+    assert second.memory["run_id"] == first.memory["run_id"]
+    assert opened(run_in(folder / "run", uid="other")).memory["run_id"] != first.memory["run_id"]
+
+
+def resumed(tracker: MLflowTracker, iteration: int, **params: Any) -> MLflowTracker:
+    """A tracker of the next attempt at a run, that has not opened it."""
+    number = tracker.run.attempt.number + 1
+    run = replace(tracker.run, attempts=(*tracker.run.attempts, attempt(number, iteration, "a: 2\n", **params)))
+    return MLflowTracker({"system_metrics": False}, run, json.loads(json.dumps(tracker.memory)))
+
+
+def test_a_resumed_run_is_the_same_run(folder: Path) -> None:
+    first = opened(run_in(folder / "run", attempt(b=1, c=1)))
+    first.send(training(0, 3))
+    first.idle()
+    first.finish(Finish("failed", "ValueError: no"))
+    assert found(first).info.status == "FAILED"
+    assert found(first).data.tags["error"] == "ValueError: no"
+    second = resumed(first, 20, b=1, c=2, d=3)
+    second.open()
+    second.idle()
+    assert found(second).info.run_id == first.memory["run_id"]
+    assert found(second).info.status == "RUNNING"
+    assert found(second).data.params == {"a": "1", "b": "1", "c": "1", "resume_1/c": "2", "resume_1/d": "3"}
+    second.finish(Finish("finished"))
+    assert found(second).info.status == "FINISHED"
+    assert "error" not in found(second).data.tags
+    assert artifacts(second) == ["config.yaml", "config_resume_1.yaml"]
+    assert text(second, "config_resume_1.yaml") == "a: 2\n"
+
+
+def test_points_of_iterations_done_twice(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    sent = training(0, 10)
+    first.send(sent)
+    first.finish(Finish("interrupted"))
+    second = resumed(first, 50)
+    assert second.rewound(6, 50, sent[6:]) == 6
+    second.open()
+    again = training(6, 12, index=6, later=60.0)
+    changed = replace(again[1], values={"loss": 9.0, "lr": 0.1})
+    second.send([again[0], changed, *again[2:4]])
+    third = MLflowTracker({"system_metrics": False}, second.run, json.loads(json.dumps(second.memory)))
+    third.open()  # another process goes on: its predecessor was killed
+    third.send([*again[2:4], *again[4:]])
+    third.finish(Finish("finished"))
+    assert points(third, "train/lr") == [(10 * i, 0.1) for i in range(12)]
+    losses = [(10 * i, 1 / (i + 1)) for i in range(12)]
+    assert points(third, "train/loss") == sorted([*losses, (70, 9.0)])
+    latest = max(
+        (m for m in client().get_metric_history(third.memory["run_id"], "train/loss") if m.step == 70),
+        key=lambda metric: metric.timestamp,
+    )
+    assert latest.value == 9.0
+    assert found(third).data.metrics["train/loss"] == 1 / 12
+    assert "again_from" not in third.memory
+
+
+def logged(run_dir: Path, records: list[Record]) -> None:
+    """The log of a run, as a resumed one has left it."""
+    log = RecordLog(run_dir / "metrics.jsonl")
+    for one in records:
+        log.append({"mode": one.mode, "epoch": one.epoch, "iteration": one.iteration, **one.values})
+    log.close()
+
+
+def test_a_resumed_run_that_ends_earlier_has_its_own_last_values(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    sent = training(0, 10)
+    best = {"metric": "accuracy", "value": 0.9, "iteration": 90}
+    result = first.run.run_dir / "result.json"
+    result.write_text(json.dumps({"best": best}))
+    first.send(sent)
+    first.finish(Finish("finished"))
+    second = resumed(first, 50)
+    second.rewound(6, 50, sent[6:])
+    second.open()
+    again = training(6, 8, index=6, later=60.0, loss=7.0, lr=0.1)
+    second.send(again)
+    result.write_text(json.dumps({"best": {**best, "value": 0.5, "iteration": 60}}))
+    logged(second.run.run_dir, [*sent[:6], *again])
+    for _ in range(2):
+        second.finish(Finish("finished"))
+    assert found(second).data.metrics == {"train/loss": 7.0, "train/lr": 0.1, "best/accuracy": 0.5}
+    assert points(second, "train/loss")[-2:] == [(90, 0.1), (90, 7.0)]
+    assert len(points(second, "train/lr")) == 10
+
+
+def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    sent = training(0, 3, loss=1.0)
+    tracker.send(sent)
+    for number, value in enumerate([2.0, 1.0, 1.0], start=1):
+        tracker.finish(Finish("interrupted"))
+        tracker = resumed(tracker, 10)
+        tracker.rewound(2, 10, sent[2:])
+        tracker.open()
+        for _ in range(2):
+            tracker.send(training(2, 3, index=2, later=60.0 * number, loss=value))
+        assert found(tracker).data.metrics["train/loss"] == value
+    assert points(tracker, "train/loss") == [(0, 1.0), (10, 1.0), (20, 1.0), (20, 1.0), (20, 2.0)]
+
+
+def test_no_secret_of_the_options_is_sent(folder: Path) -> None:
+    tags = {"api_key": "abcdefgh12345678", "note": "my token=zzzzzzzzzz12345", "n": 1, "hydraloop.run": "mine"}
+    options = {"tags": tags, "run_name": "password=hunter2hunter2"}
+    tracker = opened(run_in(folder / "run"), **options)
+    run = found(tracker)
+    assert {name: run.data.tags[name] for name in tags} == {
+        "api_key": "***",
+        "note": "my token=***",
+        "n": "1",
+        "hydraloop.run": "uid0",
+    }
+    assert "hunter2" not in str(run.info.run_name)
+
+
+def test_a_run_that_goes_on_does_not_say_how_it_ended(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    first.finish(Finish("failed", "ValueError: no"))
+    second = resumed(first, 0)
+    second.open()
+    assert not {"status", "error"} & found(second).data.tags.keys()
+
+
+def test_points_that_a_killed_process_had_sent_and_not_noted(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    noted = json.loads(json.dumps(first.memory))
+    first.send(training(0, 10))
+    first.memory.clear()
+    first.memory.update(noted)
+    second = resumed(first, 40)
+    second.open()
+    second.send(training(0, 5))
+    second.send(training(5, 12, index=5, later=60.0))
+    assert points(second, "train/loss") == [(10 * i, 1 / (i + 1)) for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("finish", "status"),
+    [
+        (Finish("stopped"), "FINISHED"),
+        (Finish("interrupted", None, 130), "KILLED"),
+        (Finish("killed", None, 137), "KILLED"),
+        (Finish("failed", "x" * 9000, 1), "FAILED"),
+    ],
+)
+def test_how_it_ended(folder: Path, finish: Finish, status: str) -> None:
+    tracker = opened(run_in(folder / "run"))
+    tracker.finish(finish)
+    tracker.finish(finish)
+    assert found(tracker).info.status == status
+    assert found(tracker).data.tags["status"] == finish.status
+
+
+def test_a_deleted_experiment(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    client().delete_experiment(tracker.memory["experiment_id"])
+    with pytest.raises(UnusableError, match="the run was deleted"):
+        tracker.send(training(0, 1))
+    with pytest.raises(UnusableError, match=r"MLFLOW_TRACKING_URI=sqlite:////\S+ mlflow runs restore --run-id"):
+        opened(tracker.run, tracker.memory)
+    with pytest.raises(
+        UnusableError, match=r"experiment 'digits' was deleted.*MLFLOW_TRACKING_URI=sqlite.*hooks\.mlflow\.experiment"
+    ):
+        opened(run_in(folder / "other", uid="other"))
+    assert opened(run_in(folder / "other", uid="other"), experiment="new").memory["run_id"]
+
+
+def test_what_the_server_refuses_is_refused(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    record = Record(0, "train", 1, 2**70, BEGAN, {"loss": 1.0}, {})
+    with pytest.raises(RefusedError):
+        tracker.send([record])
+    tracker.send(training(0, 1))
+    assert len(points(tracker, "train/loss")) == 1
+
+
+def test_another_address_than_before(folder: Path, caplog: pytest.LogCaptureFixture, empty_database: Path) -> None:
+    import shutil
+
+    tracker = opened(run_in(folder / "run"))
+    tracker.send(training(0, 2))
+    (folder / "new").mkdir()
+    shutil.copy(empty_database, folder / "new")
+    moved = opened(tracker.run, tracker.memory, tracking_uri="sqlite:///new/mlflow.db")
+    moved.send(training(2, 3, index=2))
+    assert "goes on at sqlite:///" in caplog.text
+    assert len(points(moved, "train/loss", f"sqlite:///{folder}/new/mlflow.db")) == 1
+    assert moved.where == f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db"
+    stays = opened(tracker.run, json.loads(json.dumps(moved.memory)))
+    assert stays.where == moved.where
+
+
+def test_an_address_with_a_password_is_told_from_another_without_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = opened(run_in(folder / "run"))
+    for uri in ("http://me:hunter2hunter2@127.0.0.1:9", "http://me:other2hunter2@127.0.0.1:9"):
+        moved = MLflowTracker({"tracking_uri": uri}, tracker.run, tracker.memory)
+        with pytest.raises(MlflowException, match="127"):
+            moved.open()
+        assert "run_id" not in tracker.memory
+        tracker.memory["at"] = "http://127.0.0.1:9"
+    assert caplog.text.count("goes on at http://127.0.0.1:9; what") == 1
+    assert "hunter2" not in caplog.text
+
+
+def test_a_short_run_has_the_machine_s_load(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"), system_metrics=True, system_metrics_interval=60.0)
+    tracker.finish(Finish("finished"))
+    assert [step for step, _ in points(tracker, "system/cpu_utilization_percentage")] == [0]
+
+
+def test_system_metrics_go_on_after_a_restart(folder: Path) -> None:
+    options = {"system_metrics": True, "system_metrics_interval": 1e-6}
+    tracker = opened(run_in(folder / "run"), **options)
+    tracker.idle()
+    tracker.idle()
+    again = opened(tracker.run, json.loads(json.dumps(tracker.memory)), **options)
+    again.idle()
+    assert [step for step, _ in points(tracker, "system/cpu_utilization_percentage")] == [0, 1, 2]
+    assert found(tracker).data.metrics["system/system_memory_usage_megabytes"] > 0
+    without = opened(run_in(folder / "other", uid="other"), **options, _sync=True)
+    without.idle()
+    assert not found(without).data.metrics

@@ -1,0 +1,162 @@
+"""A follower's process for tests: `python -m tests.tracking.wandb.driver <run_dir> <options as JSON> <action> …`.
+
+W&B's library starts a process, threads and hooks for the end, which a test's own process should not have. Prints one
+line of JSON: states and troubles, what is left in the cursor, and with the action `read` every offline file's contents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hydraloop.run.record_log import FILENAME, Position, Reader, RecordLog, count
+from hydraloop.tracking import description
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.tracker import Finish
+from hydraloop.tracking.wandb.file import records
+from hydraloop.tracking.wandb.tracker import WandbTracker
+from tests.processes import children
+from tests.tracking.runs import log_records
+
+OPTIONS: dict[str, Any] = {
+    "mode": "offline", "project": None, "entity": None, "group": None, "job_type": None, "tags": [], "notes": None,
+    "name": None, "pictures": True, "checkpoints": None, "system_metrics": False, "flush_timeout": 2.0,
+}  # fmt: skip
+_ENDINGS = {
+    "finish": Finish("finished"), "fail": Finish("failed", "ValueError: no", 1), "killed": Finish("killed", None, 137),
+}  # fmt: skip
+
+
+class Driver:
+    """One process's life as the follower of a run."""
+
+    def __init__(self, run_dir: Path, options: dict[str, Any]) -> None:
+        run = description.read(run_dir)
+        assert run is not None
+        self.run_dir = run_dir
+        given = {**OPTIONS, **options}
+        self.cursor = Cursor.load(run_dir, "wandb") or Cursor("wandb", given)
+        self.tracker = WandbTracker(given, run, self.cursor.memory)
+        self.troubles: list[str | None] = []
+        self.states: list[str] = []
+        self.found: dict[str, Any] = {}
+        self.follower = Follower(self.tracker, self.cursor, run_dir, "wandb", self._told)
+
+    def _told(self, trouble: Trouble | None) -> None:
+        self.troubles.append(None if trouble is None else trouble.text)
+
+    def do(self, action: str) -> None:
+        """One of: log=N, odd=JSON, drain, step, kill, stop, die, send_and_die, close, read, or how the run ends."""
+        name, _, argument = action.partition("=")
+        if name == "log":
+            log_records(self.run_dir, int(argument), first=count(self.run_dir / FILENAME))
+        elif name == "odd":
+            log = RecordLog(self.run_dir / FILENAME)
+            log.append(json.loads(argument))
+            log.close()
+        elif name == "drain":
+            self._until("caught up", None)
+        elif name == "step":
+            self.states.append(self.follower.step(None))
+        elif name in _ENDINGS:
+            self._until("done", _ENDINGS[name])
+        elif name == "kill":
+            for core in cores():
+                core.kill()
+            psutil.wait_procs(cores(), timeout=10)
+        elif name == "stop":
+            for core in cores():
+                core.suspend()
+        elif name == "send_and_die":
+            reader = Reader(self.run_dir / FILENAME, Position(self.cursor.offset, self.cursor.index))
+            self.tracker.send(reader.read(1 << 30)[0])
+            os._exit(9)
+        elif name == "die":
+            os._exit(9)
+        elif name == "close":
+            self.tracker.close()
+            self.states.append(f"{len(cores())} cores")
+        else:
+            self.found = {file.parent.name: _contents(file) for file in _files(self.run_dir)}
+
+    def _until(self, state: str, finish: Finish | None) -> None:
+        for _ in range(500):
+            self.states.append(self.follower.step(finish))
+            if self.states[-1] in (state, "given up"):
+                return
+            if self.states[-1] == "in trouble":
+                time.sleep(self.follower.wait(ending=finish is not None))
+        raise AssertionError(f"{state} is not reached: {self.states}, {self.troubles}")
+
+
+def cores() -> list[psutil.Process]:
+    """W&B's own processes that live, started here."""
+    return [one for one, command in children().items() if Path(command[0]).name == "wandb-core"]
+
+
+def _files(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def _contents(file: Path) -> dict[str, Any]:
+    from wandb.proto import wandb_internal_pb2 as protocol
+
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009
+    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"rows": rows, "config": {}, "summary": {}, "exit": None, "files": [], "metrics": {}}
+    for record in (parse(one) for one in records(file)):
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            rows.append({"step": record.history.step.num, **row})
+        elif kind == "run":
+            found.update(id=record.run.run_id, group=record.run.run_group, name=record.run.display_name)
+            found.update(
+                project=record.run.project,
+                notes=record.run.notes,
+                job_type=record.run.job_type,
+                tags=list(record.run.tags),
+            )
+            found["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kind == "summary":
+            found["summary"].update({item.key: json.loads(item.value_json) for item in record.summary.update})
+        elif kind == "exit":
+            found["exit"] = record.exit.exit_code
+        elif kind == "files":
+            found["files"] += [item.path for item in record.files.files]
+        elif kind == "metric":
+            found["metrics"][record.metric.name or record.metric.glob_name] = record.metric.step_metric
+        elif kind in ("stats", "artifact", "output", "output_raw"):
+            found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def main() -> None:
+    """Do what the command line says."""
+    driver = Driver(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    for action in sys.argv[3:]:
+        driver.do(action)
+    print(
+        json.dumps(
+            {
+                "states": driver.states,
+                "troubles": driver.troubles,
+                "where": driver.tracker.where,
+                "sent": driver.cursor.sent,
+                "finished": driver.cursor.finished,
+                "refused": driver.cursor.refused,
+                "files": driver.found,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""WandbTracker with the real library: offline files are read back, every record is there once, whatever was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.run.record_log import FILENAME
+from hydraloop.tracking import description
+from hydraloop.tracking.follower.cutting import cut_behind
+from hydraloop.tracking.tracker import Run, Sweep
+from hydraloop.tracking.wandb.setup import config_of, group_of, identity, nested
+from tests.tracking.runs import attempt, described_run, log_records
+from tests.tracking.wandb.driver import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[3]
+KEY = "c0ffee00" * 5
+"""Looks like an API key."""
+NOWHERE = "http://127.0.0.1:9"
+
+
+def drive(run_dir: Path, *actions: str, dies: bool = False, env: dict[str, str] | None = None, **options: Any) -> Any:
+    """A follower's process: what it does, with a closed standard input and without anybody's W&B settings."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    home = run_dir.parent / "home"
+    home.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tracking.wandb.driver", str(run_dir), json.dumps(options), *actions],
+        env={**clean, "HOME": str(home), **(env or {})},
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == (9 if dies else 0), done.stderr
+    return None if dies else json.loads(done.stdout.splitlines()[-1])
+
+
+def rows_of(found: Any) -> list[dict[str, Any]]:
+    """The rows of the one offline file that there is."""
+    (contents,) = found["files"].values()
+    return list(contents["rows"])
+
+
+def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
+    """Steps are lines, the axis is the iteration; `result.json` and the config are there, nothing is left running."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir, attempt(0, 0, **{"betas.0": 0.9, "betas.1": 0.99, "token": "***"}))
+    best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
+
+    found = drive(run_dir, "log=3", "drain", "log=2", "drain", "fail", "close", "read")
+
+    (contents,) = found["files"].values()
+    assert [(row["step"], row["iteration"], row["epoch"]) for row in contents["rows"]] == [
+        (0, 10, 1), (1, 20, 1), (2, 30, 1), (3, 40, 1), (4, 50, 1),
+    ]  # fmt: skip
+    assert [row["train/loss"] for row in contents["rows"]] == [1 / 10, 1 / 20, 1 / 30, 1 / 40, 1 / 50]
+    axes = contents["metrics"]
+    assert axes.pop("train/loss", "iteration") == "iteration", "W&B 0.20 also writes what a pattern matched"
+    assert axes == {"iteration": "", "train/*": "iteration"}
+    assert (contents["exit"], contents["summary"]["status"]) == (1, "failed")
+    assert contents["summary"]["error"] == "ValueError: no"
+    assert contents["summary"]["best"] == {"metric": "accuracy", "value": 0.5, "iteration": 20}
+    assert "result.json" in contents["files"]
+    config = contents["config"]
+    assert (config["optimizer"], config["betas"], config["token"]) == ({"lr": 0.1}, [0.9, 0.99], "***")
+    assert config["hydraloop"]["command"] == "python train.py"
+    assert (contents["id"], contents["project"]) == ("0123456789abcdef", "digits")
+    assert (contents["group"], contents["name"]) == ("a/run", "a/run")
+    assert "stats" not in contents
+    assert found["where"] == f"wandb sync {run_dir / 'wandb' / next(iter(found['files']))}"
+    assert (found["sent"], found["finished"], found["states"][-1]) == (5, True, "0 cores")
+
+
+def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
+    """Killed between batches, and once more before the end: one trouble each, one file in the end, whole."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    found = drive(run_dir, "log=450", "drain", "kill", "log=50", "drain", "kill", "finish", "close", "read")
+    assert [row["step"] for row in rows_of(found)] == list(range(500))
+    assert len([trouble for trouble in found["troubles"] if trouble]) == 2
+    assert found["troubles"][-1] is None
+    assert (found["sent"], found["finished"], found["states"][-1]) == (500, True, "0 cores")
+    assert len(list((run_dir / "wandb" / "replaced").iterdir())) == 2
+
+
+def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_path: Path) -> None:
+    """The next process knows less than the file has."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    drive(run_dir, "log=300", "drain", "log=100", "send_and_die", dies=True)
+    found = drive(run_dir, "log=10", "drain", "finish", "read")
+    assert [row["step"] for row in rows_of(found)] == list(range(410))
+    assert found["sent"] == 410
+
+
+def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
+    """With a cut: what was cut is gone, steps are there once, changed parameters have the attempt in front."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    drive(run_dir, "log=20", "drain", "killed")
+    assert cut_behind(run_dir / FILENAME, iteration=100, last_validation=0) is not None
+    described_run(run_dir, attempt(), attempt(1, 100, **{"optimizer.lr": 0.2}))
+
+    found = drive(run_dir, "log=15", "drain", "finish", "read")
+
+    (contents,) = found["files"].values()
+    assert [row["step"] for row in contents["rows"]] == list(range(25))
+    assert [row["iteration"] for row in contents["rows"]] == [10 * (index + 1) for index in range(25)]
+    assert (contents["exit"], contents["id"]) == (0, "0123456789abcdef")
+    assert contents["config"]["optimizer"] == {"lr": 0.1}
+    assert contents["config"]["resume_1/optimizer"] == {"lr": 0.2}
+    assert "resume_1/seed" not in contents["config"]
+
+
+@pytest.mark.slow
+def test_a_part_that_was_uploaded_is_left_alone(tmp_path: Path) -> None:
+    """`wandb sync` leaves a mark: then a second part, with an id of its own, goes on behind it in the same group."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    first = drive(run_dir, "log=20", "drain", "finish", "read")
+    (folder,) = first["files"]
+    (run_dir / "wandb" / folder / "run-0123456789abcdef.wandb.synced").touch()
+    described_run(run_dir, attempt(), attempt(1, 200))
+
+    drive(run_dir, "log=5", "drain", "die", dies=True)  # the second part is made anew as one, too
+    found = drive(run_dir, "log=5", "drain", "finish", "read")
+
+    assert len(found["files"]) == 2
+    second = found["files"][next(name for name in found["files"] if name != folder)]
+    assert [row["step"] for row in found["files"][folder]["rows"]] == list(range(20))
+    assert [row["step"] for row in second["rows"]] == list(range(20, 30))
+    assert (second["id"], second["name"], second["group"]) == ("0123456789abcdef-2", "a/run (part 2)", "a/run")
+
+
+def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> None:
+    """A resumed run that was killed has left none."""
+    run_dir = tmp_path / "run"
+    best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
+    run_dir.mkdir()
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
+    earlier = description.result_digest(run_dir)
+    described_run(run_dir, attempt(), replace(attempt(1, 0), earlier_result=earlier))
+    (contents,) = drive(run_dir, "log=1", "drain", "killed", "read")["files"].values()
+    assert contents["summary"]["status"] == "killed"
+    assert "best" not in contents["summary"]
+    assert "result.json" not in contents["files"]
+
+
+def test_a_core_that_hangs_is_said_and_started_again(tmp_path: Path) -> None:
+    """Stopped as the run ends: the reason is told within `flush_timeout`, and nothing is left running."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    found = drive(run_dir, "log=40", "drain", "stop", "finish", "close", "read", flush_timeout=4.0)
+    assert "wandb-core, W&B's own process, does not answer" in found["troubles"][0]
+    assert [row["step"] for row in rows_of(found)] == list(range(40))
+    assert (found["finished"], found["states"][-1]) == (True, "0 cores")
+
+
+def test_opening_a_finished_run_again_changes_nothing(tmp_path: Path) -> None:
+    """As `sync.py` does."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    first = drive(run_dir, "log=3", "drain", "finish", "read")
+    again = drive(run_dir, "finish", "read", _sync=True)
+    assert again["files"] == first["files"]
+    assert again["where"] == first["where"]
+
+
+def test_odd_records(tmp_path: Path) -> None:
+    """NaN and infinity, names of any kind, texts, a record of another mode; names that are no Unicode, secrets."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text", "histograms": "x.json"}
+    nonfinite = {"mode": "train", "iteration": 7, "x": float("nan"), "y": float("-inf")}
+    said = {"note": "password=hunter2hunter2", "b\ud800": "t\ud800"}
+    records = [odd, nonfinite, {"mode": "train", "a\ud800": 1, **said}, {"mode": "mine", "v": 1}]
+    actions = [f"odd={json.dumps(record)}" for record in records]
+
+    found = drive(run_dir, *actions, "drain", "finish", "read")
+
+    rows = rows_of(found)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert {name: rows[0][name] for name in ('val/a.b/c d"?', "val/ü", "val/note", "epoch")} == {
+        'val/a.b/c d"?': 1, "val/ü": 2, "val/note": "text", "epoch": 2,
+    }  # fmt: skip
+    assert "val/histograms" not in rows[0]
+    assert rows[1]["train/x"] != rows[1]["train/x"]
+    assert rows[1]["train/y"] == float("-inf")
+    assert {name: rows[2][name] for name in ("train/a?", "train/b?", "train/note")} == {
+        "train/a?": 1, "train/b?": "t?", "train/note": "password=***",
+    }  # fmt: skip
+    assert (rows[3]["mine/v"], rows[3]["iteration"]) == (1, 7)
+    assert (found["refused"], found["sent"]) == ([], 4)
+
+
+def test_names_are_masked_and_no_unicode_is_taken(tmp_path: Path) -> None:
+    """Whatever a cursor or a command line has."""
+    run_dir = tmp_path / "run"
+    params: dict[str, Any] = {"caf\udce9": "x\udce9"}
+    described_run(run_dir, attempt(**params))
+    given: dict[str, Any] = {
+        "notes": "password=hunter2hunter2",
+        "tags": ["token=zzzzzzzzzz", "t\udce9"],
+        "name": "n\udce9",
+    }
+    (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", **given)["files"].values()
+    assert (contents["tags"], contents["name"]) == (["token=***", "t?"], "n?")
+    assert contents["notes"] == "password=***"
+    assert contents["config"]["caf?"] == "x?"
+
+
+def test_variables_of_another_shell_are_not_followed(tmp_path: Path) -> None:
+    """Names were settled when the run began: `sync.py` may be typed anywhere."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    names = ("PROJECT", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
+    env = {f"WANDB_{name}": "others" for name in names}
+    (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env=env)["files"].values()
+    found = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
+    assert found == ["digits", "a/run", "", [], "", "a/run"]
+
+
+def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
+    """One that is not there any more is left out, its record is not."""
+    from PIL import Image
+
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    Image.new("RGB", (4, 4)).save(run_dir / "a.png")
+    (run_dir / "broken.png").write_bytes((run_dir / "a.png").read_bytes()[:40] + b"x" * 40)
+    names = ("a.png", "gone.png", "broken.png")
+    records = [{"mode": "val", "epoch": 1, "iteration": 5, "picture": name} for name in names]
+    actions = [f"odd={json.dumps(record)}" for record in records]
+
+    rows = rows_of(drive(run_dir, *actions, "drain", "finish", "read"))
+
+    assert (rows[0]["val/picture/_type"], rows[0]["iteration"]) == ("image-file", 5)
+    assert len([*run_dir.glob("wandb/offline-run-*/files/media/images/val/picture_*.png")]) == 1
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert not any("picture" in name for row in rows[1:] for name in row)
+
+
+def test_no_pictures_where_none_are_wanted(tmp_path: Path) -> None:
+    """Their records are there."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    record = {"mode": "val", "epoch": 1, "iteration": 5, "picture": "a.png"}
+    (row,) = rows_of(drive(run_dir, f"odd={json.dumps(record)}", "drain", "finish", "read", pictures=False))
+    assert not any("picture" in name for name in row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["all", "best", "last"])
+def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
+    """Each file once; none without the option."""
+    import zipfile
+
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    (run_dir / "checkpoints").mkdir()
+    for name in ("iter_1.pth", "iter_2.pth", "best_accuracy_iter_1.pth"):
+        with zipfile.ZipFile(run_dir / "checkpoints" / name, "w") as file:
+            file.writestr("data", name)
+    (run_dir / "checkpoints" / "last_checkpoint").write_text("iter_2.pth\n")
+    best = {
+        "metric": "a",
+        "value": 1,
+        "iteration": 1,
+        "checkpoint": str(run_dir / "checkpoints/best_accuracy_iter_1.pth"),
+    }
+    (run_dir / "result.json").write_text(json.dumps({"best": best}))
+    env = {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_CACHE_DIR": str(tmp_path / "cache")}
+
+    found = drive(run_dir, "log=3", "drain", "finish", "read", env=env, checkpoints=which)
+
+    (contents,) = found["files"].values()
+    assert contents["artifact"] == (3 if which == "all" else 1)
+    assert len(contents["rows"]) == 3
+
+
+def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
+    """No file, no process; no record counts as sent. The hook does not even start a follower."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    found = drive(run_dir, "log=3", "step", "close", mode="auto", env={"WANDB_MODE": "disabled"})
+    assert (found["sent"], found["states"], found["where"]) == (0, ["given up", "0 cores"], None)
+    assert found["troubles"] == ["W&B is disabled, by hooks.wandb.mode or WANDB_MODE"]
+    assert not (run_dir / "wandb").exists()
+
+
+def test_auto_without_a_key_is_offline_and_ignores_what_is_of_one_run(tmp_path: Path) -> None:
+    """No question, though nothing is configured; neither a run's id nor a folder of somebody's environment is taken."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    env = {"WANDB_RUN_ID": "of-all", "WANDB_RESUME": "must", "WANDB_DIR": str(tmp_path / "else"), "WANDB_SWEEP_ID": "s"}
+    found = drive(run_dir, "log=3", "drain", "finish", "read", mode="auto", env=env)
+    (contents,) = found["files"].values()
+    assert (contents["id"], len(contents["rows"])) == ("0123456789abcdef", 3)
+    assert not (tmp_path / "else").exists()
+
+
+def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> None:
+    """Not a question."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    found = drive(run_dir, "log=3", "step", "close", mode="online")
+    assert found["states"] == ["given up", "0 cores"]
+    assert "wandb login" in found["troubles"][0]
+
+
+@pytest.mark.parametrize("how", ["variable", "netrc"])
+def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, how: str) -> None:
+    """Nothing is sent, nothing is left behind, and the key is nowhere."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    netrc = tmp_path / "a_netrc"
+    netrc.write_text(f"machine 127.0.0.1:9 login user password {KEY}\n")
+    netrc.chmod(0o600)
+    env = {"WANDB_API_KEY": KEY} if how == "variable" else {"NETRC": str(netrc)}
+    found = drive(
+        run_dir, "log=3", "step", "close", mode="auto", flush_timeout=1.0, env={"WANDB_BASE_URL": NOWHERE, **env}
+    )
+    assert (found["states"], found["sent"]) == (["in trouble", "0 cores"], 0)
+    assert not list((run_dir / "wandb").glob("*run-*[0-9a-f]/"))
+    assert KEY not in everything_below(run_dir)
+
+
+def test_a_key_is_never_written(tmp_path: Path) -> None:
+    """Not in the file, its logs, nor what is known of the machine; nor what stands in `result.json`."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    (run_dir / "result.json").write_text(json.dumps({"error": f"no such key: {KEY}"}))
+    env = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
+    drive(run_dir, "log=3", "drain", "finish", "read", mode="auto", system_metrics=True, env=env)
+    (run_dir / "result.json").unlink()
+    assert "loss" in everything_below(run_dir)
+    assert KEY not in everything_below(run_dir)
+
+
+def everything_below(folder: Path) -> str:
+    """All files' contents."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return "\n".join(path.read_bytes().decode("latin-1") for path in files)
+
+
+def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
+    """By the random identity of each, in one group, named by their overrides."""
+    found = []
+    for job in range(2):
+        run_dir = tmp_path / "sweep" / str(job)
+        run_dir.mkdir(parents=True)
+        description.write(Run(run_dir, f"{job}" * 16, "digits", f"optimizer.lr={job}", (attempt(),)))
+        description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
+        (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env={"WANDB_RUN_ID": "same"})["files"].values()
+        found.append((contents["id"], contents["group"], contents["name"]))
+    group = "2026-11-21/12-00-00-abcd"
+    assert group_of(Sweep(tmp_path, "feed0123", "m", 0)) == "m (feed)"
+    assert group_of(Sweep(tmp_path, "feed0123", "m" * 200, 0)).endswith("m… (feed)")
+    assert found == [("0" * 16, group, "optimizer.lr=0"), ("1" * 16, group, "optimizer.lr=1")]
+
+
+@pytest.mark.slow
+def test_many_records_are_all_in_the_file(tmp_path: Path) -> None:
+    """20,000 rows, W&B's process killed in the middle of them."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    log_records(run_dir, 20_000)
+    found = drive(run_dir, *["step"] * 40, "kill", *["step"] * 30, "drain", "drain", "drain", "finish", "read")
+    assert [row["step"] for row in rows_of(found)] == list(range(20_000))
+
+
+@pytest.mark.parametrize(
+    ("flat", "expected"),
+    [
+        ({"a.b": 1, "a.c.0": 2, "a.c.1": 3}, {"a": {"b": 1, "c": [2, 3]}}),
+        ({"a": 1, "a.b": 2}, {"a": 1, "a.b": 2}),
+        ({"a.b": 2, "a": 1}, {"a": 1, "a.b": 2}),
+        ({"a.1": 1}, {"a": {"1": 1}}),
+        ({}, {}),
+    ],
+)  # fmt: skip
+def test_nested(flat: dict[str, Any], expected: dict[str, Any]) -> None:
+    """W&B's configs are nested; nothing is lost where a name is in its own way."""
+    assert nested(flat) == expected
+
+
+def test_what_each_attempt_changed(tmp_path: Path) -> None:
+    """Against the one before it."""
+    run = described_run(
+        tmp_path, attempt(), attempt(1, 5, **{"optimizer.lr": 0.2}), attempt(2, 9, **{"optimizer.lr": 0.2, "new": 1})
+    )
+    config = config_of(run)
+    assert config["resume_1/optimizer"] == {"lr": 0.2}
+    assert config["resume_2/new"] == 1
+    assert "resume_2/optimizer" not in config
+
+
+def test_names_fit_w_and_b(tmp_path: Path) -> None:
+    """A project has no slash, no name more than 128 characters; parts are told apart at their end."""
+    run = Run(tmp_path, "u", "digits/a:b", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
+    found = identity(OPTIONS, run, 2)
+    assert (found["project"], found["group"]) == ("digits-a-b", "the sweep (s)")
+    assert len(found["name"]) == 128
+    assert found["name"].endswith("… (part 2)")
+    given = identity({**OPTIONS, "project": "p", "group": "g", "name": "n", "tags": ["t"], "job_type": "j"}, run, 1)
+    assert (given["project"], given["group"], given["name"], given["tags"]) == ("p", "g", "n", ["t"])
