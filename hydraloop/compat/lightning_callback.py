@@ -20,7 +20,6 @@ from hydraloop.compat.facade import Context
 from hydraloop.compat.lightning_methods import ALWAYS, ATTACHED, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
 from hydraloop.engine.checkpoint.format import load
-from hydraloop.engine.interval import Every
 from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
@@ -186,7 +185,7 @@ class LightningCallback(Adapter):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """on_train_epoch_end, unless a validation comes first."""
-        if not _validation_follows(engine):
+        if not engine.validation_due():  # Lightning ends an epoch with its validation
             self._end_epoch(engine)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
@@ -324,16 +323,3 @@ class LightningCallback(Adapter):
                 trainer.context.call(self, name, trainer, trainer.lightning_module, *arguments)
         else:
             trainer.context.call(self, name, trainer, trainer.lightning_module, *arguments)
-
-
-def _validation_follows(engine: Engine) -> bool:
-    """Whether the engine validates behind the epoch just done: Lightning ends an epoch with its validation."""
-    settings, progress = engine.settings, engine.progress
-    if engine.loaders.val is None or settings.val_interval is None or progress.last_validation == progress.iteration:
-        return False
-    every = Every(settings.val_interval, settings.val_begin)
-    if settings.val_by_epoch:
-        due = every.due(progress.epoch)
-    else:
-        due = every.due_since(progress.last_validation, progress.iteration)
-    return due or progress.iteration >= engine.max_iters or engine.stopping

@@ -103,7 +103,6 @@ class Engine:
         self._requests = Requests(self)
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
         self._evaluation: ExitStack | None = None
-        self._val_seen = 0
 
         self.accumulate = self.settings.accumulate
         self.epoch_length = 0 if loaders.train is None else len(loaders.train)
@@ -113,7 +112,7 @@ class Engine:
         """Of the last validation."""
         self.test_metrics: dict[str, float] = {}
         self.best: Best | None = None
-        """Set by the checkpoint hook."""
+        """The best validation, as `report_best` was told; the test uses its checkpoint."""
         self.last_checkpoint: Path | None = None
         """The file written last by this process."""
         self.error: BaseException | None = None
@@ -324,21 +323,19 @@ class Engine:
         finally:
             self._evaluation = None
 
-    def _validate_if_due(self) -> None:
-        """Validate where the interval says so and at the end of training, once for each iteration.
-
-        A resumed run begins with this: a validation that was still to come when its checkpoint was written is made up.
-        """
-        progress, by_epoch = self.progress, self.settings.val_by_epoch
+    def validation_due(self) -> bool:
+        """Return whether a validation follows: by its interval or at the end of training, once for each iteration."""
+        progress, rule = self.progress, self._validation
+        if self.loaders.val is None or rule.interval is None or progress.last_validation == progress.iteration:
+            return False
         ends = progress.iteration >= self.max_iters or self.stopping
-        if self.loaders.val is None or progress.last_validation == progress.iteration:
-            return
-        if by_epoch:
-            due = progress.batch_in_epoch == 0 and self._validation.due(progress.epoch)
-        else:  # one that was due inside an accumulation window has waited for its end
-            due = self._validation.due_since(max(self._val_seen, progress.last_validation), progress.iteration)
-            self._val_seen = progress.iteration
-        if self.settings.val_interval is not None and (due or ends):
+        if self.settings.val_by_epoch:
+            return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
+        return rule.due(progress.iteration, done=progress.last_validation, last=ends)
+
+    def _validate_if_due(self) -> None:
+        """Validate if it is due. A resumed run begins with this and runs the validation that was missed."""
+        if self.validation_due():
             self._validate()
 
     # Asking and acting. ----------------------------------------------------------------------------------------------
@@ -407,6 +404,10 @@ class Engine:
         self._call(self.stages.before_save_checkpoint, checkpoint)
         loading.write_by_main(self, path, checkpoint, last=last)
         self.last_checkpoint = path
+
+    def report_best(self, best: Best) -> None:
+        """Tell the engine of a new best validation: `result.json` names it, and the test uses its checkpoint."""
+        self.best = best
 
     def log_record(self, record: Mapping[str, Any]) -> None:
         """Hand a record (plain numbers and strings) to every hook with `on_log`; on rank 0. Any hook may.

@@ -1,4 +1,4 @@
-"""The one interval rule: logging, validation, checkpoints, averaging and profiling all ask `Every`."""
+"""The interval rule: logging, validation, checkpoints, averaging and profiling all use `Every`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Every:
     """Due at `n >= begin` with `(n - begin) % interval == 0`, where n counts from 1.
 
     Args:
-        interval: in whatever the caller counts (epochs, iterations, optimizer steps), at least 1; None means never.
-        begin: the first n that may be due; 0 and 1 both mean "from the start", so that `Every(5)` is due at 5, 10, 15.
+        interval: in the unit that the caller counts (epochs, iterations, optimizer steps), 1 or more; None means never.
+        begin: the first n that may be due; 0 and 1 both mean "from the start": `Every(5)` is due at 5, 10, 15.
 
     Raises:
-        UserError: an interval below 1, a negative begin, or one that is no whole number.
+        UserError: an interval below 1, a negative begin, or a value that is not a whole number.
     """
 
     interval: int | None
@@ -32,20 +32,27 @@ class Every:
         if self.begin < 0:
             raise UserError(f"begin {self.begin} is negative", remedy="Use 0 to begin at the start.")
 
-    def due(self, n: int) -> bool:
-        """Whether the n-th (counted from 1) is due."""
+    def due(self, n: int, *, done: int | None = None, last: bool = False) -> bool:
+        """Return whether the n-th is due.
+
+        Args:
+            n: counted from 1.
+            done: the n up to which everything was done; 0 for nothing. Then anything that was due after it and was
+                missed is due now, and nothing is due twice. None: only n counts.
+            last: whether n is the end, which is always due, also if the interval is None.
+        """
+        if done is not None:
+            return n > done if last else self._up_to(n) > self._up_to(done)
+        if last:
+            return True
         if self.interval is None or n < 1:
             return False
         if self.begin <= 1:
             return n % self.interval == 0
         return n >= self.begin and (n - self.begin) % self.interval == 0
 
-    def due_since(self, seen: int, n: int) -> bool:
-        """Whether one of those after `seen` up to the n-th is due."""
-        return self._up_to(n) > self._up_to(seen)
-
     def _up_to(self, n: int) -> int:
-        """How many of the first n are due."""
+        """Return how many of the first n are due."""
         if self.interval is None or n < self.begin:
             return 0
         return n // self.interval if self.begin <= 1 else 1 + (n - self.begin) // self.interval

@@ -89,7 +89,7 @@ class CheckInvalidLossHook(Hook):
         """
         iteration = engine.progress.iteration + 1  # the counters move after the step
         self._seen.append(_Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"]))
-        if self._due(iteration) or iteration == engine.max_iters:
+        if self._due(iteration, last=iteration == engine.max_iters):
             self._check(engine)
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class TensorBoardLoggerHook(TrackerHook):
             raise UserError(f"{histograms} is below 1", key="histograms", remedy="Use 1 or more, or null for none.")
         chosen = None if hparams is None else [str(key) for key in hparams]
         super().__init__(flush_timeout=flush_timeout, options={"hparams": chosen, "pictures": pictures})
-        self._due = Every(histograms).due_since
+        self._due = Every(histograms).due
         self._seen = 0
         """The iteration up to which nothing is due any more."""
         self._counted: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ class TensorBoardLoggerHook(TrackerHook):
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Count weights and gradients where they are due, or have become due since the last step."""
         iteration = engine.progress.iteration + 1  # that one is not completed yet
-        if self._due(self._seen, iteration):
+        if self._due(iteration, done=self._seen):
             self._seen = iteration
             self._counted = counted(_tensors(engine))
 

@@ -65,8 +65,16 @@ def test_a_negative_begin_is_refused() -> None:
 
 @pytest.mark.parametrize("interval", [None, 1, 2, 3, 7])
 @pytest.mark.parametrize("begin", [0, 1, 2, 5])
-def test_due_since_is_due_at_any_of_them(interval: int | None, begin: int) -> None:
+def test_what_was_missed_since_it_was_done_is_due(interval: int | None, begin: int) -> None:
     every = Every(interval, begin)
-    for seen in range(20):
-        for n in range(seen, 20):
-            assert every.due_since(seen, n) is any(every.due(one) for one in range(seen + 1, n + 1))
+    for done in range(20):
+        for n in range(done, 20):
+            assert every.due(n, done=done) is any(every.due(one) for one in range(done + 1, n + 1))
+
+
+@pytest.mark.parametrize("interval", [None, 1, 3])
+def test_the_last_is_due_unless_it_was_done(interval: int | None) -> None:
+    every = Every(interval)
+    assert every.due(7, last=True)
+    assert every.due(7, done=6, last=True)
+    assert not every.due(7, done=7, last=True)

@@ -170,14 +170,14 @@ class CheckpointHook(Hook):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Ask for the epoch's checkpoint where it is due."""
-        if self.by_epoch and (
-            self._every.due(engine.progress.epoch) or (self.save_last and self.is_last_train_epoch(engine))
-        ):
+        last = self.save_last and self.is_last_train_epoch(engine)
+        if self.by_epoch and self._every.due(engine.progress.epoch, last=last):
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Ask for the iteration's checkpoint where it is due."""
-        if self._every.due(engine.progress.iteration) or (self.save_last and self.is_last_train_iter(engine)):
+        last = self.save_last and engine.progress.iteration >= engine.max_iters
+        if self._every.due(engine.progress.iteration, last=last):
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -204,7 +204,7 @@ class CheckpointHook(Hook):
         self._training = False
         if engine.error is not None:
             return
-        if self.save_last and engine.progress.iteration > self._records.last_saved:
+        if self.save_last and self._every.due(engine.progress.iteration, done=self._records.last_saved, last=True):
             engine.request_checkpoint(f"{self.name}: regular", self._write_regular, self, agreed=True)
         if self.published_keys is not None:
             engine.request_checkpoint(f"{self.name}: published", self._publish, self, agreed=True)
@@ -300,7 +300,7 @@ class CheckpointHook(Hook):
         first = next(iter(self._higher), "")
         if first in self._records.best:
             best = self._records.best[first]
-            engine.best = Best(first, best.value, best.iteration, str(best.path))
+            engine.report_best(Best(first, best.value, best.iteration, str(best.path)))
 
     # Options. ------------------------------------------------------------------------------------------------------
 

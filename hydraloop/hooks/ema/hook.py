@@ -116,7 +116,7 @@ class EMAHook(Hook):
         last = engine.max_iters // engine.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
         if self._begins_in_epoch:
             every = Every(every.interval, _steps(engine, (self._begin_epoch - 1) * engine.epoch_length) + 1)
-        if not every.due_since(0, last):
+        if not every.due(last, done=0):
             option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._every.begin else "interval"
             unit = "epochs" if self._by_epoch else "optimizer steps"
             raise UserError(
