@@ -1,9 +1,9 @@
-"""Hooks and schedules as dataclasses and docstrings describe them: README's tables, `docs/hooks.md` with every option.
+"""Write the generated parts of `docs/reference/`: tables of hooks, options and schedules.
 
-    python scripts/hook_docs.py            # writes both
-    python scripts/hook_docs.py --check    # exit status 1 where one of them is not what would be written
+    python scripts/hook_docs.py            # writes them
+    python scripts/hook_docs.py --check    # writes nothing; exit status 1 if a page is out of date
 
-Needs no torch: the dataclasses are in `hydraloop/schemas`, and docstrings are read from the source.
+The texts are the dataclasses in `hydraloop/schemas` and the docstrings of the hooks. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from omegaconf import OmegaConf
 import hydraloop  # fills the store
 from hydraloop.engine.hook import Priority
 from hydraloop.schemas.docs import field_docs, summary
-from hydraloop.schemas.root import DEFAULT_HOOKS
+from hydraloop.schemas.root import DEFAULT_HOOKS, Config
 
 ROOT = Path(hydraloop.__file__).resolve().parents[1]
-README = ROOT / "README.md"
-REFERENCE = ROOT / "docs" / "hooks.md"
+REFERENCE = ROOT / "docs" / "reference"
 BEGIN = "<!-- {}: written by scripts/hook_docs.py -->"
 END = "<!-- /{} -->"
+GROUPS = ("task", "model", "data", "optimizer", "precision")
+"""Config groups on the page of options; hooks and schedules have their own pages."""
 
 
 @dataclass(frozen=True)
@@ -88,37 +89,92 @@ def options() -> list[Option]:
     return default + sorted((option for option in found if option.group == "hooks"), key=lambda option: option.name)
 
 
-def table() -> str:
-    """The README's table of hooks: a row a hook."""
+def hook_table() -> str:
+    """The table of hooks, one row for each hook."""
     rows = ["| option | class | priority | what it does |", "|---|---|---|---|"]
     for option in options():
         mark = " (default)" if option.group == "default_hooks" else ""
-        name = f"[`{option.name}`](docs/hooks.md#{option.name}){mark}"
+        name = f"[`{option.name}`](#{option.name}){mark}"
         rows.append(f"| {name} | `{option.cls}` | {option.priority} | {_cell(_begun_small(summary(option.schema)))} |")
     return "\n".join(rows)
 
 
-def reference() -> str:
-    """`docs/hooks.md`: each hook with all its options."""
-    return (
-        "# Hooks and their options\n\n"
-        "Written by `scripts/hook_docs.py` from the dataclasses in `hydraloop/schemas` and the hooks' docstrings.\n"
-        "On the command line an option of a default hook is `default_hooks.<name>.<option>=…`, of another one\n"
-        "`hooks=[<name>] hooks.<name>.<option>=…`.\n\n" + "\n".join(_section(option) for option in options())
-    )
+def hook_sections() -> str:
+    """A section for each hook, with all its options."""
+    return "\n".join(_hook_section(option) for option in options())
 
 
-def _section(option: Option) -> str:
-    schema, docs, defaults = option.schema, field_docs(option.schema), option.defaults
-    lines = [f"## {option.name}", "", f"`{option.group}.{option.name}`, `{defaults['_target_']}`", ""]
+def _hook_section(option: Option) -> str:
+    lines = [f"## {option.name}", "", f"`{option.group}.{option.name}`, `{option.defaults['_target_']}`", ""]
     lines += [option.description, ""]
-    if schema.runs_after:
-        lines += [f"Comes after {', '.join(f'`{name}`' for name in schema.runs_after)}.", ""]
-    lines += ["| option | default | |", "|---|---|---|"]
+    if option.schema.runs_after:
+        lines += [f"Runs after {', '.join(f'`{name}`' for name in option.schema.runs_after)}.", ""]
+    return "\n".join([*lines, *_table(option.schema), ""])
+
+
+def schedule_table() -> str:
+    """The table of schedules, one row for each option of `scheduler`."""
+    rows = ["| option | class | what it does |", "|---|---|---|"]
+    for name, schema, target in _group("scheduler"):
+        rows.append(f"| [`{name}`](#{name}) | `{target.rpartition('.')[2]}` | {_cell(_said(schema))} |")
+    return "\n".join(rows)
+
+
+def schedule_sections() -> str:
+    """A section for each schedule, with all its options."""
+    sections = []
+    for name, schema, target in _group("scheduler"):
+        sections += [f"### {name}", "", f"`scheduler=[{name}]`, `{target}`: {_said(schema)}.", "", *_table(schema), ""]
+    return "\n".join(sections)
+
+
+def option_sections() -> str:
+    """All keys of the config: first the root and the sections that every run has, then the groups."""
+    described: dict[type, str] = {}
+    lines = ["## Top level", "", *_described(Config, "", described)]
+    for group in GROUPS:
+        lines += [f"## {group}", ""]
+        for name, schema, _ in _group(group):
+            lines += [f"### {group}={name}", "", inspect.getdoc(schema) or "", ""]
+            lines += _described(schema, "task.model" if group == "model" else group, described)
+    return "\n".join(lines)
+
+
+def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
+    """The table of a dataclass at `key`, then the tables of the dataclasses in it that have none yet."""
+    values, shown, below = schema(), {}, []
+    for field in dataclasses.fields(schema):
+        value = getattr(values, field.name)
+        if not dataclasses.is_dataclass(value):
+            continue
+        where = f"{key}.{field.name}" if key else field.name
+        if type(value) not in described:
+            described[type(value)] = where
+            title = [f"{'####' if '.' in where else '##'} {where}", "", inspect.getdoc(type(value)) or "", ""]
+            below += [*title, *_described(type(value), where, described)]
+        shown[field.name] = f"see `{described[type(value)]}`"
+    rows = _table(schema, shown)
+    return [*rows, "", *below] if len(rows) > 2 else below
+
+
+def _table(schema: Any, shown: dict[str, str] | None = None) -> list[str]:
+    """The options of a dataclass with defaults and texts; `shown` replaces the default of some."""
+    plain = OmegaConf.to_container(OmegaConf.structured(schema))
+    assert isinstance(plain, dict)
+    texts, lines = field_docs(schema), ["| option | default | |", "|---|---|---|"]
     for field in dataclasses.fields(schema):
         if field.name not in ("_target_", "_partial_"):
-            lines.append(f"| `{field.name}` | `{_shown(defaults[field.name])}` | {_cell(docs.get(field.name, ''))} |")
-    return "\n".join([*lines, ""])
+            default = (shown or {}).get(field.name, f"`{_shown(plain[field.name])}`")
+            lines.append(f"| `{field.name}` | {default} | {_cell(texts.get(field.name, ''))} |")
+    return lines
+
+
+def _group(group: str) -> Iterator[tuple[str, Any, str]]:
+    """(name, dataclass, `_target_`) of each option of a config group."""
+    for file, entry in sorted(ConfigStore.instance().repo[group].items()):
+        schema = OmegaConf.get_type(entry.node)
+        if dataclasses.is_dataclass(schema):
+            yield file.removesuffix(".yaml"), schema, str(entry.node.get("_target_", ""))
 
 
 def _shown(value: Any) -> str:
@@ -130,8 +186,13 @@ def _shown(value: Any) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
+def _said(schema: Any) -> str:
+    """The summary of an option without the command line that it begins with."""
+    return summary(schema).partition(": ")[2]
+
+
 def _begun_small(text: str) -> str:
-    """A sentence as it stands in a table: without a capital at its start, where that is no name."""
+    """A sentence for a table cell: starts with a small letter, unless the first word is a name."""
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
@@ -139,48 +200,41 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def schedules() -> str:
-    """The README's other table: a row for each option of `scheduler`."""
-    rows = ["| option | class | what it does |", "|---|---|---|"]
-    for file, entry in sorted(ConfigStore.instance().repo["scheduler"].items()):
-        cls = str(entry.node["_target_"]).rpartition(".")[2]
-        what = summary(OmegaConf.get_type(entry.node)).partition(": ")[2]
-        rows.append(f"| `{file.removesuffix('.yaml')}` | `{cls}` | {_cell(what)} |")
-    return "\n".join(rows)
-
-
-def with_tables(readme: str) -> str:
-    """The README with the present tables between their marks.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    for name, rows in (("hooks", table()), ("schedules", schedules())):
-        begin, end = BEGIN.format(name), END.format(name)
-        before, found, rest = readme.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"{README} has no {begin} … {end}")
-        readme = f"{before}{begin}\n{rows}\n{end}{after}"
-    return readme
+PAGES = {
+    "hooks.md": {"table": hook_table, "hooks": hook_sections},
+    "options.md": {"options": option_sections},
+    "schedules.md": {"table": schedule_table, "schedules": schedule_sections},
+}
+"""{page: {mark: what is written between its marks}}"""
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """(file, what it should be)."""
-    yield README, with_tables(README.read_text(encoding="utf-8"))
-    yield REFERENCE, reference()
+    """(file, its text with the present tables).
+
+    Raises:
+        ValueError: a page has no marks.
+    """
+    for name, parts in PAGES.items():
+        text = (REFERENCE / name).read_text(encoding="utf-8")
+        for mark, written in parts.items():
+            begin, end = BEGIN.format(mark), END.format(mark)
+            before, found, rest = text.partition(begin)
+            _, ended, after = rest.partition(end)
+            if not found or not ended:
+                raise ValueError(f"{name} has no {begin} … {end}")
+            text = f"{before}{begin}\n{written()}\n{end}{after}"
+        yield REFERENCE / name, text
 
 
 def main() -> int:
     """Write, or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where something is old")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
     arguments = parser.parse_args()
-    old = [(path, text) for path, text in wanted() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    old = [(path, text) for path, text in wanted() if path.read_text(encoding="utf-8") != text]
     for path, text in old:
-        print(f"{path.relative_to(ROOT)} {'is not what the dataclasses say' if arguments.check else 'written'}")
+        print(f"{path.relative_to(ROOT)} {'is out of date' if arguments.check else 'written'}")
         if not arguments.check:
-            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
     return 1 if arguments.check and old else 0
 

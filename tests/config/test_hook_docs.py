@@ -1,4 +1,4 @@
-"""What is written about the hooks in README and docs/hooks.md is what the dataclasses say."""
+"""The generated parts of docs/reference/ are what the dataclasses say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def docs() -> Any:
     del sys.modules["hook_docs"]
 
 
-def test_both_are_what_the_dataclasses_say(docs: Any) -> None:
+def test_the_pages_are_what_the_dataclasses_say(docs: Any) -> None:
     old = [path.name for path, text in docs.wanted() if path.read_text(encoding="utf-8") != text]
     assert old == [], "run python scripts/hook_docs.py"
 
@@ -30,11 +30,16 @@ def test_both_are_what_the_dataclasses_say(docs: Any) -> None:
 def test_every_hook_has_its_row_and_every_option_its_line(docs: Any) -> None:
     from hydraloop.hooks import _FILES
 
-    table, reference = docs.table(), docs.reference()
+    table, sections = docs.hook_table(), docs.hook_sections()
     for cls, option in _FILES.items():
-        assert f"[`{option}`](docs/hooks.md#{option})" in table
+        assert f"[`{option}`](#{option})" in table
         assert f"`{cls}`" in table
-        assert f"\n## {option}\n" in reference
+        assert f"## {option}\n" in sections
+    assert "| `max_keep_ckpts` | `null` |" in sections
+    assert "`on_trace_ready` | `[tb_trace, log_trace]`" in sections
+
+
+def test_every_schedule_and_every_option_of_a_group_is_there(docs: Any) -> None:
     for schedule in (
         "yolox",
         "cosine",
@@ -46,20 +51,26 @@ def test_every_hook_has_its_row_and_every_option_its_line(docs: Any) -> None:
         "plateau",
         "momentum",
     ):
-        assert f"| `{schedule}` | `" in docs.schedules()
-    assert "| `max_keep_ckpts` | `null` |" in reference
-    assert "`on_trace_ready` | `[tb_trace, log_trace]`" in reference
+        assert f"| [`{schedule}`](#{schedule}) | `" in docs.schedule_table()
+        assert f"### {schedule}\n" in docs.schedule_sections()
+    options = docs.option_sections()
+    for title in ("## engine", "#### distributed.fsdp", "### task=regression", "### model=gpt", "### data=digits"):
+        assert f"{title}\n" in options
+    for option in ("max_epochs", "nproc_per_node", "batch_size", "split_seed", "growth_interval", "load_from"):
+        assert f"| `{option}` | `" in options
 
 
-def test_an_option_that_is_not_in_the_readme_is_noticed(docs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = docs.options()
-    monkeypatch.setattr(docs, "options", lambda: one[:-1])
+def test_a_page_that_is_out_of_date_is_noticed(docs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_options = docs.options()
+    monkeypatch.setattr(docs, "options", lambda: all_options[:-1])
     assert any(path.read_text(encoding="utf-8") != text for path, text in docs.wanted())
 
 
-def test_a_readme_without_the_marks_is_an_error(docs: Any) -> None:
-    with pytest.raises(ValueError, match="has no <!-- hooks"):
-        docs.with_tables("# hydraloop\n")
+def test_a_page_without_the_marks_is_an_error(docs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "hooks.md").write_text("# Hooks\n", encoding="utf-8")
+    monkeypatch.setattr(docs, "REFERENCE", tmp_path)
+    with pytest.raises(ValueError, match="has no <!-- table"):
+        list(docs.wanted())
 
 
 def test_the_check_needs_no_torch() -> None:
