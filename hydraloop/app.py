@@ -41,10 +41,9 @@ from hydraloop.launch.outcome import RankError, Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
-from hydraloop.run.attempt_result import Attempt
 from hydraloop.run.lock import RunLock
 from hydraloop.run.masked_config import mask_files, mask_records, remember_config
-from hydraloop.run.result import command, describe
+from hydraloop.run.result import ResultFile, command, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, remember_overrides
@@ -224,15 +223,16 @@ class _App:
         return run_dir
 
     def _train(self, cfg: DictConfig, run_dir: Path) -> float | None:
-        attempt = Attempt.in_job(run_dir)
+        records = run_dir / (HydraConfig.get().output_subdir or "")
+        result = ResultFile(run_dir, records if attempts.is_attempt(records) else None)
 
         def close(ended: Ended) -> None:
             if ended.error is None:
                 return
             self._report(ended.error)
-            ended.write(run_dir, written=attempt.has_result)
+            result.set_error(ended.error)
             if not ended.trained:
-                attempt.put_back()
+                result.put_back()
 
         if launch_checks.several(cfg):
             ended = self._by_ranks(cfg, run_dir, close)

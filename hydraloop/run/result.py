@@ -71,10 +71,49 @@ class Result:
         atomic.write_text(run_dir / FILENAME, text + "\n")
 
 
+class ResultFile:
+    """`result.json` of a run, as its launcher sees it. Nothing outside this file writes `result.json`.
+
+    Args:
+        run_dir: the run directory; what its file holds now is from before this attempt.
+        attempt: the folder of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run.
+    """
+
+    def __init__(self, run_dir: Path, attempt: Path | None = None) -> None:
+        self._path, self._attempt = run_dir / FILENAME, attempt
+        self._before = self._path.read_bytes() if self._path.exists() else None
+
+    def set_error(self, error: BaseException) -> None:
+        """Write the error into the file. Rank 0 may have known only that another rank was lost, or written nothing."""
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        text = mask_text(describe(error))
+        if not self._path.exists() or self._path.read_bytes() == self._before:
+            Result(status=status, error=text).write(self._path.parent)
+            return
+        found = json.loads(self._path.read_text(encoding="utf-8"))
+        if (found["status"], found["error"]) != (status, text):
+            Result(**{**found, "status": status, "error": text}).write(self._path.parent)
+
+    def put_back(self) -> None:
+        """Move the file to the attempt's folder and restore the earlier one; without an attempt, do nothing.
+
+        For an attempt that failed before its first iteration (another model, a cut-off checkpoint).
+        """
+        if self._attempt is None or not self._path.exists():
+            return
+        if self._before is None:
+            self._path.replace(self._attempt / FILENAME)
+            return
+        atomic.write_bytes(self._attempt / FILENAME, self._path.read_bytes())
+        atomic.write_bytes(self._path, self._before)
+
+
 def describe(error: BaseException) -> str:
-    """Type and message of an error, in one string; a user's mistake is its message alone."""
+    """Return the type and message of an error; of a user's mistake and of another rank's error, the message alone."""
     text = str(error)
-    return text if type(error).__name__ == "UserError" else f"{type(error).__name__}: {text}" if text else repr(error)
+    if type(error).__name__ in ("UserError", "RankError"):
+        return text
+    return f"{type(error).__name__}: {text}" if text else repr(error)
 
 
 def versions() -> dict[str, str]:

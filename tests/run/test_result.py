@@ -15,7 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.run.result import Best, Result, describe, versions
+from hydraloop.run.result import Best, Result, ResultFile, describe, versions
 from tests.helpers import at, batches, failing, make_engine
 
 
@@ -123,3 +123,28 @@ def test_errors_are_described_in_one_string() -> None:
     assert describe(ValueError("bad")) == "ValueError: bad"
     assert describe(KeyboardInterrupt()) == "KeyboardInterrupt()"
     assert describe(UserError("bad", key="a.b")) == "a.b: bad"
+
+
+def test_a_launcher_writes_the_error_that_rank_0_did_not_know(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"status": "finished", "error": null}')  # of an earlier attempt
+    file = ResultFile(tmp_path)
+    file.set_error(ValueError("killed early"))
+    assert _read(tmp_path)["error"] == "ValueError: killed early"
+    Result(status="failed", error="another rank was lost", val_metrics={"loss": 1.0}).write(tmp_path)
+    file.set_error(KeyboardInterrupt("by SIGTERM"))
+    found = _read(tmp_path)
+    assert (found["status"], found["error"]) == ("interrupted", "KeyboardInterrupt: by SIGTERM")
+    assert found["val_metrics"] == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("earlier", [None, '{"status": "finished"}'])
+def test_an_attempt_that_trained_nothing_leaves_the_earlier_result(tmp_path: Path, earlier: str | None) -> None:
+    path, attempt = tmp_path / "result.json", tmp_path / "attempt"
+    attempt.mkdir()
+    if earlier is not None:
+        path.write_text(earlier)
+    file = ResultFile(tmp_path, attempt)
+    file.set_error(ValueError("another model"))
+    file.put_back()
+    assert _read(attempt)["error"] == "ValueError: another model"
+    assert (path.read_text() if path.exists() else None) == earlier

@@ -13,10 +13,9 @@ from omegaconf import OmegaConf
 
 from hydraloop.cli.console import MaskingFormatter, mask_handlers
 from hydraloop.errors import UserError
-from hydraloop.launch.job_result import Ended
 from hydraloop.run import directory as run_directory
 from hydraloop.run import masked_config
-from hydraloop.run.result import Result
+from hydraloop.run.result import Result, ResultFile
 from hydraloop.safety import secrets as masking
 from hydraloop.safety.secrets import (
     looks_secret,
@@ -337,11 +336,12 @@ def test_a_run_from_python_records_its_config_masked(tmp_path: Path) -> None:
 
 def test_result_json_has_no_secret(tmp_path: Path) -> None:
     remember({"token": "hunter2hunter2"})
+    file = ResultFile(tmp_path)
     Result(status="failed", error="no hunter2hunter2", reason="token=abc").write(tmp_path)
     text = (tmp_path / "result.json").read_text()
     assert '"error": "no ***"' in text
     assert '"reason": "token=***"' in text
-    Ended(error=ValueError("again hunter2hunter2")).write(tmp_path, written=True)
+    file.set_error(ValueError("again hunter2hunter2"))
     assert '"error": "ValueError: again ***"' in (tmp_path / "result.json").read_text()
 
 
