@@ -13,7 +13,7 @@ import ast
 import dataclasses
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 import hydraloop  # fills the store
 from hydraloop.engine.hook import Priority
 from hydraloop.schemas.docs import field_docs, summary
+from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import DEFAULT_HOOKS, Config
 
 ROOT = Path(hydraloop.__file__).resolve().parents[1]
@@ -32,6 +33,8 @@ BEGIN = "<!-- {}: written by scripts/hook_docs.py -->"
 END = "<!-- /{} -->"
 GROUPS = ("task", "model", "data", "optimizer", "precision")
 """Config groups on the page of options; hooks and schedules have their own pages."""
+COMMON = ("priority", "on_error")
+"""Options of all hooks, which the page describes once."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ def _hook_section(option: Option) -> str:
     lines += [option.description, ""]
     if option.schema.runs_after:
         lines += [f"Runs after {', '.join(f'`{name}`' for name in option.schema.runs_after)}.", ""]
-    return "\n".join([*lines, *_table(option.schema), ""])
+    if option.schema.on_error != HookConf.on_error:
+        lines += [f"`on_error` is `{option.schema.on_error}` by default.", ""]
+    rows = _table(option.schema, skip=COMMON)
+    return "\n".join([*lines, *rows, ""] if len(rows) > 2 else lines)
 
 
 def schedule_table() -> str:
@@ -157,13 +163,13 @@ def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
     return [*rows, "", *below] if len(rows) > 2 else below
 
 
-def _table(schema: Any, shown: dict[str, str] | None = None) -> list[str]:
+def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[str] = ()) -> list[str]:
     """The options of a dataclass with defaults and texts; `shown` replaces the default of some."""
     plain = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(plain, dict)
     texts, lines = field_docs(schema), ["| option | default | |", "|---|---|---|"]
     for field in dataclasses.fields(schema):
-        if field.name not in ("_target_", "_partial_"):
+        if field.name not in ("_target_", "_partial_", *skip):
             default = (shown or {}).get(field.name, f"`{_shown(plain[field.name])}`")
             lines.append(f"| `{field.name}` | {default} | {_cell(texts.get(field.name, ''))} |")
     return lines

@@ -1,4 +1,4 @@
-"""The group `data`: data sets and the loader that reads them."""
+"""The group `data`: data sets and their loader."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -9,27 +9,27 @@ from omegaconf import II
 
 @dataclass
 class LoaderConf:
-    """How batches are made; `hydraloop.data.build_loader` gets all but `eval_batch_size`."""
+    """How batches are made: the arguments of `hydraloop.data.build_loader`, and `eval_batch_size`."""
 
     batch_size: int = 64
-    """Samples a batch, on each rank. 64, so that the 1,259 digits give 20 iterations an epoch: enough, each cheap."""
+    """Samples per batch on each rank. 64 gives 20 cheap iterations per epoch of the 1,259 digits."""
     eval_batch_size: Optional[int] = None
-    """Samples a batch in validation and test; null: `batch_size`, whose memory is known to suffice."""
+    """Samples per batch in validation and test. Null: `batch_size`, which is known to fit into memory."""
     num_workers: int = 0
-    """Processes that load; 0 loads in the training process, the fastest for data in memory."""
+    """Worker processes. 0 loads in the training process, which is the fastest for data in memory."""
     pin_memory: Any = "auto"
-    """Whether batches are copied into page-locked memory: true, false, or `auto`, where the device is a CUDA or XPU
-    one, since copies to it are only asynchronous from there."""
+    """Whether batches are copied into page-locked memory: true, false, or `auto`: if the device is CUDA or XPU, because
+    copies to it are only asynchronous from page-locked memory."""
     drop_last: bool = False
-    """Whether the short last batch of a train epoch is left out. It is not: every sample counts, and its window is
-    weighted by its samples."""
+    """Whether to leave out the short last batch of a train epoch. False: every sample counts, and the last accumulation
+    window is weighted by its samples."""
     persistent_workers: bool = False
-    """Whether the workers outlive an epoch. Not: their random numbers would be seeded once, at their start, and a
-    resumed run would not be the same to the last bit. True saves their start in each epoch (some 0.1 s each)."""
+    """Whether workers live longer than an epoch. False: persistent workers are seeded only once, so a resumed run would
+    not be identical to the last bit. True saves about 0.1 s per worker and epoch."""
     prefetch_factor: Optional[int] = None
-    """Batches that each worker loads ahead; null: torch's own (2)."""
+    """Batches that each worker loads ahead. Null: torch's default (2)."""
     timeout: float = 0.0
-    """Seconds to wait for a worker's batch; 0: for ever, torch's own, since slow storage is no error."""
+    """Seconds to wait for a batch from a worker. 0, torch's default: no limit, because slow storage is not an error."""
 
 
 @dataclass
@@ -40,130 +40,108 @@ class DigitsConf:
     split: str = "train"
     """`train` (1,259 images), `val` (179) or `test` (359)."""
     root: Optional[str] = None
-    """A folder that holds digits.csv.gz; null: scikit-learn's own copy, so that nothing is downloaded."""
+    """Folder with digits.csv.gz. Null: the copy in scikit-learn, so that nothing is downloaded."""
     split_seed: int = 0
-    """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same images."""
+    """Seed of the split. Separate from `seed`, so that runs with different seeds are measured on the same images."""
 
 
 @dataclass
 class AugmentedConf:
-    """A data set of images, distorted at random; the hook `mode_switch` switches it off for the last epochs."""
+    """Distorts the images of a data set at random; the hook `mode_switch` can switch this off for the last epochs."""
 
     _target_: str = "hydraloop.data.Augmented"
     dataset: Any = field(default_factory=lambda: DigitsConf(split="train"))
-    """Whose images they are."""
+    """The data set of the images."""
     shift: float = 1.0
-    """Pixels an image is moved at most, in each direction; 1 of 8 is what handwriting in a box varies by."""
+    """Maximum shift in pixels, in each direction. 1 of 8 pixels is the usual variation of handwriting in a box."""
     angle: float = 15.0
-    """Degrees it is turned at most, either way; with more a 7 is hard to tell from a 1."""
+    """Maximum rotation in degrees, in both directions. With more than 15, a 7 looks like a 1."""
     cutout: int = 2
-    """Pixels of a side of the square that is covered; a sixteenth of a digit, as in the source on CIFAR-100."""
+    """Side in pixels of a square that is covered. 2 covers a sixteenth of a digit, as the Cutout paper on CIFAR-100."""
     ramp_epochs: int = 0
-    """Epochs in which all three grow to their full size, with the hook `set_epoch_info`; 0: full at once, since without
-    that hook nobody tells the epoch."""
+    """Epochs in which all three grow to their full size. 0: full size from the start, because the growth needs the hook
+    `set_epoch_info`."""
 
 
 @dataclass
 class DiabetesConf:
-    """Ten measurements of a patient, and how far diabetes has gone a year later."""
+    """Ten measurements of a patient, and the progression of diabetes a year later."""
 
     _target_: str = "hydraloop.data.Diabetes"
     split: str = "train"
     """`train` (312 patients), `val` (40) or `test` (90)."""
     root: Optional[str] = None
-    """A folder that holds diabetes_data_raw.csv.gz and diabetes_target.csv.gz; null: scikit-learn's copy."""
+    """Folder with diabetes_data_raw.csv.gz and diabetes_target.csv.gz. Null: the copies in scikit-learn."""
     split_seed: int = 0
-    """Draws the split; apart from `seed`, so that runs with different seeds are measured on the same patients."""
+    """Seed of the split. Separate from `seed`, so that runs with different seeds are measured on the same patients."""
 
 
 @dataclass
 class PythonSourcesConf:
-    """The sources of Python's own standard library, as bytes."""
+    """The source code of Python's standard library, as bytes."""
 
     _target_: str = "hydraloop.data.PythonSources"
     split: str = "train"
     """`train` (90 % of the files), `val` or `test` (5 % each)."""
     block_size: int = 128
-    """Bytes of a sample, each with the one behind it as its target; the context of `model=gpt`."""
+    """Bytes per sample; the target of each byte is the next one. 128, the context of `model=gpt`."""
     root: Optional[str] = None
-    """A folder to take the .py files of; null: the standard library, which is on every machine."""
+    """Folder of .py files. Null: the standard library, which every machine has."""
     megabytes: Optional[float] = 8.0
-    """Million bytes to read at most, so that any folder is read in 0.1 s; the library's 7 are within it. Null: no
-    limit."""
+    """Maximum size to read, in millions of bytes. 8 contains the standard library (7) and limits the time for larger
+    folders to about 0.1 s. Null: no limit."""
 
 
 @dataclass
 class DataConf:
-    """To build on: `defaults: [base, _self_]` in a data option of one's own gives it the typed loader."""
+    """Base of data options: `defaults: [base, _self_]` in your own option gives it the typed loader."""
 
     train: Any = None
-    """What is trained on."""
+    """Training data."""
     val: Any = None
-    """What is validated on; null: no validation."""
+    """Validation data. Null: no validation."""
     test: Any = None
-    """What is tested on after training; null: no test."""
+    """Test data, used once after training. Null: no test."""
     loader: LoaderConf = field(default_factory=LoaderConf)
     """The same for all three; only the train loader shuffles."""
 
 
 @dataclass
-class DigitsDataConf:
+class DigitsDataConf(DataConf):
     """`data=digits`, the default: a real task that a CPU learns in seconds."""
 
     train: Any = field(default_factory=lambda: DigitsConf(split="train"))
-    """What is trained on."""
     val: Any = field(default_factory=lambda: DigitsConf(split="val"))
-    """What is validated on; null: no validation."""
     test: Any = field(default_factory=lambda: DigitsConf(split="test"))
-    """What is tested on after training; null: no test."""
-    loader: LoaderConf = field(default_factory=LoaderConf)
-    """The same for all three; only the train loader shuffles."""
 
 
 @dataclass
-class DigitsAugmentedDataConf:
-    """`data=digits_augmented`: the digits, those of the train part distorted at random, anew in each epoch."""
+class DigitsAugmentedDataConf(DigitsDataConf):
+    """`data=digits_augmented`: the digits, with random distortions of the training images, new in each epoch."""
 
     train: Any = field(default_factory=AugmentedConf)
-    """What is trained on."""
-    val: Any = field(default_factory=lambda: DigitsConf(split="val"))
-    """What is validated on, as it is; null: no validation."""
-    test: Any = field(default_factory=lambda: DigitsConf(split="test"))
-    """What is tested on after training, as it is; null: no test."""
-    loader: LoaderConf = field(default_factory=LoaderConf)
-    """The same for all three; only the train loader shuffles."""
 
 
 @dataclass
-class DiabetesDataConf:
-    """`data=diabetes`: a small regression; goes with `task=regression model=mlp`."""
+class DiabetesDataConf(DataConf):
+    """`data=diabetes`: a small regression; use it with `task=regression model=mlp`."""
 
     train: Any = field(default_factory=lambda: DiabetesConf(split="train"))
-    """What is trained on."""
     val: Any = field(default_factory=lambda: DiabetesConf(split="val"))
-    """What is validated on; null: no validation."""
     test: Any = field(default_factory=lambda: DiabetesConf(split="test"))
-    """What is tested on after training; null: no test."""
-    loader: LoaderConf = field(default_factory=LoaderConf)
-    """The same for all three; only the train loader shuffles."""
 
 
 @dataclass
-class PythonSourcesDataConf:
-    """`data=python_sources`: text for language models; goes with `task=language_modeling model=gpt`."""
+class PythonSourcesDataConf(DataConf):
+    """`data=python_sources`: text for language models; use it with `task=language_modeling model=gpt`."""
 
     train: Any = field(default_factory=lambda: PythonSourcesConf(split="train"))
-    """What is trained on."""
     val: Any = field(default_factory=lambda: _held_out("val"))
-    """What is validated on; null: no validation."""
     test: Any = field(default_factory=lambda: _held_out("test"))
-    """What is tested on after training; null: no test."""
-    loader: LoaderConf = field(default_factory=LoaderConf)
-    """The same for all three; only the train loader shuffles."""
 
 
 def _held_out(split: str) -> PythonSourcesConf:
-    """A part to evaluate on, of the same folder and in blocks of the same size as the train part."""
+    """Return a part to evaluate on, from the same folder and with the same block size as the train part."""
     return PythonSourcesConf(split=split, block_size=II("..train.block_size"), root=II("..train.root"))
 
 

@@ -1,4 +1,4 @@
-"""The texts under the fields of the dataclasses, for help and tables: the source is their only home."""
+"""Read the docstrings under the fields of dataclasses, for `--help` and tables."""
 
 import ast
 import inspect
@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 
 def field_docs(schema: Any) -> Dict[str, str]:
-    """{field: the string that stands under it}, inherited fields included; whitespace folded."""
+    """Return {field: the docstring under it}, inherited fields included, with whitespace folded."""
     found: Dict[str, str] = {}
     for cls in reversed(schema.__mro__[:-1]):
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
@@ -21,5 +21,5 @@ def field_docs(schema: Any) -> Dict[str, str]:
 
 
 def summary(schema: Any) -> str:
-    """The first line of a dataclass's docstring, without its full stop."""
+    """Return the first line of a dataclass's docstring, without its full stop."""
     return (inspect.getdoc(schema) or "").strip().split("\n")[0].rstrip(".")

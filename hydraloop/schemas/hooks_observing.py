@@ -1,31 +1,27 @@
-"""Options of the hooks that watch a run: runtime_info, timer, logger, progress (default hooks), the two profilers."""
+"""Options of the hooks that observe a run: runtime_info, timer, logger, progress (default hooks), three profilers."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, Optional, Tuple, Union
 
 from hydra.core.config_store import ConfigStore
 
+from hydraloop.schemas.hook import HookConf, store_hooks
+
 
 @dataclass
-class RuntimeInfoHookConf:
-    """Epoch, iteration, lr, momentum, losses and metrics in `engine.messages`."""
+class RuntimeInfoHookConf(HookConf):
+    """Puts epoch, iteration, lr, momentum, losses and metrics into `engine.messages`."""
 
     default_priority: ClassVar[int] = 10
     mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter", "after_val_epoch")
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.RuntimeInfoHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: VERY_HIGH, MMEngine's, since others read what it tells."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; a run without these numbers would log nothing, so they are worth ending it."""
 
 
 @dataclass
-class IterTimerHookConf:
-    """Time of each iteration, its wait for data, the time left, and statistics at the end."""
+class IterTimerHookConf(HookConf):
+    """Measures the time of each iteration and its wait for data, estimates the time left, and prints statistics."""
 
-    default_priority: ClassVar[int] = 50
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
         "before_train_epoch",
@@ -33,18 +29,13 @@ class IterTimerHookConf:
         "before_save_checkpoint",
         "before_val",
     )
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.IterTimerHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: NORMAL, MMEngine's."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; it only reads a clock: an error in it is a bug to see."""
 
 
 @dataclass
-class LoggerHookConf:
-    """Records of the run: to the terminal, to `metrics.jsonl`, to trackers."""
+class LoggerHookConf(HookConf):
+    """Writes records of the run to the terminal, to `metrics.jsonl` and to trackers."""
 
     default_priority: ClassVar[int] = 60
     mount_points: ClassVar[Tuple[str, ...]] = (
@@ -59,20 +50,16 @@ class LoggerHookConf:
     runs_after: ClassVar[Tuple[str, ...]] = ("runtime_info", "timer", "grad_clip")
 
     _target_: str = "hydraloop.hooks.LoggerHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: BELOW_NORMAL, MMEngine's: behind the hooks whose numbers it takes."""
-    on_error: Optional[str] = "raise"
-    """Only `raise`: it reduces over all ranks, and a rank that went on without it would leave the others waiting."""
     interval: Optional[int] = 10
-    """Iterations between two records of training; 10 is MMEngine's. Null: none, validation and test only."""
+    """Iterations between two records of training. 10, as in MMEngine. Null: records of validation and test only."""
     ignore_last: bool = True
-    """Whether the rest of an epoch, shorter than `interval`, waits for the next record (MMEngine's default).
-    False: it gets its own."""
+    """Whether the iterations left at the end of an epoch, fewer than `interval`, become part of the next record (as in
+    MMEngine). False: they get their own record."""
 
 
 @dataclass
-class ProgressHookConf:
-    """A progress bar in the terminal."""
+class ProgressHookConf(HookConf):
+    """Shows a progress bar in the terminal."""
 
     default_priority: ClassVar[int] = 100
     mount_points: ClassVar[Tuple[str, ...]] = (
@@ -84,96 +71,102 @@ class ProgressHookConf:
         "on_exception",
         "after_train",
     )
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.ProgressHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: LOWEST, so that it shows what everybody else has done."""
     on_error: Optional[str] = "warn"
-    """`raise`, `warn` or `disable`; no training should end for its picture."""
     enabled: Union[bool, str] = "auto"
-    """`auto`: where standard output is a terminal, so that files and pipes get lines only; true: always;
-    false: never."""
+    """`auto`: only if standard output is a terminal, so that files and pipes contain lines only. True: always. False:
+    never."""
     refresh_per_second: float = 10
-    """Most updates a second; 10 looks steady and costs about 1 % of one core."""
+    """Maximum number of updates per second. 10 looks smooth and costs about 1 % of one core."""
 
 
 @dataclass
-class ProfilerHookConf:
-    """torch.profiler over a few iterations: a trace to open, a table in the log. Names and meaning are MMEngine's."""
+class _ProfilerConf(HookConf):
+    """What the profilers of iterations have in common."""
 
     default_priority: ClassVar[int] = 90
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "before_train",
-        "after_train_iter",
-        "after_train",
-    )
-    runs_after: ClassVar[Tuple[str, ...]] = ()
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter", "after_train")
 
-    _target_: str = "hydraloop.hooks.ProfilerHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: VERY_LOW, MMEngine's: other hooks' work is part of an iteration."""
     on_error: Optional[str] = "warn"
-    """`raise`, `warn` or `disable`; no training should end for its profile."""
     by_epoch: bool = True
-    """Whether `profile_times` counts epochs (MMEngine's default); false: iterations."""
+    """Whether `profile_times` counts epochs (MMEngine's default) or iterations."""
     profile_times: int = 1
-    """Epochs or iterations after which profiling ends at the latest; 1 is MMEngine's: one epoch is like the next."""
+    """Epochs or iterations after which profiling ends at the latest, at least 1. 1, as in MMEngine: epochs are
+    alike."""
     activity_with_cpu: bool = True
-    """Record the host's operators; without them a trace shows no cause (MMEngine's default)."""
-    activity_with_cuda: Optional[bool] = None
-    """Record the accelerator's kernels; null: where the run is on one. (MMEngine: false, which hides them.)"""
+    """Record the host's operators. True, as in MMEngine: a trace without them shows no causes."""
     schedule: Optional[Dict[str, int]] = field(
         default_factory=lambda: {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
     )
-    """In iterations: leave out `skip_first`, then `repeat` times (0: until the end) leave out `wait`, throw away
-    `warmup`, record `active`. The first iterations pay for start-up, and three show the pattern in a file that can be
-    opened. Null, MMEngine's default, records everything."""
-    on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
-    """A list of `tb_trace`, `chrome_trace`, `log_trace` and mappings with `_target_` (`[{_target_: …}]`), one of the
-    names alone, or null (MMEngine's default) for nothing. The default leaves a file for TensorBoard and Chrome, and a
-    table for who has neither."""
+    """Iterations, as in `torch.profiler.schedule`: leave out `skip_first`, then `repeat` times (0: until the end) leave
+    out `wait`, discard `warmup` and record `active`. A name that is left out has its default. The first iterations
+    include start-up costs, and three show the pattern in a trace that viewers can open. Null, MMEngine's default,
+    records everything."""
     record_shapes: bool = False
-    """Record input shapes; false: it costs time in every operator (MMEngine's default)."""
+    """Record input shapes. False, as in MMEngine: it makes every operator slower."""
     profile_memory: bool = True
-    """Record allocations; true: memory is half of what people profile for. (MMEngine: false.)"""
+    """Record allocations. True, because memory is often what people profile for. (MMEngine: false.)"""
     with_stack: bool = False
-    """Record file and line of each operator; false: it is slow and makes large traces (MMEngine's default)."""
+    """Record file and line of each operator. False, as in MMEngine: it is slow and makes large traces."""
     with_flops: bool = False
-    """Estimate FLOPs of matrix products and 2D convolutions; false: an estimate few need (MMEngine's default)."""
+    """Estimate the FLOPs of matrix products and 2D convolutions. False, as in MMEngine: few users need it."""
     json_trace_path: Optional[str] = None
-    """Also write the trace here, relative to the run directory; a file outside it has to be typed on the command line.
-    Null: `tb_trace` is enough (MMEngine's default)."""
-    row_limit: int = 20
-    """Rows of the table: about a screen."""
+    """Where `chrome_trace` writes, relative to the run directory; a path adds `chrome_trace` to `on_trace_ready`. Each
+    cycle overwrites the file. A path outside the run directory must be given on the command line. Null, as in
+    MMEngine: `tf_tracing_logs/chrome_trace.json` if `chrome_trace` is used."""
 
 
 @dataclass
-class MemoryProfilerHookConf:
-    """Memory of the machine, the process and the device, in the log and the records."""
+class ProfilerHookConf(_ProfilerConf):
+    """Profiles a few iterations with torch.profiler: a trace file, and a table in the log."""
 
-    default_priority: ClassVar[int] = 50
+    _target_: str = "hydraloop.hooks.ProfilerHook"
+    activity_with_cuda: Optional[bool] = None
+    """Record the accelerator's kernels. Null: if the run uses one. (MMEngine's default, false, hides them.)"""
+    on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
+    """What to do with a trace: `tb_trace`, `chrome_trace`, `log_trace`, or a mapping with `_target_`
+    (`[{_target_: …}]`), as a list or one name alone. Null, MMEngine's default: nothing. The default writes a file for
+    TensorBoard and Chrome, and a table to the log for users without a viewer."""
+    row_limit: int = 20
+    """Rows of the table, at least 1. 20 fit on a screen."""
+
+
+@dataclass
+class NPUProfilerHookConf(_ProfilerConf):
+    """Profiles a few iterations on Ascend NPUs with torch_npu.profiler."""
+
+    _target_: str = "hydraloop.hooks.NPUProfilerHook"
+    activity_with_npu: Optional[bool] = None
+    """Record the NPU's kernels. Null: if the run uses one."""
+    on_trace_ready: Any = "tb_trace"
+    """What to do with a trace: `tb_trace`, `chrome_trace`, or a mapping with `_target_`, as a list or one name alone.
+    Null: nothing. The default writes a folder for MindStudio Insight and TensorBoard's Ascend plug-in; torch_npu has
+    no table to log."""
+
+
+@dataclass
+class MemoryProfilerHookConf(HookConf):
+    """Reports the memory of the machine, the process and the device, in the log and in records."""
+
     mount_points: ClassVar[Tuple[str, ...]] = ("after_train_iter", "after_val_iter", "after_test_iter")
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.MemoryProfilerHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: NORMAL, MMDetection's: nothing waits for it."""
     on_error: Optional[str] = "warn"
-    """`raise`, `warn` or `disable`; no training should end for a reading."""
     interval: int = 50
-    """Iterations of training, or batches of an evaluation, between two readings; 50 is MMDetection's."""
+    """Iterations of training, or batches of an evaluation, between two reports, at least 1. 50, as in MMDetection."""
 
 
 def register(store: ConfigStore) -> None:
-    """Store the four default hooks, the profiler and the memory profiler."""
-    for name, node in (
-        ("runtime_info", RuntimeInfoHookConf),
-        ("timer", IterTimerHookConf),
-        ("logger", LoggerHookConf),
-        ("progress", ProgressHookConf),
-    ):
-        store.store(group="default_hooks", name=name, package=f"default_hooks.{name}", node=node)
-    store.store(group="hooks", name="profiler", package="hooks.profiler", node=ProfilerHookConf)
-    store.store(group="hooks", name="memory_profiler", package="hooks.memory_profiler", node=MemoryProfilerHookConf)
+    """Store the default hooks in the group `default_hooks`, the profilers in `hooks`."""
+    store_hooks(
+        store,
+        "default_hooks",
+        runtime_info=RuntimeInfoHookConf,
+        timer=IterTimerHookConf,
+        logger=LoggerHookConf,
+        progress=ProgressHookConf,
+    )
+    store_hooks(
+        store, profiler=ProfilerHookConf, npu_profiler=NPUProfilerHookConf, memory_profiler=MemoryProfilerHookConf
+    )

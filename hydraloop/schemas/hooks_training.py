@@ -1,14 +1,16 @@
 """Options of the hooks that take part in training: checkpoint, ema, param_scheduler, grad_clip, sampler_seed."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, List, Optional, Tuple, Union
+from typing import Any, ClassVar, List, Optional, Tuple
 
 from hydra.core.config_store import ConfigStore
 
+from hydraloop.schemas.hook import HookConf, store_hooks
+
 
 @dataclass
-class CheckpointHookConf:
-    """Files of the run: at an interval, at the end, and of the best validation."""
+class CheckpointHookConf(HookConf):
+    """Writes checkpoints: at an interval, at the end of training, and for the best validation."""
 
     default_priority: ClassVar[int] = 90
     mount_points: ClassVar[Tuple[str, ...]] = (
@@ -24,47 +26,48 @@ class CheckpointHookConf:
     runs_after: ClassVar[Tuple[str, ...]] = ("param_scheduler", "ema", "sync_buffers")
 
     _target_: str = "hydraloop.hooks.CheckpointHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: VERY_LOW, MMEngine's, since it saves what others have done."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; a run that cannot save is worth stopping at once."""
     interval: Optional[int] = 1
-    """Epochs (or iterations) between two checkpoints; 1 is MMEngine's. Null: none but the last and the best."""
+    """Epochs (or iterations) between two regular checkpoints, at least 1. 1, as in MMEngine. Null: only the last and
+    the best."""
     by_epoch: bool = True
-    """Whether `interval` and `save_begin` count epochs, as in MMEngine; false: iterations."""
+    """Whether `interval` and `save_begin` count epochs, as in MMEngine, or iterations."""
     max_keep_ckpts: Optional[int] = None
-    """How many of them to keep, the newest; the best ones are not counted. Null: all, nothing is deleted unasked."""
+    """Number of regular checkpoints to keep, the newest, at least 1; the best ones are not counted. Null: all, so that
+    nothing is deleted unless you ask for it."""
     save_best: Any = None
-    """`auto` or true (the task's first metric), a name, a list: a file for the best of each. Null, MMEngine's default:
-    none."""
+    """Metrics whose best checkpoint is kept: `auto` or true (the task's first metric), a name, or a list of names, each
+    with its own file. NaN and infinity are never the best. Null, MMEngine's default, or false: none."""
     rule: Any = None
-    """`greater` or `less` values are better; a list: of each name in `save_best`. Null: derived from the lists below
-    and from what the metric declares."""
+    """Whether `greater` or `less` values are better; a list has one entry for each name in `save_best`. Null: derived
+    from `greater_keys`, `less_keys` and what the metric declares."""
     greater_keys: Optional[List[str]] = None
-    """Names, or parts of them, of metrics whose high values are good. Null: MMEngine's (acc, top, auc, mAP, …)."""
+    """Names, or parts of names, of metrics whose high values are good. Null: MMEngine's list (acc, top, auc, mAP,
+    …)."""
     less_keys: Optional[List[str]] = None
-    """Names, or parts of them, of metrics whose low values are good. Null: MMEngine's (loss)."""
+    """Names, or parts of names, of metrics whose low values are good. Null: MMEngine's list (loss)."""
     out_dir: Optional[str] = None
-    """A folder for the files, anywhere (`~` too). Null: `checkpoints` in the run's, which stays in one piece so."""
+    """Folder for the files: absolute, from `~`, or relative to the working directory. Null: `checkpoints` in the run
+    directory, so that a run stays in one place."""
     published_keys: Optional[List[str]] = None
-    """Entries to keep in `<name>_published.pth`, written after training ([meta,state_dict]), and the weights as
-    `.safetensors` beside it; both are deleted with `<name>.pth`, and cannot be resumed from. Null: none is written,
-    since only a run that is to be handed out needs them."""
+    """Entries to keep in `<name>_published.pth` ([meta,state_dict]), written after training for the last checkpoint
+    (with `save_last`) and each best one; the weights are also written as `.safetensors`. `state_dict` is then the
+    averaged weights if there are any, unless `weights=raw`. Both files are deleted with `<name>.pth` and cannot be
+    resumed from. Null: none; only a run to be published needs them."""
     save_last: bool = True
-    """Whether the end of training is saved whatever the interval; true, since its weights are what a run is for."""
+    """Whether to write a checkpoint at the end of training, regardless of the interval. True: a run should leave its
+    weights."""
     save_begin: int = 0
-    """The first epoch (or iteration) that may be due; 0: from the start."""
+    """First epoch (or iteration) that the interval counts from. 0: from the start."""
     save_optimizer: bool = True
-    """Whether the optimizer's state is in it; true: only such a file can be resumed from."""
+    """Whether to save the optimizer's state. True: other files can only be resumed with `resume_strict=false`."""
     save_param_scheduler: bool = True
-    """Whether the schedules' state is in it; true: only such a file can be resumed from."""
+    """Whether to save the state of the schedules. True: other files can only be resumed with `resume_strict=false`."""
 
 
 @dataclass
-class EMAHookConf:
-    """An average of the weights for validation and test; training does not notice."""
+class EMAHookConf(HookConf):
+    """Averages the weights, and validates and tests on the average; training is unchanged."""
 
-    default_priority: ClassVar[int] = 50
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
         "before_train",
@@ -75,39 +78,41 @@ class EMAHookConf:
         "before_val_epoch",
         "before_test_epoch",
     )
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.EMAHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: NORMAL, MMEngine's: before the checkpoint that saves its average."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; an average with a gap in it is not the one that was asked for."""
     ema_type: str = "exponential"
-    """`exponential` (MMEngine's), `stochastic` (a mean), `momentum_annealing`, `exp_momentum`, `linear_momentum`."""
+    """`exponential` (MMEngine's default), `stochastic` (a plain mean), `momentum_annealing`, `exp_momentum` or
+    `linear_momentum`."""
     momentum: float = 0.0002
-    """Share of the new weights in each update, in (0, 1); MMEngine's. It averages over some 1 / 0.0002 = 5000 steps."""
+    """Share of the new weights in each update, in (0, 1). MMEngine's default; it averages over about
+    1 / 0.0002 = 5000 steps."""
     warmup: bool = True
-    """Whether `exponential` begins with the share 9 / (10 + updates): else a short run averages its initial weights."""
+    """Whether the share starts larger, as max(momentum, 9 / (10 + updates)); for `exponential` only. Without it, the
+    average of a short run would mostly consist of its initial weights."""
     interval: int = 1
-    """Optimizer steps (epochs with `by_epoch`) between two updates; 1 is MMEngine's and costs one small kernel."""
+    """Optimizer steps (epochs with `by_epoch`) between two updates, at least 1. 1, as in MMEngine; an update is one
+    small kernel. The first update is at step `interval`; MMEngine copies the weights at step 1."""
     by_epoch: bool = False
-    """Whether to update at the end of epochs; false, as in MMEngine: after optimizer steps."""
+    """Whether to update at the end of epochs. False, as in MMEngine: after optimizer steps."""
     begin_epoch: int = 0
-    """The epoch (from 1) whose first step (with `by_epoch`, whose end) has the first update; the interval counts from
-    there. 0: no begin. Alternative to `begin_iter`."""
+    """Epoch (from 1) of the first update: at its first optimizer step, with `by_epoch` at its end. The interval counts
+    from there. 0 and 1: from the start. Use this or `begin_iter`."""
     begin_iter: int = 0
-    """The optimizer step (from 1) that has the first update; the interval counts from there. 0: no begin."""
+    """Optimizer step (from 1) of the first update; the interval counts from there. 0 and 1: from the start."""
     update_buffers: bool = False
-    """Whether buffers (of normalisation layers) are averaged too; false, as in MMEngine: the raw model's are used."""
+    """Whether to average buffers too (statistics of normalisation layers); integer buffers are copied. False, as in
+    MMEngine: the average uses the raw model's buffers. With several ranks rank 0's average is used, or with `sync_norm`
+    or `sync_buffers` the mean over the ranks."""
     gamma: Optional[float] = None
-    """Optimizer steps until `momentum_annealing`, `exp_momentum` come near `momentum`; null: OpenMMLab's 100, 2000."""
+    """Optimizer steps in which `momentum_annealing` and `exp_momentum` approach `momentum`, above 0; for these two
+    only. Null: OpenMMLab's 100 and 2000."""
     warm_up: int = 100
-    """Optimizer steps of `linear_momentum`'s beginning; MMDetection's."""
+    """Optimizer steps in which `linear_momentum` starts, at least 1; for this type only. MMDetection's default."""
 
 
 @dataclass
-class ParamSchedulerHookConf:
-    """Steps the schedules of the run."""
+class ParamSchedulerHookConf(HookConf):
+    """Applies the schedules of the learning rate and other values."""
 
     default_priority: ClassVar[int] = 70
     mount_points: ClassVar[Tuple[str, ...]] = (
@@ -119,60 +124,47 @@ class ParamSchedulerHookConf:
         "after_val_epoch",
         "after_train",
     )
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.ParamSchedulerHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: LOW, MMEngine's: behind the record of the lr that was used."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; training on with the wrong lr would be another run."""
 
 
 @dataclass
-class GradClipHookConf:
-    """Bounds the gradients before each optimizer step; off while `max_norm` and `clip_value` are null."""
+class GradClipHookConf(HookConf):
+    """Clips the gradients before each optimizer step; off while `max_norm` and `clip_value` are null."""
 
     default_priority: ClassVar[int] = 40
     mount_points: ClassVar[Tuple[str, ...]] = ("before_train_epoch", "before_optimizer_step", "after_train_iter")
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.GradClipHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: ABOVE_NORMAL: others then see the gradients that the step uses."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; a step with unbounded gradients can undo a whole training."""
     max_norm: Optional[float] = None
-    """Largest norm of all gradients together, above 0. Null: off, as in MMEngine; 1.0 is usual for transformers."""
+    """Maximum norm of all gradients together, above 0; larger gradients are scaled down. Null: off, as in MMEngine; 1.0
+    is usual for transformers."""
     norm_type: float = 2.0
-    """Which norm, above 0 (`inf` too); 2 is torch's default."""
+    """Order of the norm, above 0; `inf` is the largest entry. 2, torch's default, is the Euclidean norm."""
     clip_value: Optional[float] = None
-    """Largest size of each single entry, above 0. Null: off. Not together with `max_norm`."""
+    """Maximum absolute value of each entry, above 0. Null: off. Use this or `max_norm`."""
     error_if_nonfinite: bool = False
-    """Whether a NaN or infinite norm ends the run; false, since looking at it costs a host sync in every step."""
+    """Whether a NaN or infinite norm ends the run. False, because the check is a host sync in every step. Not for
+    precision=fp16, which skips steps whose gradients overflow."""
 
 
 @dataclass
-class DistSamplerSeedHookConf:
-    """A new shuffle each epoch, by (seed, epoch)."""
+class DistSamplerSeedHookConf(HookConf):
+    """Shuffles the data differently in each epoch, by (seed, epoch)."""
 
-    default_priority: ClassVar[int] = 50
     mount_points: ClassVar[Tuple[str, ...]] = ("before_train_epoch",)
-    runs_after: ClassVar[Tuple[str, ...]] = ()
 
     _target_: str = "hydraloop.hooks.DistSamplerSeedHook"
-    priority: Optional[Union[int, str]] = None
-    """When it is called, 0..100 or a name; null: NORMAL, MMEngine's."""
-    on_error: Optional[str] = "raise"
-    """`raise`, `warn` or `disable`; the same order in every epoch would go unnoticed."""
 
 
 def register(store: ConfigStore) -> None:
-    """Store the default hooks of this file in the group `default_hooks`, the others in `hooks`."""
-    for name, node in (
-        ("checkpoint", CheckpointHookConf),
-        ("param_scheduler", ParamSchedulerHookConf),
-        ("grad_clip", GradClipHookConf),
-        ("sampler_seed", DistSamplerSeedHookConf),
-    ):
-        store.store(group="default_hooks", name=name, package=f"default_hooks.{name}", node=node)
-    store.store(group="hooks", name="ema", package="hooks.ema", node=EMAHookConf)
+    """Store the default hooks in the group `default_hooks`, ema in `hooks`."""
+    store_hooks(
+        store,
+        "default_hooks",
+        checkpoint=CheckpointHookConf,
+        param_scheduler=ParamSchedulerHookConf,
+        grad_clip=GradClipHookConf,
+        sampler_seed=DistSamplerSeedHookConf,
+    )
+    store_hooks(store, ema=EMAHookConf)

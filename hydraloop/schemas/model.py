@@ -1,4 +1,4 @@
-"""The group `model`, which lies at `task.model`."""
+"""The group `model`, which is placed at `task.model`."""
 
 from dataclasses import dataclass, field
 from typing import List
@@ -12,14 +12,14 @@ class SmallCNNConf:
 
     _target_: str = "hydraloop.models.SmallCNN"
     in_channels: int = 1
-    """Channels of the images; the digits are grey."""
+    """Channels of the images. 1: the digits are grey."""
     num_classes: int = 10
-    """Classes to tell apart; the digits have ten."""
+    """Number of classes. 10, for the digits."""
     width: int = 16
-    """Channels of the first convolution, doubled twice. 16: twice as many were no better on the digits and took twice
-    as long."""
+    """Channels of the first convolution; the next two double them. 16: with 32 the digits were no better and took
+    twice as long."""
     dropout: float = 0.2
-    """Share of the features set to zero in training, 0..1; a little, for 1,259 images."""
+    """Share of the features set to zero in training, 0..1. A small one, for 1,259 images."""
 
 
 @dataclass
@@ -28,17 +28,17 @@ class MLPConf:
 
     _target_: str = "hydraloop.models.MLP"
     in_features: int = 10
-    """Columns of the inputs; the diabetes data have ten."""
+    """Number of inputs. 10, for the diabetes data."""
     out_features: int = 1
-    """Columns of the outputs; one score."""
+    """Number of outputs. 1, the score."""
     output_mean: float = 152.0
-    """Added to the output; the mean of the diabetes scores, so that the model starts at it. 0 for other purposes."""
+    """Added to the output. The mean of the diabetes scores, so that the model starts there; use 0 for other data."""
     output_std: float = 77.0
-    """Multiplied with the output; the standard deviation of the diabetes scores. 1 for other purposes."""
+    """Factor of the output. The standard deviation of the diabetes scores; use 1 for other data."""
     hidden: List[int] = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers; empty: a linear model. Two of 64 overfit little and are instant."""
+    """Widths of the hidden layers. Empty: a linear model. Two of 64 overfit little and train instantly."""
     dropout: float = 0.1
-    """Share of each hidden layer's values set to zero in training, 0..1; a little, for 312 patients."""
+    """Share of each hidden layer's values set to zero in training, 0..1. A small one, for 312 patients."""
 
 
 @dataclass
@@ -47,17 +47,17 @@ class GPTConf:
 
     _target_: str = "hydraloop.models.GPT"
     vocab_size: int = 256
-    """Tokens there are; 256 bytes, which need no tokenizer."""
+    """Number of tokens. 256: bytes, which need no tokenizer."""
     context: int = 128
-    """The longest sequence; 128 bytes are some four lines of code, and attention then is a sixth of the work."""
+    """Maximum sequence length. 128 bytes are about four lines of code; attention is then a sixth of the work."""
     layers: int = 4
-    """Blocks. 4 with a width of 128 are 0.8 million weights: what two CPU cores can train in two minutes."""
+    """Number of blocks. 4 with a width of 128 have 0.8 million weights, which two CPU cores train in two minutes."""
     width: int = 128
     """Features of each position, a multiple of `heads`."""
     heads: int = 4
-    """Of the attention; 4 of 32 features each, since heads narrower than that are slow and see little."""
+    """Attention heads. 4 heads of 32 features; narrower heads are slow and limited."""
     dropout: float = 0.0
-    """Share set to zero in training, 0..1; none, as long as no byte is seen twice."""
+    """Share set to zero in training, 0..1. None: the data are hardly seen twice."""
 
 
 def register(store: ConfigStore) -> None:

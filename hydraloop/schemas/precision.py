@@ -1,4 +1,4 @@
-"""The group `precision`: what the forward and backward pass compute in. Parameters stay fp32 in all of them."""
+"""The group `precision`: the number format of the forward and backward pass. Parameters are always fp32."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from hydra.core.config_store import ConfigStore
 
 @dataclass
 class FP32Conf:
-    """`precision=fp32`, the default: single precision, torch as it is; the reference for every other one."""
+    """`precision=fp32`, the default: single precision, without changes to torch; the reference for the others."""
 
     name: str = "fp32"
     """The name of the precision."""
@@ -15,10 +15,10 @@ class FP32Conf:
 
 @dataclass
 class TF32Conf:
-    """`precision=tf32`: fp32 tensors, but matrix products and convolutions keep 10 bits of mantissa inside.
+    """`precision=tf32`: fp32 tensors, but matrix products and convolutions compute with a 10-bit mantissa.
 
-    On NVIDIA GPUs since Ampere several times as fast; elsewhere mostly the same as fp32. torch's setting is that of the
-    whole process, and is restored after the run."""
+    Several times faster on NVIDIA GPUs since Ampere; elsewhere mostly the same as fp32. torch's setting applies to the
+    whole process and is restored after the run."""
 
     name: str = "tf32"
     """The name of the precision."""
@@ -28,8 +28,8 @@ class TF32Conf:
 class BF16Conf:
     """`precision=bf16`: forward and evaluation under autocast to bfloat16.
 
-    It has the range of fp32 with 7 bits of mantissa. The first choice wherever the hardware has it: nothing to tune,
-    and no steps skipped."""
+    bfloat16 has the range of fp32 and a 7-bit mantissa. The first choice if the hardware supports it: nothing to tune,
+    and no skipped steps."""
 
     name: str = "bf16"
     """The name of the precision."""
@@ -39,26 +39,26 @@ class BF16Conf:
 class FP16Conf:
     """`precision=fp16`: autocast to float16, for GPUs without bfloat16. The loss is scaled to keep gradients in range.
 
-    Steps whose gradients overflow are skipped, counted and logged. Costs one wait for the device per optimizer
-    step, since schedules, averages and counters move only if the step was taken. CPUs compute it too, most of them
-    far slower than fp32."""
+    Steps whose gradients overflow are skipped, counted and logged. Costs one host sync per optimizer step, because
+    schedules, averages and counters advance only if the step was taken. CPUs support it too, but most are far slower
+    than with fp32."""
 
     name: str = "fp16"
     """The name of the precision."""
     init_scale: float = 65536.0
-    """What the loss is multiplied by at first, `min_scale` .. 1e38. torch's own: rather too large, since a few
-    skipped steps bring it down, while one too small loses gradients unseen for thousands of steps."""
+    """Initial factor of the loss, `min_scale` .. 1e38. torch's default, which is rather large: a few skipped steps
+    reduce it, while a small one would lose gradients unnoticed for thousands of steps."""
     growth_factor: float = 2.0
-    """What the scale is multiplied by after `growth_interval` steps without an overflow, above 1. torch's own; a power
-    of two changes no bit of a mantissa."""
+    """Factor of the scale after `growth_interval` steps without an overflow, above 1. torch's default; a power of two
+    changes no bit of a mantissa."""
     backoff_factor: float = 0.5
-    """What the scale is multiplied by after an overflow, above 0, at most 0.99. torch's own; undoes one growth."""
+    """Factor of the scale after an overflow, above 0, at most 0.99. torch's default; it reverses one growth."""
     growth_interval: int = 2000
-    """Optimizer steps without an overflow before the scale grows, 1 or more. torch's own: at most one step in 2000 is
-    lost to finding the limit."""
+    """Optimizer steps without an overflow before the scale grows, at least 1. torch's default: at most one step in 2000
+    is skipped to find the limit."""
     min_scale: float = 1e-4
-    """The scale below which the run ends with an error, 1e-30 .. `init_scale`. From 65536 that is 30 overflows in a
-    row: then it is the loss that is not finite, and all further steps would be skipped without a word."""
+    """Scale below which the run ends with an error, 1e-30 .. `init_scale`. From 65536 this takes 30 overflows in a row:
+    then the loss itself is not finite, and all further steps would be skipped silently."""
 
 
 def register(store: ConfigStore) -> None:

@@ -1,4 +1,4 @@
-"""The root of the config: what a composed run looks like, and where its files go."""
+"""The root of the config: the keys of a run, and where its files go."""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
@@ -12,48 +12,47 @@ from hydraloop.schemas.engine import EngineConf
 
 @dataclass
 class InitConf:
-    """Weights to start a part of the model from."""
+    """Initial weights for a part of the model."""
 
     checkpoint: Optional[str] = None
-    """A checkpoint file (`.pth`, or `.safetensors`); null: the model's own initialisation."""
+    """A checkpoint file (`.pth` or `.safetensors`). Null: the model's own initialisation."""
     prefix: Optional[str] = None
-    """Take only the entries that begin with this (`backbone.`), the prefix removed if the model has none such; put in
-    front of the file's names if the file has none such. Null: all."""
+    """Load only entries that begin with this prefix (`backbone.`). It is removed if no name of the model begins with
+    it, and added if no name in the file does. Null: all entries."""
 
 
 @dataclass
 class Config:
-    """Every key of a run's config; the README explains them with examples."""
+    """Every key of a run's config."""
 
     seed: int = 0
-    """Of every random number generator; the same seed gives the same run. 0: repeatable without
-    asking."""
+    """Seed of every random number generator; the same seed gives the same run. 0: runs are repeatable by default."""
     experiment_name: str = "digits"
-    """Names the trackers' experiment, and tells `resume=auto` which runs are the same."""
+    """Name of the experiment in trackers; `resume=auto` looks for runs with the same name."""
     resume: Optional[str] = None
-    """`auto`, a run directory, or a checkpoint file to go on from; null: a new run."""
+    """`auto`, a run directory, or a checkpoint file to continue from. Null: a new run."""
     resume_strict: bool = True
-    """Whether a missing or unknown entry of a resumed checkpoint is an error; it is: training on would be
-    another run."""
+    """Whether a missing or unknown entry of a resumed checkpoint is an error. True: without it, the run would not be
+    the same."""
     load_from: Optional[str] = None
-    """A checkpoint file (`.pth`, or `.safetensors`) to take weights from, nothing else; null: none."""
+    """A checkpoint file (`.pth` or `.safetensors`) to load only weights from. Null: none."""
     weights: str = "averaged"
-    """`averaged`: `load_from`, validation and test use averaged weights where there are any; `raw`: never."""
+    """`averaged`: `load_from`, validation and test use the averaged weights if there are any. `raw`: never."""
     init: InitConf = field(default_factory=InitConf)
     task: Any = MISSING
     """Model, loss and metrics; a group."""
     data: Any = MISSING
     """Data sets and loader; a group."""
     optimizer: Any = MISSING
-    """A group."""
+    """The optimizer; a group."""
     scheduler: Dict[str, Any] = field(default_factory=dict)
-    """Schedules by name, a group; empty: constant."""
+    """Schedules by name; a group. Empty: constant learning rate."""
     precision: Any = MISSING
-    """A group."""
+    """Number format of the computation; a group."""
     engine: EngineConf = field(default_factory=EngineConf)
     distributed: DistributedConf = field(default_factory=DistributedConf)
     default_hooks: Dict[str, Any] = field(default_factory=dict)
-    """Hooks every run has unless they are removed; a group. `default_hooks.checkpoint=null` removes one."""
+    """Hooks of every run; a group. `default_hooks.checkpoint=null` removes one."""
     hooks: Dict[str, Any] = field(default_factory=dict)
     """Hooks selected for this run; a group."""
 
@@ -68,9 +67,9 @@ DEFAULT_HOOKS = [
     "checkpoint",
     "progress",
 ]
-"""In the order of registration, which decides ties of priority."""
+"""In the order of registration, which decides between equal priorities."""
 
-# Two runs started in the same second never share a directory: ${run_id:} is random, and the same within one start.
+# ${run_id:} is random and the same within one start: runs started in the same second do not share a directory.
 HYDRA_SETTINGS: Dict[str, Any] = {
     "run": {"dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}-${run_id:}"},
     "sweep": {
@@ -111,7 +110,7 @@ JOB_LOGGING: Dict[str, Any] = {
 
 
 def register(store: ConfigStore) -> None:
-    """Store `hydraloop`, the first entry of a config.yaml's defaults list."""
+    """Store `hydraloop`, the first entry of the defaults list in a config.yaml."""
     store.store(group="hydraloop", name="schema", package="_global_", node=Config)
     store.store(group="hydra/hydra_logging", name="hydraloop", package="hydra.hydra_logging", node=HYDRA_LOGGING)
     store.store(group="hydra/job_logging", name="hydraloop", package="hydra.job_logging", node=JOB_LOGGING)

@@ -1,4 +1,4 @@
-"""The group `task`: what is trained, by which loss, measured how."""
+"""The group `task`: model, loss and metrics."""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict
@@ -9,72 +9,72 @@ from omegaconf import MISSING
 
 @dataclass
 class AccuracyConf:
-    """The share of correct classes."""
+    """Share of correctly predicted classes."""
 
     _target_: str = "hydraloop.tasks.Accuracy"
     top_k: int = 1
-    """How many of the highest outputs may be the right one; 1 is what accuracy usually means."""
+    """A prediction is correct if the class is among the `top_k` highest outputs. 1: the usual accuracy."""
 
 
 @dataclass
 class MeanAbsoluteErrorConf:
-    """The mean error, in the targets' unit."""
+    """Mean absolute error, in the targets' unit."""
 
     _target_: str = "hydraloop.tasks.MeanAbsoluteError"
 
 
 @dataclass
 class RootMeanSquaredErrorConf:
-    """The root of the mean squared error, in the targets' unit."""
+    """Root of the mean squared error, in the targets' unit."""
 
     _target_: str = "hydraloop.tasks.RootMeanSquaredError"
 
 
 @dataclass
 class R2ScoreConf:
-    """The share of the targets' variance that is explained."""
+    """Share of the targets' variance that is explained."""
 
     _target_: str = "hydraloop.tasks.R2Score"
 
 
 @dataclass
 class BitsPerByteConf:
-    """The mean loss of a language model in bits."""
+    """Mean loss of a language model in bits."""
 
     _target_: str = "hydraloop.tasks.BitsPerByte"
 
 
 @dataclass
 class TokenAccuracyConf:
-    """The share of tokens that were the most likely ones."""
+    """Share of tokens that were the most likely prediction."""
 
     _target_: str = "hydraloop.tasks.TokenAccuracy"
 
 
 @dataclass
 class ClassificationConf:
-    """`task=classification`: one class for each sample."""
+    """`task=classification`: one class per sample."""
 
     _target_: str = "hydraloop.tasks.Classification"
     model: Any = MISSING
-    """Gives logits `[N, C]`; the group `model`."""
+    """Returns logits `[N, C]`; the group `model`."""
     loss: Dict[str, Any] = field(
         default_factory=lambda: {"_target_": "torch.nn.CrossEntropyLoss", "label_smoothing": 0.0}
     )
-    """Of (logits, classes), the mean over the batch. No smoothing by default: the loss then is the log-likelihood."""
+    """Called with (logits, classes); the mean over the batch. Without smoothing, so that it is the log-likelihood."""
     metrics: Dict[str, Any] = field(default_factory=lambda: {"accuracy": AccuracyConf()})
-    """By name, the first one being what `save_best=auto` looks at; null removes one. torchmetrics work too."""
+    """Metrics by name; `save_best=auto` uses the first. Null removes one. torchmetrics work too."""
 
 
 @dataclass
 class RegressionConf:
-    """`task=regression`: one or several numbers for each sample."""
+    """`task=regression`: one or several numbers per sample."""
 
     _target_: str = "hydraloop.tasks.Regression"
     model: Any = MISSING
-    """Gives outputs of the targets' shape and unit; the group `model`."""
+    """Returns outputs with the targets' shape and unit; the group `model`."""
     loss: Dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.nn.MSELoss"})
-    """Of (outputs, targets), the mean over the batch. Least squares estimates the mean, as R2 and RMSE assume."""
+    """Called with (outputs, targets); the mean over the batch. Least squares, as R2 and RMSE assume."""
     metrics: Dict[str, Any] = field(
         default_factory=lambda: {
             "mae": MeanAbsoluteErrorConf(),
@@ -82,20 +82,20 @@ class RegressionConf:
             "r2": R2ScoreConf(),
         }
     )
-    """By name, the first one being what `save_best=auto` looks at; null removes one. torchmetrics work too."""
+    """Metrics by name; `save_best=auto` uses the first. Null removes one. torchmetrics work too."""
 
 
 @dataclass
 class LanguageModelingConf:
-    """`task=language_modeling`: the next token at every position; its loss is the cross entropy, there is no other."""
+    """`task=language_modeling`: the next token at every position; the loss is always the cross entropy."""
 
     _target_: str = "hydraloop.tasks.LanguageModeling"
     model: Any = MISSING
-    """Gives logits `[N, T, V]` of tokens `[N, T]`; the group `model`."""
+    """Returns logits `[N, T, V]` for tokens `[N, T]`; the group `model`."""
     metrics: Dict[str, Any] = field(
         default_factory=lambda: {"bits_per_byte": BitsPerByteConf(), "accuracy": TokenAccuracyConf()}
     )
-    """By name, the first one being what `save_best=auto` looks at; null removes one. torchmetrics work too."""
+    """Metrics by name; `save_best=auto` uses the first. Null removes one. torchmetrics work too."""
 
 
 def register(store: ConfigStore) -> None:

@@ -1,0 +1,36 @@
+"""What the options of all hooks have in common, and how they are put into Hydra's ConfigStore."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Optional, Tuple, Union
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+@dataclass
+class HookConf:
+    """Base of the options of a hook.
+
+    A subclass sets `_target_`, and as class variables what its hook class says about itself, so that a dry run can show
+    the order of the hooks without importing torch. Without `mount_points`, the dry run does not list the hook by point.
+    """
+
+    default_priority: ClassVar[int] = 50
+    mount_points: ClassVar[Tuple[str, ...]]
+    runs_after: ClassVar[Tuple[str, ...]] = ()
+
+    _target_: str = MISSING
+    priority: Optional[Union[int, str]] = None
+    """When the hook is called at each mount point: from 0 (first) to 100 (last), or a name such as HIGH. Null: the
+    default of its class."""
+    on_error: Optional[str] = "raise"
+    """What happens when the hook fails: `raise` ends the run, `warn` logs the error and continues, `disable` also
+    switches the hook off. Hooks that only observe default to `warn`: a failed chart should not end a training. The
+    others default to `raise`: without them it would be a different training. Hooks that communicate with other ranks
+    can only raise, because the other ranks would wait for them."""
+
+
+def store_hooks(store: ConfigStore, group: str = "hooks", **options: type) -> None:
+    """Store dataclasses under their names as options of `group`, which is `hooks` or `default_hooks`."""
+    for name, option in options.items():
+        store.store(group=group, name=name, package=f"{group}.{name}", node=option)
