@@ -33,8 +33,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, OnError
+from hydraloop.engine.hook_order import Slot, check_order, in_order, slot_of
 from hydraloop.engine.inputs import Loaders, Settings
-from hydraloop.engine.stages import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.optim.building import build_schedule

@@ -110,7 +110,7 @@ def _free_port() -> Iterator[int]:
 def _serve(connection: Connection) -> None:
     import torch
 
-    import hydraloop.engine.distributed.process_group as ranks
+    from hydraloop.engine.distributed.process_group import connect
 
     torch.set_num_threads(1)
     while True:
@@ -127,7 +127,7 @@ def _serve(connection: Connection) -> None:
             MASTER_PORT=str(port),
         )
         try:
-            distributed = ranks.connect(DistributedConf(**options), "cpu")
+            distributed = connect(DistributedConf(**options), "cpu")
             result = function(distributed, *args)
             distributed.close()
             if torch.distributed.is_initialized():  # one that has failed, on purpose, does not close its group

@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.arguments import HOOK_GROUPS
 from hydraloop.engine.hook import Priority
-from hydraloop.engine.stages import Slot, check_order, format_order, in_order
+from hydraloop.engine.hook_order import Slot, check_order, in_order
+from hydraloop.engine.report.hook_table import format_order
 
 
 def slots_of(cfg: DictConfig) -> list[Slot]:

@@ -20,6 +20,7 @@ from torch import Tensor, optim
 
 from hydraloop.engine.device.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
+from hydraloop.engine.distributed.fsdp import local
 
 Share = Callable[[int], tuple[int, int]]
 """From a batch's index in the epoch to (samples of this rank in it, samples of all ranks)."""
@@ -163,8 +164,6 @@ class Window:
             if parameter.grad is not None
         ]
         if self._distributed.sharded:
-            from hydraloop.engine.distributed.fsdp import local
-
             gradients = [local(gradient) for gradient in gradients]
         if gradients:
             if isinstance(factor, Tensor):

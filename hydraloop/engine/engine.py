@@ -14,11 +14,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
-from hydraloop.engine import run_scope as lifecycle
-from hydraloop.engine import train_mode as modes
+from hydraloop.engine import run_scope
 from hydraloop.engine.accumulation import Pair, Window, mean_of
-from hydraloop.engine.checkpoint import optimizer_state
-from hydraloop.engine.checkpoint import save_load as loading
+from hydraloop.engine.checkpoint import optimizer_state, save_load
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_hook, check_lengths, check_trainable
 from hydraloop.engine.device import seeding
 from hydraloop.engine.device.batch_transfer import mover
@@ -27,12 +25,14 @@ from hydraloop.engine.device.prefetch import prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation import evaluate
 from hydraloop.engine.hook import Hook, OnError
+from hydraloop.engine.hook_order import Slot
 from hydraloop.engine.hook_requests import Requests
-from hydraloop.engine.inputs import Loader, Loaders, Settings, Stateful, share_of
+from hydraloop.engine.inputs import Loader, Loaders, Settings, Stateful, from_position, share_of
 from hydraloop.engine.interval import Every
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.stages import Call, Slot, Stages
+from hydraloop.engine.stages import Call, Stages
+from hydraloop.engine.train_mode import begin_training
 from hydraloop.errors import UserError
 from hydraloop.run.lock import RunLock
 from hydraloop.run.result import Best, Result
@@ -151,11 +151,11 @@ class Engine:
             BaseException: whatever a hook, the task or the data raised, after on_exception, after_train and after_run.
         """
         at, progress = self.stages, self.progress
-        with lifecycle.locked(self), lifecycle.run(self, write_result=True):
+        with run_scope.locked(self), run_scope.run(self, write_result=True):
             check_trainable(self)
-            rng = loading.load(self)  # after_load_checkpoint
-            modes.begin_training(self.task, self.distributed)
-            with lifecycle.always(self, at.after_train):
+            rng = save_load.load(self)  # after_load_checkpoint
+            begin_training(self.task, self.distributed)
+            with run_scope.always(self, at.after_train):
                 self._call(at.before_train)
                 if rng is not None:  # last of all, so that nothing that starts up moves the generators on
                     seeding.set_rng_state(rng)
@@ -222,7 +222,7 @@ class Engine:
         try:
             loss: Tensor | Pair = outputs["loss"]
         except (KeyError, TypeError, IndexError):
-            raise loading.no_loss(self.task, outputs) from None
+            raise save_load.no_loss(self.task, outputs) from None
         mean = loss if isinstance(loss, Tensor) else mean_of(loss)
         if window is None:
             self.precision.backward(mean)
@@ -270,7 +270,7 @@ class Engine:
 
     def _test(self, checkpoint: Path | None) -> dict[str, float]:
         at = self.stages
-        with loading.weights_of(self, checkpoint):
+        with save_load.weights_of(self, checkpoint):
             self._call(at.before_test)
             with self._evaluating():
                 self._call(at.before_test_epoch)
@@ -288,9 +288,9 @@ class Engine:
             UserError: there is no validation data.
         """
         check_evaluable(self.loaders.val, "data.val")
-        with lifecycle.run(self, write_result=False):
+        with run_scope.run(self, write_result=False):
             check_lengths(self)
-            loading.load(self)
+            save_load.load(self)
             return self._validate()
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
@@ -300,9 +300,9 @@ class Engine:
             UserError: there is no test data, or the file does not fit.
         """
         check_evaluable(self.loaders.test, "data.test")
-        with lifecycle.run(self, write_result=False):
+        with run_scope.run(self, write_result=False):
             check_lengths(self)
-            loading.load(self)
+            save_load.load(self)
             return self._test(checkpoint)
 
     def during_evaluation(self, context: AbstractContextManager[Any]) -> None:
@@ -400,9 +400,9 @@ class Engine:
             OSError: rank 0 could not write it.
             PeerError: the same, on the other ranks.
         """
-        checkpoint = loading.collect(self, optimizer=optimizer, schedulers=schedulers)
+        checkpoint = save_load.collect(self, optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
-        loading.write_by_main(self, path, checkpoint, last=last)
+        save_load.write_by_main(self, path, checkpoint, last=last)
         self.last_checkpoint = path
 
     def report_best(self, best: Best) -> None:
@@ -440,7 +440,7 @@ class Engine:
     def on_device(self, loader: Loader | None, first: int = 0) -> Iterator[Any]:
         """The loader's batches from the `first` on, moved to the device."""
         ahead = self.settings.prefetch and reads_ahead(loader)
-        return prefetched(loading.from_position(loader or (), first), self._move, self.device, ahead=ahead)
+        return prefetched(from_position(loader or (), first), self._move, self.device, ahead=ahead)
 
     def forget_earlier_use(self) -> None:
         """Forget how an earlier use of the engine ended: an error, a stop, iterations since the last optimizer step."""

@@ -1,11 +1,17 @@
-"""What an engine is given: loaders, settings, and what it needs of a schedule."""
+"""What an engine is given: loaders (and functions on them), schedules, and settings.
+
+`Settings.horizon` is where epochs become iterations.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+from torch.utils.data import DataLoader
 
 from hydraloop.engine.progress import Progress
 
@@ -37,6 +43,41 @@ class Ordered(Protocol):
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
         """The indices of this rank's samples in a batch of an epoch, both from 0."""
+
+
+def from_position(loader: Any, first: int) -> Iterable[Any]:
+    """Return the loader's batches from the `first` (counted from 0) on; no batch if that is its length.
+
+    If its sampler has `set_position`, the batches before are not loaded; any other loader is iterated up to `first`.
+    """
+    batches: Iterable[Any] = loader
+    if first == len(loader):
+        return ()
+    if first == 0:
+        return batches
+    set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
+    if set_position is not None:
+        set_position(first * loader.batch_size)
+        return batches
+    return islice(iter(batches), first, None)
+
+
+def keeps_workers(loader: object) -> TypeGuard[DataLoader[object]]:
+    """Return whether worker processes outlive an epoch, with copies of the data set as it was when they started."""
+    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
+
+
+def end_workers(loader: object) -> None:
+    """End the workers that a loader keeps; its next epoch starts new ones with copies of the current data set.
+
+    For use between two epochs, and at the end of a run: garbage collection would wait 5 s for each worker. New workers
+    take their seeds from the loader's generator, as the first ones did.
+    """
+    if not keeps_workers(loader):
+        return
+    iterator, loader._iterator = loader._iterator, None  # torch has no public function; __iter__ creates the next one
+    if iterator is not None:
+        iterator._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator class with workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,113 +1,21 @@
-"""The order of hooks, the linter of that order, and the table of calls the engine's loop goes through.
-
-The order and the linter work on `Slot`s, which need no hook object and no torch: the dry run uses them as the engine
-does.
-"""
+"""The call table: what the engine's loop calls at each mount point, and what an error in a hook does."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, OnError, Priority
+from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, OnError
+from hydraloop.engine.hook_order import Slot, in_order, overrides, slot_of
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
 
 Call = Callable[..., None]
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A hook's place in the order."""
-
-    name: str
-    """Its key in the config."""
-    priority: int
-    """0..100, 0 first."""
-    is_default: bool
-    """From the group `default_hooks`: before custom hooks of the same priority."""
-    runs_after: tuple[str, ...] = ()
-    """Names of the hooks it must follow."""
-    mount_points: tuple[str, ...] | None = None
-    """The mount points it uses; None where its class was not imported."""
-
-
-def in_order(slots: Iterable[Slot]) -> list[Slot]:
-    """By priority, default hooks before custom ones on a tie, then as registered."""
-    return sorted(slots, key=lambda slot: (slot.priority, not slot.is_default))
-
-
-def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda name: name) -> None:
-    """Refuse an order in which a hook comes before one it `runs_after`.
-
-    Args:
-        slots: in calling order.
-        key_of: from a hook's name to its full key in the config.
-
-    Raises:
-        UserError: names both hooks, their priorities, and what to change.
-    """
-    position = {slot.name: index for index, slot in enumerate(slots)}
-    for slot in slots:
-        for earlier in slot.runs_after:
-            if position.get(earlier, -1) > position[slot.name]:
-                other = slots[position[earlier]]
-                raise UserError(
-                    f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
-                    f"whose work it relies on, and would run before it",
-                    key=f"{key_of(slot.name)}.priority",
-                    remedy=f"{_remedy(slot, other)}, or set engine.check_order=false if you mean it.",
-                )
-
-
-def _remedy(slot: Slot, earlier: Slot) -> str:
-    if earlier.priority < 100:
-        return f"Give it a number above {earlier.priority}"
-    return f"Give {earlier.name} a number below {slot.priority}"
-
-
-def mount_points_of(cls: type[Hook]) -> tuple[str, ...]:
-    """The mount points at which hooks of the class are called, in the order of a run; general points counted in."""
-    used = {point for point in MOUNT_POINTS if _overrides(cls, point)}
-    for general, points in GENERAL_POINTS.items():
-        if _overrides(cls, general):
-            used.update(point for point, _ in points)
-    return tuple(point for point in MOUNT_POINTS if point in used)
-
-
-def _overrides(cls: type[Hook], method: str) -> bool:
-    return getattr(cls, method) is not getattr(Hook, method)
-
-
-def slot_of(name: str, hook: Hook, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
-    """The place of a hook object; priority None is its class's own."""
-    number = Priority.of(hook.priority if priority is None else priority, key=f"{hook.key}.priority")
-    return Slot(name, number, is_default, tuple(hook.runs_after), mount_points_of(type(hook)))
-
-
-def by_mount_point(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
-    """{mount point: the slots called there, in order}, without the points nobody uses.
-
-    Slots whose mount points are not known stand under the key "class not imported".
-    """
-    table = {point: [slot for slot in slots if point in (slot.mount_points or ())] for point in MOUNT_POINTS}
-    unknown = [slot for slot in slots if slot.mount_points is None]
-    return {point: found for point, found in [*table.items(), ("class not imported", unknown)] if found}
-
-
-def format_order(slots: Sequence[Slot]) -> str:
-    """The order by mount point, a line each, as printed before training and by the dry run."""
-    rows = [
-        (point, ", ".join(f"{slot.name} ({slot.priority})" for slot in found))
-        for point, found in by_mount_point(slots).items()
-    ]
-    width = max((len(point) for point, _ in rows), default=0)
-    return "\n".join(f"  {point:<{width}}  {hooks}" for point, hooks in rows)
 
 
 _CLOSING = frozenset({"on_exception", "after_train", "after_run"})
@@ -212,14 +120,14 @@ def _methods(hook: Hook) -> list[tuple[str, Call]]:
     cls = type(hook)
     found: list[tuple[str, Call]] = []
     for general, points in GENERAL_POINTS.items():
-        if not _overrides(cls, general):
+        if not overrides(cls, general):
             continue
         method = getattr(hook, general)
         for point, mode in points:
             # after_val_epoch and after_test_epoch come with metrics, which the general point does not take.
             call = partial(_without_metrics, method) if general == "after_epoch" else method
             found.append((point, partial(call, mode=mode)))
-    found.extend((point, getattr(hook, point)) for point in MOUNT_POINTS if _overrides(cls, point))
+    found.extend((point, getattr(hook, point)) for point in MOUNT_POINTS if overrides(cls, point))
     return found
 
 

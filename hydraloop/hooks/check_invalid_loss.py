@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hydraloop.engine.distributed.sharded_tensors import local
+from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.inputs import Ordered
 from hydraloop.engine.interval import Every

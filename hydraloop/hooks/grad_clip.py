@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from hydraloop.engine.distributed.sharded_tensors import whole
+from hydraloop.engine.distributed.fsdp import largest_entry, whole
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
 
@@ -99,8 +99,6 @@ class GradClipHook(Hook):
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if not (engine.distributed.sharded and math.isinf(self.norm_type)):
             return get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
-        from hydraloop.engine.distributed.fsdp import largest_entry
-
         norm = largest_entry(gradients)
         if self.error_if_nonfinite and not whole(norm).isfinite():
             raise RuntimeError("the largest entry of the gradients is not finite, and error_if_nonfinite is set")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hydraloop.engine.distributed.sharded_tensors import local
+from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.histograms import histograms as counted

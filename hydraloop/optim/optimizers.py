@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hydraloop.engine.distributed.sharded_tensors import is_sharded
+from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.errors import UserError
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})

@@ -8,7 +8,7 @@ import pytest
 import hydraloop
 from hydraloop.cli import checked_compose as checked
 from hydraloop.cli import plan
-from hydraloop.engine.stages import by_mount_point
+from hydraloop.engine.report.hook_table import by_mount_point
 from tests.config.composed import REPOSITORY, composer
 
 SELECTIONS = [

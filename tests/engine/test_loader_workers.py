@@ -12,8 +12,7 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.data.loader import Loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
-from hydraloop.engine.loader_workers import end_workers, keeps_workers
+from hydraloop.engine.inputs import Loaders, Settings, end_workers, keeps_workers
 from tests.helpers import at, failing, tiny_task
 
 

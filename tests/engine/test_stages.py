@@ -14,16 +14,9 @@ import torch
 import hydraloop
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook, Mode
-from hydraloop.engine.stages import (
-    Slot,
-    Stages,
-    by_mount_point,
-    check_order,
-    format_order,
-    in_order,
-    mount_points_of,
-    slot_of,
-)
+from hydraloop.engine.hook_order import Slot, check_order, in_order, mount_points_of, slot_of
+from hydraloop.engine.report.hook_table import by_mount_point, format_order
+from hydraloop.engine.stages import Stages
 from hydraloop.errors import UserError
 from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task
 

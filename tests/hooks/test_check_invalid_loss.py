@@ -15,10 +15,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hydraloop.data.loader import build_loader
-from hydraloop.engine.device.grad_scaling import FP16
-from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.device.precision import FP16, Precision
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.sharded_tensors import whole
+from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.inputs import Loaders, Settings

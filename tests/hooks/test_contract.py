@@ -27,7 +27,7 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import ON_ERROR, Hook, Priority
-from hydraloop.engine.stages import mount_points_of
+from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.optim.schedule import Schedule

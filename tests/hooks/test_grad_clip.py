@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.device.grad_scaling import FP16
+from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.sharded_tensors import whole
+from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loaders, Settings

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.distributed.sharded_tensors import local, sharded_like
+from hydraloop.engine.distributed.fsdp import local, sharded_like
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumab
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.device import seeding
 from hydraloop.engine.device.model_preparation import class_name
+from hydraloop.engine.distributed.fsdp import full, shard_optimizer_state, shard_state
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import PeerError, UserError, suggestion
 from hydraloop.run.checkpoint_files import point_to
@@ -59,8 +59,6 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
     if engine.distributed.sharded:
-        from hydraloop.engine.distributed.fsdp import full
-
         checkpoint = full(checkpoint, keep=engine.distributed.is_main)
     return checkpoint
 
@@ -157,9 +155,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
         _check_optimizer(engine, checkpoint["meta"].get("optimizer"))
         state = checkpoint["optimizer"]
         if engine.distributed.sharded:
-            from hydraloop.engine.distributed.fsdp import sharded_optimizer_state
-
-            state = sharded_optimizer_state(state, engine.optimizer)
+            state = shard_optimizer_state(state, engine.optimizer)
         try:
             optimizer_state.load(engine.optimizer, state)
         except ValueError as error:
@@ -227,9 +223,7 @@ def _check_optimizer(engine: Engine, saved: str | None) -> None:
 def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
     """Strictly: a missing, unknown or misshapen tensor is an error that names it."""
     if engine.distributed.sharded:
-        from hydraloop.engine.distributed.fsdp import like
-
-        state = like(state, engine.model.state_dict())
+        state = shard_state(state, engine.model.state_dict())
     try:
         engine.model.load_state_dict(state)
     except RuntimeError as error:
@@ -311,23 +305,6 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
         engine.evaluating_checkpoint = None
         with torch.no_grad():
             engine.model.load_state_dict(own)
-
-
-def from_position(loader: Any, first: int) -> Iterable[Any]:
-    """The loader's batches from the `first` (from 0) on; none where that is its length.
-
-    A sampler with `set_position` starts there without reading what comes before; any other loader is run through.
-    """
-    batches: Iterable[Any] = loader
-    if first == len(loader):
-        return ()
-    if first == 0:
-        return batches
-    set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
-    if set_position is not None:
-        set_position(first * loader.batch_size)
-        return batches
-    return islice(iter(batches), first, None)
 
 
 def no_loss(task: Any, outputs: Any) -> UserError:

@@ -1,12 +1,14 @@
-"""Autocast and gradient scaling behind one face. fp32 needs neither, and costs nothing here.
+"""fp32, tf32, bf16 and fp16: autocast, gradient scaling and the optimizer step, as one interface (`Precision`).
 
-The order is the same for all of them: `forward` and `backward`, several times in an accumulation window, then once
-`unscale`, whatever looks at gradients or clips them, and `step`, which says whether it was taken.
+The order of calls: `forward` and `backward`, several times in an accumulation window, then `unscale` once, then what
+clips or reads gradients, then `step`, which returns whether the step was taken.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,33 +22,31 @@ from hydraloop.errors import UserError, suggestion
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_NAMES = ("fp32", "tf32", "bf16", "fp16")
 
 
 class Precision:
-    """fp32: forward as it is, backward as it is, every optimizer step is taken."""
+    """fp32: forward and backward as they are; every optimizer step is taken."""
 
     name: str = "fp32"
     dtype: torch.dtype | None = None
-    """What autocast computes in; None: the tensors' own."""
+    """The dtype in which autocast computes; None: that of the tensors."""
     skipped: int = 0
-    """Optimizer steps skipped so far, those of the resumed run included; only fp16 skips."""
+    """Optimizer steps skipped until now, those of the resumed run included; only fp16 skips steps."""
 
     def active(self) -> AbstractContextManager[None]:
-        """What holds for a whole run, training and evaluation; undone at its end, whatever happens."""
+        """Return a context for the whole run, training and evaluation, which it undoes at its end."""
         return nullcontext()
 
     def forward(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
-        """The callable to use in place of `function`, a forward pass (the task's `forward` or its `evaluate`).
-
-        Here the function itself, without anything around it.
-        """
+        """Return what to call in place of a forward pass (the task's `forward` or `evaluate`); in fp32, itself."""
         return function
 
     def backward(self, loss: Tensor, riding: tuple[Tensor, Tensor] | None = None) -> None:
-        """Backpropagate a scalar `loss`, scaled where the precision needs it. No host sync.
+        """Backpropagate a scalar `loss`, scaled if the precision needs it. No host sync.
 
         Args:
-            riding: a leaf and the gradient it gets in the same pass, unscaled (`Window.riding`).
+            riding: a leaf and the gradient that it gets in the same pass, unscaled (`Window.riding`).
         """
         if riding is None:
             torch.autograd.backward(loss)
@@ -58,31 +58,30 @@ class Precision:
         """Bring gradients back to their true size, once before each `step`. No host sync."""
 
     def step(self, optimizer: optim.Optimizer) -> bool:
-        """Take the optimizer step. Returns whether it was taken: fp16 skips one whose gradients overflowed."""
+        """Take the optimizer step. Return whether it was taken: fp16 skips it if gradients overflowed."""
         optimizer.step()
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as plain values (fp16: the scale)."""
+        """Return what a resumed run needs, as plain values (fp16: the scale)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; of another precision, nothing."""
+        """Load what `state_dict` returned; the state of another precision is ignored."""
 
 
 class TF32(Precision):
-    """fp32 whose matrix products and convolutions round their inputs to TensorFloat-32 (10 bits of mantissa).
+    """fp32, but matrix products and convolutions round their inputs to TensorFloat-32 (10 bits of mantissa).
 
-    Tensors stay fp32. Only hardware that has TF32 (CUDA from compute capability 8.0, some CPUs) is any faster.
+    Tensors stay fp32. It is faster only on hardware that has TF32 (CUDA from compute capability 8.0, some CPUs).
     """
 
     name = "tf32"
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """torch's process-wide settings for the run, and what they were before after it."""
-        # Not by torch's newer names, `fp32_precision`: with those set, `torch.get_float32_matmul_precision` raises, and
-        # others call it.
+        """Change torch's process-wide settings for the run, and restore them."""
+        # Not torch's newer `fp32_precision`, with which `torch.get_float32_matmul_precision` raises for other callers.
         matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         try:
             torch.set_float32_matmul_precision("high")
@@ -113,64 +112,181 @@ class Autocast(Precision):
         self.device = device
 
     def forward(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
-        """The function under autocast; costs 2.3 µs a call on a CPU.
+        """Return the function under autocast; costs 2.3 µs a call on a CPU.
 
-        Leaving it forgets the casts of the parameters, so an optimizer step or a swap of weights between two calls is
-        seen by the second.
+        At the end of a call, the cast parameters are dropped. The next call casts them again, so that it uses what an
+        optimizer step or a swap of weights has changed.
         """
         device_type, dtype = self.device.type, self.dtype
 
         def under_autocast(*args: Any, **kwargs: Any) -> _Result:
-            # One context kept for all calls would save 0.7 µs, and leave autocast on after a nested call: it remembers
-            # what to restore in itself.
+            # One context for all calls would save 0.7 µs, but a nested call would then leave autocast on.
             with torch.autocast(device_type, dtype):
                 return function(*args, **kwargs)
 
         return under_autocast
 
 
-_OPTIONS = {
-    "fp32": frozenset[str](),
-    "tf32": frozenset[str](),
-    "bf16": frozenset[str](),
-    "fp16": frozenset({"init_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale"}),
-}
+class FP16(Autocast):
+    """fp16: autocast to float16, with a loss scale that keeps gradients inside its range (6e-8 .. 65504).
+
+    The loss is multiplied by the scale, and gradients are divided by it before anything reads them. If a gradient is
+    infinite or NaN, the step is skipped and the scale lowered; after a number of good steps it is raised
+    (Micikevicius et al., Mixed Precision Training, 2018; `torch.amp.GradScaler`).
+
+    Args:
+        device: where the run computes.
+        init_scale: the first scale, at least `min_scale`.
+        growth_factor: what the scale is multiplied by after `growth_interval` steps, above 1.
+        backoff_factor: what the scale is multiplied by after a skipped step, above 0 and at most 0.99.
+        growth_interval: consecutive good steps before the scale grows, 1 or more.
+        min_scale: a scale below it ends the run, 1e-30 or more.
+
+    Raises:
+        UserError: torch has no autocast to float16 for the device, or an option is out of range.
+    """
+
+    name = "fp16"
+    dtype = torch.float16
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        min_scale: float = 1e-4,
+    ) -> None:
+        super().__init__(device)
+        # A subnormal scale, or one lowered by almost nothing, could stay the same, and `step` would not see it.
+        for option, value, within, allowed in (
+            ("min_scale", min_scale, 1e-30 <= min_scale < math.inf, "from 1e-30, and at most init_scale"),
+            ("init_scale", init_scale, min_scale <= init_scale <= 1e38, "from min_scale to 1e38"),
+            ("growth_factor", growth_factor, 1 < growth_factor < math.inf, "above 1"),
+            ("backoff_factor", backoff_factor, 0 < backoff_factor <= 0.99, "above 0, at most 0.99"),
+            ("growth_interval", growth_interval, growth_interval >= 1, "1 or more"),
+        ):
+            if not within:
+                remedy = f"Use a number {allowed}."
+                raise UserError(f"{value} is out of range", key=f"precision.{option}", remedy=remedy)
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval, self._min_scale = growth_interval, min_scale
+        self.skipped = 0
+        self._start(init_scale, good_steps=0)
+
+    def _start(self, scale: float, *, good_steps: int) -> None:
+        """Make a scaler with this scale, which has had `good_steps` good steps since it changed."""
+        self.scale = torch.tensor(scale, dtype=torch.float32).item()  # as the device will have it
+        """The loss scale on the host; reading it does not synchronize."""
+        self._scaler = torch.amp.GradScaler(
+            self.device.type, self.scale, self._growth_factor, self._backoff_factor, self._growth_interval
+        )
+        # torch has no function that sets this number, only the state dict.
+        self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": good_steps})
+        self._unscaled = self._has_gradients = False
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """If a run ends between `unscale` and `step`, let the next one start with a clean scaler."""
+        try:
+            yield
+        finally:
+            if self._unscaled:
+                self._start(**self._position())
+
+    def backward(self, loss: Tensor, riding: tuple[Tensor, Tensor] | None = None) -> None:
+        """Backpropagate the loss times the scale, and `riding` unscaled. No host sync."""
+        super().backward(self._scaler.scale(loss), riding)
+
+    def unscale(self, optimizer: optim.Optimizer) -> None:
+        """Divide the gradients by the scale and look for overflows, once before each `step`. No host sync.
+
+        All ranks skip the same steps: with DDP they have the same gradients; with sharded gradients (DTensors), torch
+        reduces over all ranks whether there was an overflow (a collective).
+        """
+        self._has_gradients = any(
+            parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]
+        )
+        if self._has_gradients:
+            self._scaler.unscale_(optimizer)
+        self._unscaled = True
+
+    def step(self, optimizer: optim.Optimizer) -> bool:
+        """Take the step unless gradients overflowed, and adapt the scale. One host sync, which cannot be avoided.
+
+        Schedules, averages and counters advance only if the step was taken, so the host has to know. The scale is
+        lowered after an overflow and only then. So it is updated first, and the optimizer is called normally or not at
+        all. `GradScaler.step` does not say whether a fused optimizer took the step.
+
+        Raises:
+            UserError: the scale fell below `min_scale`: gradients are not finite at any scale.
+        """
+        if not self._unscaled:
+            self.unscale(optimizer)
+        self._unscaled = False
+        if self._has_gradients:
+            before = self.scale
+            self._scaler.update()
+            self.scale = self._scaler.get_scale()
+            if self.scale < before:
+                self.skipped += 1
+                if self.scale < self._min_scale:
+                    raise UserError(
+                        f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
+                        "skipped); the loss itself may be, and every further step would be skipped",
+                        key="precision.min_scale",
+                        remedy="Lower optimizer.lr, clip gradients (default_hooks.grad_clip.max_norm=1), or use "
+                        "precision=bf16, which has the range of fp32; precision=fp32 shows whether the loss is finite.",
+                    )
+                return False
+        optimizer.step()
+        return True
+
+    def _position(self) -> dict[str, Any]:
+        return {"scale": self.scale, "good_steps": self._scaler.state_dict()["_growth_tracker"]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, its good steps, and the steps skipped. A host sync."""
+        return {**self._position(), "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the saved scale with this run's options; the state of another precision is ignored."""
+        if state:
+            self._start(state["scale"], good_steps=state["good_steps"])
+            self.skipped = state["skipped"]
 
 
 def make_precision(options: Mapping[str, Any], device: torch.device) -> Precision:
-    """The precision that the config's group `precision` describes.
+    """Return the precision that the config's group `precision` describes.
 
     Args:
-        options: `name` (fp32, tf32, bf16, fp16) and that precision's own options.
+        options: `name` (fp32, tf32, bf16, fp16) and the options of that precision.
         device: where the run computes.
 
     Raises:
-        UserError: there is no such precision, it has no such option, the device cannot do it, or a value is out of
-            range; names the key.
+        UserError: there is no such precision or option, the device does not support it, or a value is out of range.
     """
-    own = {str(option): value for option, value in options.items()}
-    name = own.pop("name", None)
-    if name not in _OPTIONS:
-        raise UserError(
-            f"{name!r} is unknown", key="precision.name", remedy=suggestion(str(name), _OPTIONS) + " precision=fp32."
-        )
-    for option in own.keys() - _OPTIONS[name]:
-        raise UserError(
-            f"{name} has no such option", key=f"precision.{option}", remedy=suggestion(option, _OPTIONS[name])
-        )
+    arguments = {str(option): value for option, value in options.items()}
+    name = arguments.pop("name", None)
+    if name not in _NAMES:
+        remedy = suggestion(str(name), _NAMES)
+        raise UserError(f"{name!r} is unknown", key="precision.name", remedy=f"{remedy} precision=fp32.")
+    known = inspect.signature(FP16).parameters.keys() - {"device"} if name == "fp16" else ()
+    for option in arguments.keys() - known:
+        raise UserError(f"{name} has no such option", key=f"precision.{option}", remedy=suggestion(option, known))
     if name == "fp16":
         if device.type == "cpu":
             log.warning("precision=fp16 on a CPU is up to fifty times as slow as fp32; bf16 is not")
-        from hydraloop.engine.device.grad_scaling import FP16  # it builds on this module
-
-        return FP16(device, **own)
+        return FP16(device, **arguments)
     if name == "bf16":
         return Autocast(device)
     return TF32() if name == "tf32" else Precision()
 
 
 def _check_autocast(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Ask torch itself: where the device lacks the type, `autocast` raises, or warns and does nothing."""
+    """Ask torch: if the device lacks the type, `autocast` raises, or warns and does nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

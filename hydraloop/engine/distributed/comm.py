@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.errors import UserError
+from hydraloop.engine.device.choose import choose_device
 
 
 class Distributed:
@@ -45,15 +45,12 @@ class Distributed:
     # The model. ------------------------------------------------------------------------------------------------------
 
     def device(self, wanted: str) -> torch.device:
-        """The device of this rank: `auto` is the current accelerator where there is one, else the CPU.
+        """Return the device of this rank (`choose_device`).
 
         Raises:
-            UserError: torch knows no such device, or this machine has none.
+            UserError: torch knows no such device, or this machine does not have it.
         """
-        if wanted != "auto":
-            return _checked(wanted)
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return accelerator if accelerator is not None else torch.device("cpu")
+        return choose_device(wanted)
 
     def prepare(self, model: nn.Module) -> None:
         """Give this rank its part of the model, in place: on the device, before an optimizer is built."""
@@ -115,16 +112,3 @@ class Pending:
 
     def wait(self) -> None:
         """Wait until it is done; on a GPU only its stream waits."""
-
-
-def _checked(wanted: str) -> torch.device:
-    remedy = "Use auto, cpu, or cuda:0 and the like."
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise UserError(f"torch knows no device {wanted!r}", key="engine.device", remedy=remedy) from error
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    here = 0 if accelerator is None or accelerator.type != device.type else torch.accelerator.device_count()
-    if device.type != "cpu" and (device.index or 0) >= here:
-        raise UserError(f"this machine has no {wanted}", key="engine.device", remedy=remedy)
-    return device

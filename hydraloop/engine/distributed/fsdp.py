@@ -1,27 +1,41 @@
-"""FSDP2: the model in shards, and tensors in shards as the rest of hydraloop sees them. Imported by runs that shard."""
+"""FSDP2: shards a model (`shard`), and functions on tensors that may be sharded (DTensors).
+
+A run that does not shard imports neither torch's FSDP nor its DTensor, which takes 0.5 s.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.utils import get_total_norm
 
 from hydraloop.engine.device.model_preparation import WRAP, modules_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
-    from hydraloop.engine.distributed.process_group import Sharding
+    from torch.distributed.tensor import DTensor
 
 
-def shard(model: nn.Module, options: Sharding, device: torch.device) -> None:
-    """`fully_shard` each module of the classes in `options.wrap`, then the model as a whole, in place.
+class FSDPOptions(Protocol):
+    """The options of FSDP2; `hydraloop.schemas.distributed.FSDPConf` gives their reasons."""
+
+    wrap: list[str]
+    reshard_after_forward: bool
+    param_dtype: str | None
+    reduce_dtype: str | None
+    offload: bool
+
+
+# The model. ----------------------------------------------------------------------------------------------------------
+
+
+def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
+    """Apply `fully_shard` to each module of the classes in `options.wrap`, then to the model, in place.
 
     Args:
         device: where the model is.
@@ -29,12 +43,14 @@ def shard(model: nn.Module, options: Sharding, device: torch.device) -> None:
     Raises:
         UserError: no module is of one of the classes, or there is no such dtype.
     """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     dtypes: dict[str, Any] = {
         name: _dtype(getattr(options, name), f"distributed.fsdp.{name}") for name in ("param_dtype", "reduce_dtype")
     }
     policies: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
         "reshard_after_forward": options.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(**dtypes),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
@@ -42,7 +58,7 @@ def shard(model: nn.Module, options: Sharding, device: torch.device) -> None:
     blocks = modules_of(model, options.wrap, key=WRAP)
     for module in blocks:
         fully_shard(module, **policies)
-    # What is left outside of the blocks is needed again at once in backward.
+    # Backward needs the parameters outside of the blocks again at once.
     fully_shard(model, **{**policies, "reshard_after_forward": options.reshard_after_forward and not blocks})
 
 
@@ -53,39 +69,74 @@ def _dtype(name: str | None, key: str) -> torch.dtype | None:
     return dtype
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor (the same memory); a plain tensor is itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def reshard(model: nn.Module) -> None:
+    """Drop gathered parameters, so that the next forward gathers them again: their shards may have changed in place."""
+    from torch.distributed.fsdp import FSDPModule
 
-
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor, gathered; called on every rank."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def forget_gathered(model: nn.Module) -> None:
-    """Let the next forward gather all parameters anew: their shards may have changed in place."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def like(values: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with each full tensor sharded as the target of its name is; every rank has the full ones."""
-    return {name: as_sharded(value, targets.get(name)) for name, value in values.items()}
+# One tensor. ---------------------------------------------------------------------------------------------------------
+
+
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a DTensor, of which this rank has only a part. Imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")  # without which there is no DTensor
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part, detached, in the same memory; of a plain tensor, all of it. No communication."""
+    tensor = tensor.detach()
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the full tensor, gathered from all ranks if it is sharded; then called on every rank."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def as_sharded(value: Any, target: Any) -> Any:
-    """A full tensor sharded as `target` is, where that is sharded and of the same shape; else the value as it is."""
-    if isinstance(value, DTensor) or not isinstance(target, DTensor) or not isinstance(value, Tensor):
+    """Shard a full tensor as `target` is, without communication; every rank has the full one.
+
+    The value itself is returned if the target is not sharded or has another shape (a step count; a mismatch, which
+    loading will report).
+    """
+    if not is_sharded(target) or is_sharded(value) or not isinstance(value, Tensor) or value.shape != target.shape:
         return value
-    if value.shape != target.shape:  # a state beside the parameter (a step count), or a misfit that loading will name
-        return value
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
 
 
-def sharded_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's saved state with full tensors, sharded as the parameters are."""
+def part_of(value: Tensor, target: Tensor) -> Tensor:
+    """Return this rank's part of a full tensor, split as `target` is. No communication."""
+    return local(as_sharded(value, target)) if is_sharded(target) else value
+
+
+def sharded_like(part: Tensor, target: Tensor) -> Tensor:
+    """Return a tensor sharded as `target` is, with `part` as this rank's part; for a plain target, the part itself."""
+    if not is_sharded(target):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
+    )
+
+
+# States and gradients. -----------------------------------------------------------------------------------------------
+
+
+def shard_state(values: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
+    """Shard each full tensor as the target of the same name is; every rank has the full ones."""
+    return {name: as_sharded(value, targets.get(name)) for name, value in values.items()}
+
+
+def shard_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Shard the full tensors of an optimizer's saved state as its parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries = {
         index: {name: as_sharded(value, parameters[index]) for name, value in entry.items()}
@@ -97,12 +148,12 @@ def sharded_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimi
 
 
 def full(value: Any, *, keep: bool) -> Any:
-    """A nested value with every DTensor gathered, on the CPU; called on every rank, in the same order.
+    """Gather every DTensor in a nested value, to the CPU; called on every rank, in the same order.
 
     Args:
-        keep: False: the rank only takes part; what it gets back is not to be used (memory for one tensor at a time).
+        keep: False if this rank only takes part: it needs memory for one tensor at a time and must not use the result.
     """
-    if isinstance(value, DTensor):
+    if is_sharded(value):
         gathered = value.full_tensor()
         return gathered.cpu() if keep else None
     if isinstance(value, dict):
@@ -113,32 +164,25 @@ def full(value: Any, *, keep: bool) -> Any:
     return value
 
 
-def sharded_like(part: Tensor, target: Tensor) -> Tensor:
-    """This rank's part (`local`) as a tensor sharded as `target` is; of a plain target the part itself."""
-    if not isinstance(target, DTensor):
-        return part
-    return DTensor.from_local(
-        part, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
-    )
-
-
 def largest_entry(tensors: Sequence[Tensor]) -> Tensor:
-    """The infinity norm of all tensors together, a scalar that every rank has; called on every rank. No host sync.
+    """Return the infinity norm of all tensors together, a scalar on every rank; called on every rank. No host sync.
 
-    torch's `get_total_norm` (2.13) has no such norm of a rank's part that is empty, as with fewer rows than ranks.
+    torch's `get_total_norm` (2.13) fails for a rank's empty part, as with fewer rows than ranks.
 
     Returns:
-        NaN where any entry is; 0 without entries. A DTensor where the tensors are some, so that it can scale them.
+        NaN if any entry is; 0 without entries. A DTensor if the tensors are, so that it can scale them.
     """
     if not tensors:
         return torch.zeros(())
-    parts = [part.detach() for part in map(local, tensors) if part.numel()]
-    first = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
+    parts = [part for part in map(local, tensors) if part.numel()]
+    first = next((tensor for tensor in tensors if is_sharded(tensor)), None)
     norm = get_total_norm(parts, torch.inf) if parts else tensors[0].new_zeros(())
     norm = local(norm).to(local(tensors[0]).device, torch.float32)
     if first is None:
         return norm
-    # Whether a maximum keeps a NaN is the backend's choice; as a number of its own it arrives.
+    from torch.distributed.tensor import DTensor, Replicate
+
+    # Not every backend's maximum keeps a NaN, so it is sent as a second number.
     both = torch.stack([norm.nan_to_num(torch.inf, torch.inf), norm.isnan().float()])
     dist.all_reduce(both, dist.ReduceOp.MAX, group=first.device_mesh.get_group())
     norm = torch.where(both[1] > 0, torch.nan, both[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.device.model_preparation import class_name
-from hydraloop.engine.stages import format_order
+from hydraloop.engine.report.hook_table import format_order
 from hydraloop.run.result import command
 
 if TYPE_CHECKING:

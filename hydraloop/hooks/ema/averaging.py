@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.distributed.sharded_tensors import local, part_of, sharded_like
+from hydraloop.engine.distributed.fsdp import local, part_of, sharded_like
 from hydraloop.errors import UserError, suggestion
 
 Weighting = Callable[[int], float]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.sharded_tensors import local
+from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from hydraloop.engine.checkpoint import save_load as loading
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.engine import Engine, Loaders, Settings
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import from_position
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.optim.schedule import Schedule
@@ -313,4 +313,4 @@ def test_a_published_file_can_be_loaded_from_but_not_resumed(tmp_path: Path) -> 
 def test_any_loader_begins_at_a_position() -> None:
     train = batches(5)
     for first in (0, 2, 5):
-        assert [id(batch) for batch in loading.from_position(train, first)] == [id(batch) for batch in train[first:]]
+        assert [id(batch) for batch in from_position(train, first)] == [id(batch) for batch in train[first:]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydraloop.data.loader import build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.sharded_tensors import whole
+from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loaders, Settings

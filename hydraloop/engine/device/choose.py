@@ -1,0 +1,42 @@
+"""Which device a run uses (`engine.device`)."""
+
+from __future__ import annotations
+
+import torch
+
+from hydraloop.errors import UserError
+
+
+def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device:
+    """Return the device of this process.
+
+    Args:
+        wanted: `auto` for the current accelerator, or the CPU if there is none; otherwise `cpu`, `cuda`, `cuda:1`.
+        local_rank: with several processes, the number of this one on its machine: it uses the device of that number
+            unless `wanted` names another. None: a single process.
+
+    Raises:
+        UserError: torch knows no such device, or this machine does not have it.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    available = 0 if accelerator is None else torch.accelerator.device_count()
+    remedy = "Use auto, cpu, or a device such as cuda:0."
+    if wanted == "auto":
+        device = torch.device("cpu") if accelerator is None else accelerator
+    else:
+        try:
+            device = torch.device(wanted)
+        except RuntimeError as error:
+            raise UserError(f"torch knows no device {wanted!r}", key="engine.device", remedy=remedy) from error
+        here = available if accelerator is not None and accelerator.type == device.type else 0
+        if device.type != "cpu" and (device.index or 0) >= here:
+            raise UserError(f"this machine has no {wanted}", key="engine.device", remedy=remedy)
+    if local_rank is None or device.type == "cpu" or wanted not in ("auto", device.type):
+        return device
+    if local_rank >= available:
+        raise UserError(
+            f"there are {available} devices for the process {local_rank} (from 0) of this machine",
+            key="distributed.nproc_per_node",
+            remedy=f"Use {available} or fewer, or engine.device=cpu.",
+        )
+    return torch.device(device.type, local_rank)

@@ -1,0 +1,51 @@
+"""DDP: the task is wrapped in `DistributedDataParallel` here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def wrap_in_ddp(
+    task: nn.Module, device: torch.device, *, bucket_cap_mb: float | None, find_unused_parameters: bool
+) -> tuple[Any, Tensor | None]:
+    """Wrap the task; all ranks start with rank 0's parameters and buffers.
+
+    Returns:
+        The wrapped task, and `Distributed.tally`: a parameter `[1]` whose gradient is averaged with the model's. It is
+        None with `find_unused_parameters`, since no forward uses it.
+    """
+    wrapped, tally = task, None
+    if not find_unused_parameters:
+        wrapped = with_tally = _WithTally(task, device)
+        tally = with_tally.tally
+    ddp: Any = nn.parallel.DistributedDataParallel
+    for buffer in task.buffers():  # before torch 2.13, DDP does this only if it does so in every forward, too
+        dist.broadcast(buffer.detach(), 0)
+    # Before each evaluation they are made equal again. torch 2.13 has renamed the option.
+    new = "forward_sync_buffers" in inspect.signature(ddp).parameters
+    return ddp(
+        wrapped,
+        **{"forward_sync_buffers" if new else "broadcast_buffers": False},
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=True,  # saves a copy of all gradients
+    ), tally
+
+
+class _WithTally(nn.Module):
+    """A task and one more parameter. DDP averages its gradient with the others', so that the number of samples (or
+    tokens) on all ranks needs no collective of its own."""
+
+    def __init__(self, task: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.task = task
+        self.tally = nn.Parameter(torch.zeros(1, device=device))
+
+    def forward(self, batch: Any) -> Any:
+        """Return what the task returns."""
+        return self.task(batch)
