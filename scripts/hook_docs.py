@@ -156,7 +156,8 @@ def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
         where = f"{key}.{field.name}" if key else field.name
         if type(value) not in described:
             described[type(value)] = where
-            title = [f"{'####' if '.' in where else '##'} {where}", "", inspect.getdoc(type(value)) or "", ""]
+            level = "####" if where.split(".")[0] in GROUPS else "##" + "#" * where.count(".")
+            title = [f"{level} {where}", "", inspect.getdoc(type(value)) or "", ""]
             below += [*title, *_described(type(value), where, described)]
         shown[field.name] = f"see `{described[type(value)]}`"
     rows = _table(schema, shown)

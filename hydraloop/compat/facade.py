@@ -114,7 +114,7 @@ class Context:
         return NoCounterpartError(
             f"{what} has no counterpart in hydraloop (used by {self.user} in {self.point})",
             key=self.key or None,
-            remedy=remedy or "README, 'Bringing hooks along', lists what carries over.",
+            remedy=remedy or "docs/how-to/migrating.md lists what works.",
         )
 
 

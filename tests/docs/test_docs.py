@@ -1,0 +1,188 @@
+"""README and docs: they build without a warning, their links and paths exist, their commands and code work."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.docs import pages
+from tests.docs.pages import PAGES, Block, blocks, name, prose, unquoted
+from tests.e2e.projects import REPOSITORY, Project
+
+LEFT_OUT = {
+    "scripts/run.sh": "installs into .venv; tests/e2e/test_setup_script.py covers it",
+    "scripts/test.sh": "runs the tests",
+    "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
+    "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
+    "wandb sync": "needs the network and an account",
+    "torchrun --nnodes=2": "needs two machines",
+    "python train.py engine.compile=true": "compiling takes a minute; tests/engine covers it",
+    "python train.py 'engine.compile=": "compiling takes minutes",
+    "python train.py +hooks.theirs.": "needs mmengine or lightning; tests/compat covers it",
+}
+"""Commands that are not executed, by their beginning, with the reason."""
+TINY = [
+    "engine.max_iters=2",
+    "engine.val_interval=null",
+    "data.loader.batch_size=2",
+    "task.model.layers=1",
+    *(f"data.{part}.megabytes=0.1" for part in ("train", "val", "test")),
+]
+"""Makes `experiment=char_lm` short."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_has_a_language_that_this_test_knows(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= pages.LANGUAGES
+    assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page)), "a block that is not found"
+
+
+def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
+    """Links between pages and to headings are part of it."""
+    pytest.importorskip("sphinx", reason="the docs' packages are not installed")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "dirhtml", "docs", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "how-to" / "tracking" / "index.html").is_file()
+
+
+@pytest.mark.parametrize("page", [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"], ids=name)
+def test_links_of_the_pages_that_are_not_built(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    for link in links:
+        if "://" in link:
+            continue
+        file, _, heading = link.partition("#")
+        assert (page.parent / file).exists(), link
+        assert not heading or heading in _headings(page.parent / file if file else page), link
+
+
+def _headings(page: Path) -> list[str]:
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    paths = re.findall(r"`((?:hydraloop|scripts|conf|tests)/[\w/.-]*)`", prose(page))
+    made = {block.file for block in blocks(page)}
+    assert [path for path in paths if path not in made and not (REPOSITORY / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/hooks.md"])
+def test_the_picture_of_a_run_is_that_of_the_hook(page: str) -> None:
+    from hydraloop.engine import hook
+
+    documented = inspect.getdoc(hook) or ""
+    picture = re.search(r"^    before_run\n.*?^    after_run[^\n]*$", documented, re.M | re.S)
+    assert picture
+    assert textwrap.dedent(picture[0]) in [block.text.rstrip() for block in blocks(REPOSITORY / page)]
+
+
+def test_the_readme_has_at_most_200_lines() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_work_in_zsh_too(page: Path) -> None:
+    """zsh expands brackets, braces and tildes, and fails if nothing matches."""
+    commands = [command for block in blocks(page) for command in block.commands if "train.py" in command]
+    assert [command for command in commands if re.search(r"[][{}*?~]", unquoted(command))] == []
+
+
+def test_every_command_that_is_left_out_is_somewhere() -> None:
+    commands = [command for page in PAGES for block in blocks(page) for command in block.commands]
+    assert [start for start in LEFT_OUT if not any(command.startswith(start) for command in commands)] == []
+
+
+# The commands and the code. ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # two minutes: some fifty runs
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(b.language in ("bash", "python") for b in blocks(page))], ids=name
+)
+def test_the_commands_and_the_code_of_a_page_work(page: Path, tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    shutil.copytree(REPOSITORY / "scripts", project.path / "scripts", ignore=shutil.ignore_patterns("benchmarks"))
+    waiting: list[str] = []
+    for block in blocks(page):
+        if block.file is not None:
+            project.write(block.file, block.text)
+        elif block.language == "python":
+            _train(project, waiting)
+            project.write("block.py", block.text)
+            done = project.python("block.py")
+            assert done.code == 0, done.text
+        for command in _executed(block):
+            if "<run>" in command or not command.startswith("python train.py"):
+                _train(project, waiting)
+            if command.startswith("python train.py"):
+                waiting.append(_with_run(command, project))
+            else:
+                _shell(_with_run(command, project), project)
+    _train(project, waiting)
+
+
+def _executed(block: Block) -> list[str]:
+    return [command for command in block.commands if not command.startswith(tuple(LEFT_OUT))]
+
+
+def _with_run(command: str, project: Project) -> str:
+    """The command with the latest run instead of `outputs/<run>`."""
+    if "<run>" not in command:
+        return command
+    return command.replace("outputs/<run>", str(project.runs[-1].path.relative_to(project.path)))
+
+
+def _train(project: Project, commands: list[str]) -> None:
+    """Execute the commands that wait, in one process."""
+    if commands:
+        lines = [_shortened(shlex.split(command)[2:]) for command in commands]
+        for command, done in zip(commands, project.many(lines), strict=True):
+            assert done.code == 0, f"{command}\n{done.text}"
+        commands.clear()
+
+
+def _shortened(arguments: list[str]) -> list[str]:
+    """With one epoch, unless the command says how long or has schedules, whose lengths must fit."""
+    if "experiment=char_lm" in arguments:
+        return [*arguments, *TINY]
+    lasting = ("--", "engine.max_", "scheduler", "+scheduler", "resume=")
+    return (
+        arguments
+        if any(argument.startswith(lasting) for argument in arguments)
+        else [*arguments, "engine.max_epochs=1"]
+    )
+
+
+def _shell(command: str, project: Project) -> None:
+    """Execute a command in bash; `python` and `torchrun` are those of the tests."""
+    command = command.replace("torchrun ", "python -m torch.distributed.run ")
+    if "train.py" in command:
+        command += " engine.max_epochs=1"
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=project.path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
