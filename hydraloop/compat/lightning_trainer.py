@@ -1,85 +1,197 @@
-"""Trainer: what a callback of Lightning is given as `trainer`, on the engine."""
+"""Trainer and Module: what callbacks of Lightning receive as `trainer` and `pl_module`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
-from hydraloop.compat.adapter import adapted
-from hydraloop.compat.facade import Context, Facade
-from hydraloop.compat.lightning_module import Module
+from hydraloop.compat.adapter import adapters
+from hydraloop.compat.stand_in import Context, StandIn
 from hydraloop.engine.inputs import Loader
 
 
-class State(Facade):
-    """`trainer.state`: fn is "fit", "validate" or "test", stage "train", "validate" or "test"."""
+class State(StandIn):
+    """`trainer.state`: fn is "fit", "validate" or "test", stage is "train", "validate" or "test"; or both are None."""
 
     STANDS_FOR = "lightning's trainer.state"
+    ATTRIBUTES: Mapping[str, Callable[[State], Any]] = {
+        "status": lambda state: "running" if state._engine.error is None else "interrupted"
+    }
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.becomes(fn=None, stage=None)
-
-    def becomes(self, **what: str | None) -> None:
-        """For the adapter: fn or stage, or both, change."""
-        self.__dict__.update(what)
-
-    fn: str | None
-    """What is done: training with its validations is "fit"."""
-    stage: str | None
-    """Which loop is going on."""
-
-    @property
-    def status(self) -> str:
-        """running, or interrupted after an error."""
-        return "running" if self._engine.error is None else "interrupted"
+    def becomes(self, **changed: str | None) -> None:
+        """Change fn, stage or both. For the adapter."""
+        self.__dict__.update(changed)
 
 
-class Strategy(Facade):
-    """`trainer.strategy`: what all ranks decide together. Each method is called on every rank."""
+class Strategy(StandIn):
+    """`trainer.strategy`. All ranks must call each method."""
 
     STANDS_FOR = "lightning's trainer.strategy"
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this rank."""
-        return self._engine.device
+    ATTRIBUTES: Mapping[str, Callable[[Strategy], Any]] = {"root_device": lambda strategy: strategy._engine.device}
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
-        """Whether all ranks, or with all=False at least one, say so."""
-        said = self._engine.distributed.gather(bool(decision))
-        return sum(said) == len(said) if all else any(said)
+        """Return whether all ranks (with all=False, any rank) decide True."""
+        decisions = self._engine.distributed.gather(bool(decision))
+        return sum(decisions) == len(decisions) if all else any(decisions)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Rank 0's plain value."""
+        """Return rank 0's plain value."""
         if src != 0:
             raise self.context.no_counterpart(f"{self.STANDS_FOR}.broadcast from rank {src}")
         return self._engine.distributed.from_main(obj)
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         self._engine.distributed.barrier()
 
 
-class Logger(Facade):
-    """`trainer.logger`: numbers for hydraloop's records, which go to the file, the terminal and all trackers."""
+class Logger(StandIn):
+    """`trainer.logger`: adds numbers to hydraloop's records, which go to the file, the terminal and all trackers."""
 
     STANDS_FOR = "lightning's trainer.logger"
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Put scalars into the next record, averaged since the last one; `step` is the record's own."""
+        """Add scalars to the next record, which has their means. `step` has no effect."""
         for name, value in metrics.items():
             self.context.add(name, value.detach().reshape(()) if isinstance(value, Tensor) else float(value))
 
 
-class Trainer(Facade):
-    """The trainer."""
+class Module(StandIn):
+    """`pl_module`: has every public attribute of the task (`model`, `parameters()`, `train()`, `loss`, …).
+
+    Calling it calls the model. To `isinstance` it is neither an `nn.Module` nor a `LightningModule`; `pl_module.model`
+    is the model. Attributes that the task has can be set, except modules and parameters.
+    """
+
+    STANDS_FOR = "lightning's pl_module"
+    ATTRIBUTES: Mapping[str, Callable[[Module], Any]] = {
+        "device": lambda module: module._engine.device,
+        "current_epoch": lambda module: module.trainer.current_epoch,
+        "global_step": lambda module: module.trainer.global_step,
+        "global_rank": lambda module: module.trainer.global_rank,
+        "logger": lambda module: module.trainer.logger,
+        "automatic_optimization": lambda module: True,
+        "forward": lambda module: module._engine.model,
+    }
+    trainer: Trainer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine.model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in self.ATTRIBUTES and hasattr(self._engine.task, name):
+            return getattr(self._engine.task, name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        task = self._engine.task
+        modules = (nn.Module, nn.Parameter)
+        if not name.startswith("_") and hasattr(task, name) and not isinstance(getattr(task, name), modules):
+            setattr(task, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def optimizers(self) -> optim.Optimizer:
+        """Return the optimizer."""
+        return self._engine.optimizer
+
+    def log(self, name: str, value: float | Tensor, **options: Any) -> None:
+        """Add a scalar to `callback_metrics` and, in training, to the next record, which has its mean over all ranks.
+
+        A name that hydraloop uses (`epoch`, `loss`, …) is `<hook>/<name>` in the records. Lightning's options
+        (on_step, prog_bar, sync_dist, …) have no effect.
+        """
+        scalar = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+        self.trainer.callback_metrics[name] = torch.as_tensor(scalar)
+        if self.trainer.training:
+            self.context.add(name, scalar)
+
+    def log_dict(self, dictionary: Mapping[str, float | Tensor], **options: Any) -> None:
+        """Call `log` for each entry."""
+        for name, value in dictionary.items():
+            self.log(name, value, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0."""
+        if self._engine.distributed.is_main:
+            print(*args, **kwargs)
+
+
+def _is_last_batch(trainer: Trainer) -> bool:
+    within = trainer.context.caller.method in ("on_train_batch_start", "on_after_backward", "on_before_optimizer_step")
+    return trainer._engine.progress.batch_in_epoch + within >= trainer._engine.epoch_length
+
+
+def _current_epoch(trainer: Trainer) -> int:
+    """Epochs completed before this one. In Lightning, an epoch ends after its validation and on_train_epoch_end."""
+    progress = trainer._engine.progress
+    after_an_epoch = progress.batch_in_epoch == 0 and progress.epoch > 0 and trainer.state.fn == "fit"
+    not_ended = trainer.validating or trainer.context.caller.method in ("on_train_epoch_end", "on_save_checkpoint")
+    return progress.epoch - (after_an_epoch and not_ended)
+
+
+def _lengths(loader: Loader | None) -> list[int]:
+    return [] if loader is None else [len(loader)]
+
+
+def _max_steps(trainer: Trainer) -> int:
+    """Optimizer steps if the length of the run is set in iterations, rounded up; -1 if it is set in epochs."""
+    iterations = trainer._engine.settings.max_iters
+    return -1 if iterations is None else -(-iterations // trainer._engine.accumulate)
+
+
+def _val_intervals(trainer: Trainer) -> tuple[int | None, int | float | None]:
+    """`check_val_every_n_epoch` and `val_check_interval`."""
+    settings = trainer._engine.settings
+    return (settings.val_interval, 1.0) if settings.val_by_epoch else (None, settings.val_interval)
+
+
+class Trainer(StandIn):
+    """The trainer.
+
+    `callback_metrics` has scalar tensors: the metrics of the last validation by their names and with the prefix `val_`
+    (`accuracy`, `val_accuracy`), those of the test with `test_`, and what `pl_module.log` was given.
+    """
 
     STANDS_FOR = "lightning's trainer"
+    ATTRIBUTES: Mapping[str, Callable[[Trainer], Any]] = {
+        "global_step": lambda trainer: trainer._engine.progress.optimizer_step,
+        "current_epoch": _current_epoch,
+        "max_epochs": lambda trainer: trainer._engine.max_epochs,
+        "max_steps": _max_steps,
+        "num_training_batches": lambda trainer: trainer._engine.epoch_length,
+        "num_val_batches": lambda trainer: _lengths(trainer._engine.loaders.val),
+        "num_test_batches": lambda trainer: _lengths(trainer._engine.loaders.test),
+        "is_last_batch": _is_last_batch,
+        "training": lambda trainer: trainer.state.stage == "train",
+        "validating": lambda trainer: trainer.state.stage == "validate",
+        "testing": lambda trainer: trainer.state.stage == "test",
+        "evaluating": lambda trainer: trainer.state.stage in ("validate", "test"),
+        "predicting": lambda trainer: False,
+        "sanity_checking": lambda trainer: False,
+        "fast_dev_run": lambda trainer: False,
+        "model": lambda trainer: trainer.lightning_module,
+        "optimizers": lambda trainer: [trainer._engine.optimizer],
+        "train_dataloader": lambda trainer: trainer._engine.loaders.train,
+        "val_dataloaders": lambda trainer: trainer._engine.loaders.val,
+        "test_dataloaders": lambda trainer: trainer._engine.loaders.test,
+        "callbacks": lambda trainer: [hook.wrapped for hook in adapters(trainer._engine, Trainer)],
+        "loggers": lambda trainer: [trainer.logger],
+        "logged_metrics": lambda trainer: trainer.callback_metrics,
+        "default_root_dir": lambda trainer: str(trainer._engine.run_dir),
+        "log_dir": lambda trainer: str(trainer._engine.run_dir),
+        "is_global_zero": lambda trainer: trainer._engine.distributed.is_main,
+        "global_rank": lambda trainer: trainer._engine.distributed.rank,
+        "local_rank": lambda trainer: trainer._engine.distributed.local_rank,
+        "world_size": lambda trainer: trainer._engine.distributed.world_size,
+        "accumulate_grad_batches": lambda trainer: trainer._engine.accumulate,
+        "check_val_every_n_epoch": lambda trainer: _val_intervals(trainer)[0],
+        "val_check_interval": lambda trainer: _val_intervals(trainer)[1],
+    }
     INSTEAD = {
         "lr_scheduler_configs": "The group scheduler has the schedules; trainer.optimizers has the learning rates.",
         "checkpoint_callback": "default_hooks.checkpoint writes the checkpoints.",
@@ -88,226 +200,30 @@ class Trainer(Facade):
     }
 
     def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.__dict__.update(
-            state=State(context),
+        super().__init__(
+            context,
+            state=State(context, fn=None, stage=None),
             strategy=Strategy(context),
             logger=Logger(context),
             callback_metrics={},
-            lightning_module=Module(context, self),
+            lightning_module=Module(context, trainer=self),
         )
-
-    context: Context
-    state: State
-    """See `State`."""
-    strategy: Strategy
-    """See `Strategy`."""
-    logger: Logger
-    """See `Logger`."""
-    callback_metrics: dict[str, Any]
-    """Scalar tensors: of the last validation by their names here and with `val_` in front (`accuracy`,
-    `val_accuracy`), of the test with `test_`, and what `pl_module.log` was given."""
-    lightning_module: Module
-    """See `Module`."""
-
-    def take(self, metrics: Mapping[str, float], *prefixes: str) -> None:
-        """Take an evaluation's metrics over into `callback_metrics`, under their names behind each prefix."""
-        for prefix in prefixes:
-            self.callback_metrics.update((f"{prefix}{name}", torch.tensor(value)) for name, value in metrics.items())
-
-    # Where the run stands. -----------------------------------------------------------------------------------------
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps completed."""
-        return self._engine.progress.optimizer_step
-
-    @property
-    def current_epoch(self) -> int:
-        """Epochs completed before this one; an epoch is over behind its validation and on_train_epoch_end."""
-        progress = self._engine.progress
-        behind_an_epoch = progress.batch_in_epoch == 0 and progress.epoch > 0 and self.state.fn == "fit"
-        within = self.validating or self.context.point in ("on_train_epoch_end", "on_save_checkpoint")
-        return progress.epoch - (behind_an_epoch and within)
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs of the whole run."""
-        return self._engine.max_epochs
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps of a run that is given in iterations, rounded up; -1 for one that is given in epochs."""
-        iterations = self._engine.settings.max_iters
-        return -1 if iterations is None else -(-iterations // self._engine.accumulate)
-
-    @property
-    def num_training_batches(self) -> int:
-        """Iterations in an epoch."""
-        return self._engine.epoch_length
-
-    @property
-    def num_val_batches(self) -> list[int]:
-        """Batches of a validation."""
-        return _lengths(self._engine.loaders.val)
-
-    @property
-    def num_test_batches(self) -> list[int]:
-        """Batches of a test."""
-        return _lengths(self._engine.loaders.test)
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether this is the epoch's last batch."""
-        within = self.context.point in ("on_train_batch_start", "on_after_backward", "on_before_optimizer_step")
-        return self._engine.progress.batch_in_epoch + within >= self._engine.epoch_length
-
-    @property
-    def training(self) -> bool:
-        """Whether the train loop is going on."""
-        return self.state.stage == "train"
-
-    @property
-    def validating(self) -> bool:
-        """Whether a validation is going on, in training too."""
-        return self.state.stage == "validate"
-
-    @property
-    def testing(self) -> bool:
-        """Whether a test is going on."""
-        return self.state.stage == "test"
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether a validation or test is going on."""
-        return self.validating or self.testing
-
-    @property
-    def predicting(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def sanity_checking(self) -> bool:
-        """Never: there is no sanity check."""
-        return False
 
     @property
     def should_stop(self) -> bool:
-        """Whether training stops; True asks the engine to stop, False does not take that back."""
-        return self.context.stop_asked or self._engine.stopping
+        """Whether training stops. Setting it to True requests a stop; a request cannot be taken back."""
+        return self.context.stopping
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
-        if stop:
-            self.context.stop("trainer.should_stop")
-        elif self.should_stop:
-            raise self.context.no_counterpart("taking back trainer.should_stop")
+        self.context.set_stopping(stop, "trainer.should_stop")
 
-    # What it has. --------------------------------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Module:
-        """The same as `pl_module`."""
-        return self.lightning_module
-
-    @property
-    def optimizers(self) -> list[optim.Optimizer]:
-        """The optimizer, whose groups may be changed."""
-        return [self._engine.optimizer]
-
-    @property
-    def train_dataloader(self) -> Loader | None:
-        """The train loader."""
-        return self._engine.loaders.train
-
-    @property
-    def val_dataloaders(self) -> Loader | None:
-        """The validation loader."""
-        return self._engine.loaders.val
-
-    @property
-    def test_dataloaders(self) -> Loader | None:
-        """The test loader."""
-        return self._engine.loaders.test
-
-    @property
-    def callbacks(self) -> list[Any]:
-        """The adapted callbacks."""
-        return adapted(self._engine, "lightning")
-
-    @property
-    def loggers(self) -> list[Logger]:
-        """`[logger]`."""
-        return [self.logger]
-
-    @property
-    def logged_metrics(self) -> dict[str, Any]:
-        """The same as `callback_metrics`."""
-        return self.callback_metrics
-
-    # The run's facts. ----------------------------------------------------------------------------------------------
-
-    @property
-    def default_root_dir(self) -> str:
-        """The run directory."""
-        return str(self._engine.run_dir)
-
-    @property
-    def log_dir(self) -> str:
-        """The run directory."""
-        return str(self._engine.run_dir)
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self._engine.distributed.is_main
-
-    @property
-    def global_rank(self) -> int:
-        """This process's number."""
-        return self._engine.distributed.rank
-
-    @property
-    def local_rank(self) -> int:
-        """Its number on this machine."""
-        return self._engine.distributed.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes train together."""
-        return self._engine.distributed.world_size
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        """Iterations in an optimizer step."""
-        return self._engine.accumulate
-
-    @property
-    def check_val_every_n_epoch(self) -> int | None:
-        """Epochs between validations; None where they are counted in iterations."""
-        settings = self._engine.settings
-        return settings.val_interval if settings.val_by_epoch else None
-
-    @property
-    def val_check_interval(self) -> int | float | None:
-        """1.0 where validations are counted in epochs, else iterations between them."""
-        settings = self._engine.settings
-        return 1.0 if settings.val_by_epoch else settings.val_interval
-
-    @property
-    def fast_dev_run(self) -> bool:
-        """Never."""
-        return False
+    def add_metrics(self, metrics: Mapping[str, float], *prefixes: str) -> None:
+        """Add an evaluation's metrics to `callback_metrics`, once for each prefix. For the adapter."""
+        for prefix in prefixes:
+            self.callback_metrics.update((f"{prefix}{name}", torch.tensor(value)) for name, value in metrics.items())
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Ask for a checkpoint, in hydraloop's format, written once this mount point is over. On every rank.
-
-        Not in teardown, on_exception and on_save_checkpoint.
-        """
+        """Request a checkpoint in hydraloop's format, written after this mount point. All ranks must call it."""
         what, whole = f"{self.STANDS_FOR}.save_checkpoint", not weights_only
         self.context.request_checkpoint(what, Path(filepath), optimizer=whole, schedulers=whole)
-
-
-def _lengths(loader: Loader | None) -> list[int]:
-    return [] if loader is None else [len(loader)]

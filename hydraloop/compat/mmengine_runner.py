@@ -1,120 +1,178 @@
-"""Runner: what a hook of MMEngine is given as `runner`, on the engine."""
+"""Runner: what hooks of MMEngine receive as `runner`, with its message hub, which has no host syncs."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn, optim
+from torch import Tensor
 
-from hydraloop.compat.adapter import adapted
-from hydraloop.compat.facade import Context, Facade
-from hydraloop.compat.message_hub import MessageHub
-from hydraloop.engine.inputs import Loader
+from hydraloop.compat.adapter import adapters
+from hydraloop.compat.stand_in import Context, StandIn
 
-_SCHEDULES = "The group scheduler has the schedules; default_hooks.param_scheduler steps them."
-_PICTURES = "hooks=visualization writes pictures; numbers go to message_hub.update_scalar."
+log = logging.getLogger("hydraloop.compat.mmengine")
 
 
-class OptimWrapper(Facade):
-    """The optimizer; stepping it is the engine's."""
+class MessageHub(StandIn):
+    """The hub that the adapted hooks of an engine share.
+
+    Scalars go into the records under their own names, as means since the last record. Those under `val/` and `test/`
+    stay in the hub, and those with a name that hydraloop uses (`epoch`, `loss`, …) become `<hook>/<name>`.
+
+    The hub also has `train/<name>` for the outputs of the last iteration (if a hook uses after_train_iter), `train/lr`
+    and `val/<metric>` as scalars, and epoch, iter, max_epochs and max_iters as information. `resumed` has no effect:
+    the hub is not saved.
+    """
+
+    STANDS_FOR = "mmengine's runner.message_hub"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, _scalars={}, _info={}, _outputs={})
+
+    def keep_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Keep the outputs of the last iteration for `get_scalar`."""
+        self.__dict__["_outputs"] = outputs
+
+    def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
+        """Set a number or scalar tensor. A tensor stays on its device.
+
+        Args:
+            count: number of values that it is the sum of. A record has the sum of the values divided by the sum of
+                their counts, as in mmengine; `get_scalar(key).current()` is the value itself.
+        """
+        if isinstance(value, Mapping):
+            value, count = value["value"], value.get("count", 1)
+        if count < 1:
+            raise self.context.no_counterpart(f"count={count} of {self.STANDS_FOR}.update_scalar")
+        value = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+        self._scalars[key] = value
+        if not key.startswith(("val/", "test/")):
+            self.context.add(key, value, int(count))
+
+    def update_scalars(self, log_dict: Mapping[str, Any], resumed: bool = True) -> None:
+        """Set several scalars."""
+        for key, value in log_dict.items():
+            self.update_scalar(key, value)
+
+    def get_scalar(self, key: str) -> StandIn:
+        """Return a scalar. Its last value is `get_scalar(key).current()`, which synchronizes if it is on a device.
+
+        Raises:
+            KeyError: there is no such scalar.
+        """
+        engine = self._engine
+        found: dict[str, Any] = {f"train/{name}": value for name, value in self._outputs.items() if _is_scalar(value)}
+        found["train/lr"] = engine.optimizer.param_groups[0]["lr"]
+        found.update((f"val/{name}", value) for name, value in engine.metrics.items())
+        found.update(self._scalars)
+        if key not in found:
+            raise KeyError(f"{key} is not in the message hub; it has {', '.join(sorted(found))}")
+        return StandIn(self.context, STANDS_FOR="mmengine's HistoryBuffer", current=lambda: float(found[key]))
+
+    def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
+        """Set any value, for the other adapted hooks."""
+        self._info[key] = value
+
+    def update_info_dict(self, info_dict: Mapping[str, Any], resumed: bool = True) -> None:
+        """Set several values."""
+        self._info.update(info_dict)
+
+    def get_info(self, key: str, default: Any = None) -> Any:
+        """Return a value, or `default`."""
+        return self.runtime_info.get(key, default)
+
+    def pop_info(self, key: str, default: Any = None) -> Any:
+        """Remove and return a value."""
+        return self._info.pop(key, default)
+
+    @property
+    def runtime_info(self) -> dict[str, Any]:
+        """All values, with the run's epoch and iteration."""
+        engine = self._engine
+        return {
+            "epoch": engine.progress.epoch,
+            "iter": engine.progress.iteration,
+            "max_epochs": engine.max_epochs,
+            "max_iters": engine.max_iters,
+            **self._info,
+        }
+
+
+def _is_scalar(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+
+
+class OptimWrapper(StandIn):
+    """The optimizer. Only the engine steps it."""
 
     STANDS_FOR = "mmengine's runner.optim_wrapper"
-
-    @property
-    def optimizer(self) -> optim.Optimizer:
-        """torch's optimizer itself."""
-        return self._engine.optimizer
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Its groups, which may be changed (`group["lr"] = …`)."""
-        return self._engine.optimizer.param_groups
+    ATTRIBUTES: Mapping[str, Callable[[OptimWrapper], Any]] = {
+        "optimizer": lambda wrapper: wrapper._engine.optimizer,
+        "param_groups": lambda wrapper: wrapper._engine.optimizer.param_groups,
+    }
 
     def get_lr(self) -> dict[str, list[float]]:
-        """`{"lr": one for each group}`."""
+        """Return `{"lr": [one for each group]}`."""
         return {"lr": [group["lr"] for group in self.param_groups]}
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """`{"momentum": one for each group}`; Adam's first beta, 0 where there is none."""
+        """Return `{"momentum": [one for each group]}`: Adam's first beta, 0 without momentum."""
         return {"momentum": [group.get("momentum", group.get("betas", (0,))[0]) for group in self.param_groups]}
 
 
-class Loop(Facade):
-    """A loop over a loader: `val_loop`, `test_loop`."""
-
-    def __init__(self, context: Context, split: str) -> None:
-        super().__init__(context)
-        self.__dict__.update(_split=split, STANDS_FOR=f"mmengine's runner.{split}_loop")
-
-    @property
-    def dataloader(self) -> Loader | None:
-        """What it goes over."""
-        loader: Loader | None = getattr(self._engine.loaders, self._split)
-        return loader
+_COUNTERS: Mapping[str, Callable[[StandIn], Any]] = {
+    # MMEngine counts an iteration after after_train_iter, hydraloop before it. The same holds for epochs.
+    "iter": lambda it: it._engine.progress.iteration - (it.context.caller.method == "after_train_iter"),
+    "epoch": lambda it: it._engine.progress.epoch - (it.context.caller.method == "after_train_epoch"),
+    "max_iters": lambda it: it._engine.max_iters,
+    "max_epochs": lambda it: it._engine.max_epochs,
+    "val_interval": lambda it: it._engine.settings.val_interval,
+    "val_begin": lambda it: it._engine.settings.val_begin,
+}
 
 
-class Standing(Facade):
-    """Where training stands, as MMEngine counts: from 0, the current epoch or iteration not included."""
+class TrainLoop(StandIn):
+    """`train_loop`."""
 
-    @property
-    def iter(self) -> int:
-        """Iterations completed before this one: in after_train_iter the current one is not counted yet."""
-        return _iteration(self.context)
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed before this one: in after_train_epoch the current one is not counted yet."""
-        return _epoch(self.context)
-
-    @property
-    def max_iters(self) -> int:
-        """Iterations of the whole run."""
-        return self._engine.max_iters
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs of the whole run."""
-        return self._engine.max_epochs
-
-    @property
-    def val_interval(self) -> int | None:
-        """Epochs, or iterations, between validations."""
-        return self._engine.settings.val_interval
-
-    @property
-    def val_begin(self) -> int:
-        """The first epoch, or iteration, with a validation."""
-        return self._engine.settings.val_begin
-
-
-class TrainLoop(Standing, Loop):
-    """`train_loop`: also where training stands and whether it goes on."""
-
-    def __init__(self, context: Context) -> None:
-        Loop.__init__(self, context, "train")
+    STANDS_FOR = "mmengine's runner.train_loop"
+    ATTRIBUTES = _COUNTERS
 
     @property
     def stop_training(self) -> bool:
-        """Whether training stops; True asks the engine to stop, False does not take that back."""
-        return self.context.stop_asked or self._engine.stopping
+        """Whether training stops. Setting it to True requests a stop; a request cannot be taken back."""
+        return self.context.stopping
 
     @stop_training.setter
     def stop_training(self, stop: bool) -> None:
-        if stop:
-            self.context.stop("train_loop.stop_training")
-        elif self.stop_training:
-            raise self.context.no_counterpart("taking back train_loop.stop_training")
+        self.context.set_stopping(stop, "train_loop.stop_training")
 
 
-class Runner(Standing):
+class Runner(StandIn):
     """The runner."""
 
     STANDS_FOR = "mmengine's runner"
+    ATTRIBUTES: Mapping[str, Callable[[Runner], Any]] = {
+        **_COUNTERS,
+        "model": lambda runner: runner._engine.model,
+        "train_dataloader": lambda runner: runner._engine.loaders.train,
+        "val_dataloader": lambda runner: runner._engine.loaders.val,
+        "test_dataloader": lambda runner: runner._engine.loaders.test,
+        "hooks": lambda runner: [hook.wrapped for hook in adapters(runner._engine, Runner)],
+        "work_dir": lambda runner: str(runner._engine.run_dir),
+        "log_dir": lambda runner: str(runner._engine.run_dir),
+        "experiment_name": lambda runner: str(
+            runner._engine.settings.metadata.get("experiment_name", runner._engine.run_dir.name)
+        ),
+        "seed": lambda runner: runner._engine.seed,
+        "rank": lambda runner: runner._engine.distributed.rank,
+        "world_size": lambda runner: runner._engine.distributed.world_size,
+        "distributed": lambda runner: runner._engine.distributed.world_size > 1,
+    }
     INSTEAD = {
-        "param_schedulers": _SCHEDULES,
-        "visualizer": _PICTURES,
+        "param_schedulers": "The group scheduler has the schedules; default_hooks.param_scheduler steps them.",
+        "visualizer": "hooks=visualization writes pictures; numbers go to message_hub.update_scalar.",
         "log_processor": "default_hooks.logger makes the records.",
         "cfg": "The config is in <work_dir>/.hydra; give the hook the options it needs.",
         "val_evaluator": "task.metrics are the metrics.",
@@ -122,122 +180,30 @@ class Runner(Standing):
     }
 
     def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.__dict__.update(
+        loaders = context.engine.loaders
+        super().__init__(
+            context,
             message_hub=MessageHub(context),
             optim_wrapper=OptimWrapper(context),
-            train_loop=TrainLoop(context),
-            val_loop=Loop(context, "val"),
-            test_loop=Loop(context, "test"),
-            logger=logging.getLogger("hydraloop.compat.mmengine"),
+            train_loop=TrainLoop(context, dataloader=loaders.train),
+            val_loop=StandIn(context, STANDS_FOR="mmengine's runner.val_loop", dataloader=loaders.val),
+            test_loop=StandIn(context, STANDS_FOR="mmengine's runner.test_loop", dataloader=loaders.test),
+            logger=log,
         )
 
-    context: Context
-    message_hub: MessageHub
-    """See `MessageHub`."""
-    optim_wrapper: OptimWrapper
-    """See `OptimWrapper`."""
-    train_loop: TrainLoop
-    """See `TrainLoop`."""
-    val_loop: Loop
-    """See `Loop`."""
-    test_loop: Loop
-    """See `Loop`."""
-    logger: logging.Logger
-    """Of Python's logging; goes where hydraloop's own goes."""
-
-    # What it has. --------------------------------------------------------------------------------------------------
-
-    @property
-    def model(self) -> nn.Module:
-        """The raw model."""
-        return self._engine.model
-
-    @property
-    def train_dataloader(self) -> Loader | None:
-        """The train loader."""
-        return self._engine.loaders.train
-
-    @property
-    def val_dataloader(self) -> Loader | None:
-        """The validation loader."""
-        return self._engine.loaders.val
-
-    @property
-    def test_dataloader(self) -> Loader | None:
-        """The test loader."""
-        return self._engine.loaders.test
-
-    @property
-    def hooks(self) -> list[Any]:
-        """The adapted hooks, as MMEngine's objects."""
-        return adapted(self._engine, "mmengine")
-
-    # The run's facts. ----------------------------------------------------------------------------------------------
-
-    @property
-    def work_dir(self) -> str:
-        """The run directory."""
-        return str(self._engine.run_dir)
-
-    @property
-    def log_dir(self) -> str:
-        """The run directory."""
-        return str(self._engine.run_dir)
-
-    @property
-    def experiment_name(self) -> str:
-        """The config's `experiment_name`; of an engine without a config, the run directory's name."""
-        return str(self._engine.settings.metadata.get("experiment_name", self._engine.run_dir.name))
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self._engine.seed
-
-    @property
-    def rank(self) -> int:
-        """This process's number."""
-        return self._engine.distributed.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes train together."""
-        return self._engine.distributed.world_size
-
-    @property
-    def distributed(self) -> bool:
-        """Whether there are several."""
-        return self.world_size > 1
-
     def save_checkpoint(
-        self,
-        out_dir: str,
-        filename: str,
-        file_client_args: None = None,
-        save_optimizer: bool = True,
-        save_param_scheduler: bool = True,
-        meta: None = None,
-        by_epoch: bool = True,
-        backend_args: None = None,
+        self, out_dir: str, filename: str, save_optimizer: bool = True, save_param_scheduler: bool = True, **other: Any
     ) -> None:
-        """Ask for a checkpoint, in hydraloop's format, written once this mount point is over. On every rank.
+        """Request a checkpoint in hydraloop's format, written after this mount point. All ranks must call it.
 
-        Not in after_run and before_save_checkpoint. `by_epoch` is without meaning; of `meta` and the arguments of file
-        backends only None carries over.
+        Of mmengine's other arguments, `by_epoch` has no effect, and the rest must be None.
+
+        Raises:
+            NoCounterpartError: another argument is given, or it is called in after_run or before_save_checkpoint.
         """
-        given = {"file_client_args": file_client_args, "meta": meta, "backend_args": backend_args}
-        for name, value in given.items():
-            if value is not None:
-                raise self.context.no_counterpart(f"{name} of {self.STANDS_FOR}.save_checkpoint")
-        what, path = f"{self.STANDS_FOR}.save_checkpoint", Path(out_dir) / filename
+        what = f"{self.STANDS_FOR}.save_checkpoint"
+        for name, value in other.items():
+            if value is not None and name != "by_epoch":
+                raise self.context.no_counterpart(f"{name} of {what}")
+        path = Path(out_dir) / filename
         self.context.request_checkpoint(what, path, optimizer=save_optimizer, schedulers=save_param_scheduler)
-
-
-def _iteration(context: Context) -> int:
-    # MMEngine counts an iteration behind after_train_iter, hydraloop in front of it; the same for epochs.
-    return context.engine.progress.iteration - (context.point == "after_train_iter")
-
-
-def _epoch(context: Context) -> int:
-    return context.engine.progress.epoch - (context.point == "after_train_epoch")
