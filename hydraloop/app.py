@@ -41,8 +41,8 @@ from hydraloop.launch.outcome import RankError, Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
+from hydraloop.run.config_yaml import mask_files, mask_records, remember_config
 from hydraloop.run.lock import RunLock
-from hydraloop.run.masked_config import mask_files, mask_records, remember_config
 from hydraloop.run.result import ResultFile, command, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST

@@ -43,8 +43,8 @@ from hydraloop.optim.overlap import introduce
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.run import directory as run_directory
+from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.lock import RunLock
-from hydraloop.run.masked_config import masked_yaml, remember_config
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate, require_target
 from hydraloop.tasks.task import Task

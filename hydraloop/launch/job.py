@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from hydraloop.run.config_yaml import resolved_yaml
+from hydraloop.run.config_yaml import plain, resolved_yaml
 from hydraloop.run.directory import Resumed
 from hydraloop.safety import typed_options as typed
 
@@ -71,8 +71,8 @@ class Job:
             folders=[str(folder.resolve()) for folder in folders],
             trusted=list(trusted),
             typed=typed.keys(cfg),
-            logging=_plain(hydra.job_logging),
-            verbose=_plain(hydra.verbose),
+            logging=plain(hydra.job_logging),
+            verbose=plain(hydra.verbose),
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
             script=getattr(sys.modules["__main__"], "__file__", None),
             main=_main_module() if "_target_: __main__." in config else {},
@@ -86,10 +86,6 @@ class Job:
     def from_json(cls, text: str | bytes) -> Job:
         """The job that `to_json` wrote."""
         return cls(**json.loads(text))
-
-
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def _main_module() -> dict[str, str]:

@@ -1,20 +1,37 @@
-"""A config with every interpolation in it resolved. Without torch."""
+"""Configs as plain values and as YAML, with secrets masked in files. Imports no torch."""
 
 from __future__ import annotations
 
+import math
 import re
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.errors import UserError
+from hydraloop.run import atomic
+from hydraloop.safety.secrets import looks_secret, mask_text, masked, remember
+
+_NAME = re.compile(r"[\w.-]+(?=[\"']?[:=])")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: configs resolved, tuples as lists, NaN and infinity as text."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def resolved(cfg: DictConfig) -> Any:
-    """The config as plain dicts, lists, numbers and strings.
+    """Return a config as plain dicts, lists, numbers and strings, with every interpolation resolved.
 
     Raises:
         UserError: an interpolation does not resolve; names its key.
@@ -25,30 +42,69 @@ def resolved(cfg: DictConfig) -> Any:
         raise UserError(
             f"an interpolation does not resolve: {str(error).splitlines()[0]}",
             key=error.full_key or None,
-            remedy="Write a value; what Hydra says of a job, ${hydra:…}, only runs of the command line have.",
+            remedy="Write a value. Interpolations of the job, ${hydra:…}, resolve only in runs of the command line.",
         ) from error
 
 
 def resolved_yaml(cfg: DictConfig) -> str:
-    """The config as YAML, secrets in plain sight: for other processes of the run, not for its files.
+    """Return a resolved config as YAML, with its secrets: for other processes of the run, not for files.
 
     Raises:
-        UserError: as `resolved` does.
+        UserError: an interpolation does not resolve.
     """
     return dumped(resolved(cfg))
 
 
-def dumped(plain: Any) -> str:
-    """A plain container as YAML that OmegaConf reads back unchanged; a string like `1e-3` is in quotes."""
-    text: str = yaml.dump(plain, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
+    """Return a config as YAML, with secrets masked.
+
+    Args:
+        resolve: write values instead of interpolations.
+
+    Raises:
+        UserError: an interpolation does not resolve.
+    """
+    return dumped(masked(resolved(cfg) if resolve else OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)))
+
+
+def remember_config(cfg: DictConfig) -> None:
+    """Make a config's secrets known, so that they are masked everywhere. The config need not resolve."""
+    try:
+        remember(OmegaConf.to_container(cfg, resolve=True))
+    except OmegaConfBaseException:  # reported where the value is used
+        remember(OmegaConf.to_container(cfg, resolve=False))
+
+
+def mask_records(folder: Path) -> None:
+    """Mask the YAML files that Hydra has written into a folder."""
+    mask_files(sorted(folder.glob("*.yaml")))
+
+
+def mask_files(paths: Iterable[Path]) -> None:
+    """Mask YAML files in place. Files without secrets, and files that do not exist, are left alone."""
+    for path in paths:
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8")
+        if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text))):
+            continue  # the usual case, thirty times faster than reading the YAML
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        hidden = masked(found)
+        if hidden != found:
+            atomic.write_text(path, dumped(hidden))
+
+
+def dumped(container: Any) -> str:
+    """Return a plain container as YAML that OmegaConf reads back unchanged. A string like `1e-3` is quoted."""
+    text: str = yaml.dump(container, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
     return text
 
 
 class _Dumper(yaml.Dumper):
-    """Writes what OmegaConf reads back unchanged."""
+    pass
 
 
-_Dumper.add_implicit_resolver(  # strings that OmegaConf, but not YAML, would read as numbers are in quotes
+_Dumper.add_implicit_resolver(  # OmegaConf, but not YAML, would read these strings as numbers
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?\.?[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?$"),
     list("-+.0123456789"),

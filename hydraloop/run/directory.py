@@ -23,7 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.run import atomic, attempts
 from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import RUN_DIR_FILE, newest_complete
-from hydraloop.run.masked_config import masked_yaml
+from hydraloop.run.config_yaml import masked_yaml
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import masked
 

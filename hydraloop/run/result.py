@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hydraloop.run import atomic
+from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_text
 
 Status = Literal["finished", "failed", "stopped", "interrupted"]
@@ -67,7 +66,7 @@ class Result:
         NaN and infinity, which JSON does not have, become their names as strings.
         """
         shown = replace(self, error=_masked(self.error), reason=_masked(self.reason))
-        text = json.dumps(_finite(asdict(shown)), indent=2, allow_nan=False)
+        text = json.dumps(plain(asdict(shown)), indent=2, allow_nan=False)
         atomic.write_text(run_dir / FILENAME, text + "\n")
 
 
@@ -165,16 +164,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _masked(text: str | None) -> str | None:
     return None if text is None else mask_text(text)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def command() -> str:

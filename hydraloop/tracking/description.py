@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydraloop.run import atomic
+from hydraloop.run.config_yaml import plain
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.follower.locks import FOLDER
@@ -131,15 +131,14 @@ def _leaves(node: Any, prefix: str) -> Iterator[tuple[str, str | int | float | b
     items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else None
     if items is None or not node:
         empty = "{}" if isinstance(node, Mapping) else "[]"
-        yield prefix, empty if items is not None else _plain(node)
+        yield prefix, empty if items is not None else _scalar(node)
         return
     for name, item in items:
         yield from _leaves(item, f"{prefix}.{name}" if prefix else str(name))
 
 
-def _plain(value: Any) -> str | int | float | bool | None:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+def _scalar(value: Any) -> str | int | float | bool | None:
+    value = plain(value)
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 

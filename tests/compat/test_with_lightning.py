@@ -64,7 +64,7 @@ def test_finetuning_is_resumed_in_front_of_its_unfreezing_only(outcomes: Mapping
     assert found["groups"] == [2, 2]
     assert found["same"]
     assert "the optimizer has 2 groups of parameters, and it starts with 1" in found["refused"]
-    assert "AddsGroup unfreezes" in found["refused"]
+    assert "after AddsGroup has unfrozen" in found["refused"]
 
 
 def test_spike_detection(outcomes: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from hydraloop.cli.console import MaskingFormatter, mask_handlers
 from hydraloop.errors import UserError
+from hydraloop.run import config_yaml
 from hydraloop.run import directory as run_directory
-from hydraloop.run import masked_config
 from hydraloop.run.result import Result, ResultFile
 from hydraloop.safety import secrets as masking
 from hydraloop.safety.secrets import (
@@ -305,8 +305,8 @@ def test_hydras_files_are_masked_in_place(tmp_path: Path) -> None:
     OmegaConf.save(OmegaConf.create({"lr": "1e-3", **ORDINARY}), clean)
     (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
     before = clean.read_bytes(), clean.stat().st_ino
-    masked_config.mask_records(tmp_path)
-    masked_config.mask_files([tmp_path / "none.yaml"])
+    config_yaml.mask_records(tmp_path)
+    config_yaml.mask_files([tmp_path / "none.yaml"])
     assert (clean.read_bytes(), clean.stat().st_ino) == before
     expected = {**config, "a": {**config["a"], "token": ["***"]}, "overrides": ["secret=***"]}  # type: ignore[dict-item]
     assert OmegaConf.to_container(OmegaConf.load(secret)) == expected
@@ -316,16 +316,16 @@ def test_hydras_files_are_masked_in_place(tmp_path: Path) -> None:
 def test_a_config_as_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWHERE", "abc")
     cfg = OmegaConf.create({"token": "${oc.env:ELSEWHERE}", "size": 1, "m": "${size}"})
-    assert masked_config.masked_yaml(cfg, resolve=True) == "token: '***'\nsize: 1\nm: 1\n"
-    assert masked_config.masked_yaml(cfg, resolve=False) == "token: ${oc.env:ELSEWHERE}\nsize: 1\nm: ${size}\n"
+    assert config_yaml.masked_yaml(cfg, resolve=True) == "token: '***'\nsize: 1\nm: 1\n"
+    assert config_yaml.masked_yaml(cfg, resolve=False) == "token: ${oc.env:ELSEWHERE}\nsize: 1\nm: ${size}\n"
     with pytest.raises(UserError, match="m: an interpolation does not resolve"):
-        masked_config.masked_yaml(OmegaConf.create({"m": "${x}"}), resolve=True)
+        config_yaml.masked_yaml(OmegaConf.create({"m": "${x}"}), resolve=True)
 
 
 def test_a_config_that_does_not_resolve_is_remembered_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWHERE", "in-the-environment")
-    masked_config.remember_config(OmegaConf.create({"token": "${oc.env:ELSEWHERE}"}))
-    masked_config.remember_config(OmegaConf.create({"token": "typed-here", "x": "${no.such}"}))
+    config_yaml.remember_config(OmegaConf.create({"token": "${oc.env:ELSEWHERE}"}))
+    config_yaml.remember_config(OmegaConf.create({"token": "typed-here", "x": "${no.such}"}))
     assert mask_text("in-the-environment typed-here") == "*** ***"
 
 
@@ -372,5 +372,5 @@ def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, hydraloop.run.masked_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, hydraloop.run.config_yaml; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

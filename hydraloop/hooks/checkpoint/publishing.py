@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hydraloop.engine.checkpoint.format import evaluation_weights, load, write
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run import atomic
 from hydraloop.run.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX
+from hydraloop.run.config_yaml import plain
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _write_safetensors(
     if others:
         return f"{others[0]} is a {type(state[others[0]]).__name__}, not a tensor"
     # The format is the kind of tensors, as transformers and others ask for it.
-    facts = {"format": "pt"} if meta is None else {"format": "pt", "meta": json.dumps(_plain(meta))}
+    facts = {"format": "pt"} if meta is None else {"format": "pt", "meta": json.dumps(plain(_facts(meta)))}
     try:
         with atomic.replacing(path) as unfinished:
             save_file(_apart(state), unfinished, metadata=facts)
@@ -135,13 +135,11 @@ def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has of a value: numbers that are not finite as text, entries that are no plain facts left out."""
+def _facts(value: Any) -> Any:
+    """Leave out what JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items() if _is_fact(item)}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value if _is_fact(item)]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return {name: _facts(item) for name, item in value.items() if _is_fact(item)}
+    return [_facts(item) for item in value if _is_fact(item)] if isinstance(value, list | tuple) else value
 
 
 def _is_fact(value: Any) -> bool:
