@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 import hydraloop
 from hydraloop.cli import arguments, hydra_targets
 from hydraloop.optim import startup
-from hydraloop.safety.allowed_names import is_public
+from hydraloop.safety.public_targets import is_public
 
 FOLDER = Path(hydraloop.__file__).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.py"))}

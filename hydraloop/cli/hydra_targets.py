@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.limits import check_file
 from hydraloop.errors import UserError
 from hydraloop.safety import hydra_versions
-from hydraloop.safety.allowed_names import within
 from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.public_targets import within
 
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")

@@ -1,9 +1,11 @@
-"""Which `_target_`s a config may name: checked by name before anything is imported, and by origin afterwards.
+"""Which `_target_`s a config may name: the name is checked before anything is imported, the object after.
 
-A config can come from anywhere (a colleague, a sweep's file, the web), and instantiating it calls whatever it names. So
-only these may be named: what hydraloop's component packages export, the public classes and functions of a few parts of
-torch and of torchmetrics (allowed.py), the project's own files, and what `hydraloop.main(trusted=[…])` adds. Of all of
-them, only what needs no object to be called on: classes, classmethods, functions of a module.
+A config can come from anywhere (a colleague, a sweep's file, the web), and instantiating it calls whatever it names.
+Allowed are hydraloop's components and parts of torch and torchmetrics (`public_targets.py`), the project's files, and
+what `hydraloop.main(trusted=[…])` adds. Of all these, only classes, classmethods and functions of a module.
+
+Hydra's own checks do not replace this. Hydra 1.3 blocks a list of known dangerous targets; 1.4 allows targets by their
+names, and knows neither the project's folder nor which part of a library is public.
 """
 
 from __future__ import annotations
@@ -20,19 +22,11 @@ from types import ModuleType
 from typing import Any
 
 from hydraloop.errors import UserError, suggestion
-from hydraloop.safety.allowed_names import (
-    COMPONENTS,
-    LIBRARIES,
-    REFUSED,
-    is_constructor,
-    is_ours_or_a_library,
-    is_public,
-    within,
-)
+from hydraloop.safety.public_targets import PACKAGES, REFUSED, is_offered, is_public, needs_no_object, within
 
 _NOT_A_PROJECT = ("site-packages", "dist-packages")
 _OURSELVES = "hydraloop"
-"""The rest of hydraloop is not for configs, even where its source lies in the project's folder: this list is in it."""
+"""The rest of hydraloop is refused, even if its source is in the project's folder: it contains this list."""
 
 
 class Allowlist:
@@ -42,18 +36,18 @@ class Allowlist:
         self._folders: set[Path] = set()
         self._trusted: set[str] = set()
         self.is_in_main = False
-        """Whether `main()` is running, which then is what a remedy names; else `compose()`."""
+        """Whether messages name `main()` as the place to trust a package, or `compose()`."""
 
     def trust_folder(self, folder: Path) -> None:
-        """Allow the Python files under the folder of whoever calls; environments in it are excepted."""
+        """Allow the Python files under the caller's folder, except virtual environments in it."""
         self._folders.add(folder.resolve())
 
     def trust(self, packages: Iterable[str]) -> None:
-        """Allow everything in these packages, named as one would import them (`timm`)."""
+        """Allow everything in these packages, named as in an import (`timm`)."""
         self._trusted.update(packages)
 
     def may_import(self, module: str) -> bool:
-        """Whether a module is trusted, or one of the project's."""
+        """Return whether a module is trusted or belongs to the project."""
         if within(module, self._trusted):
             return True
         top_level = module.split(".")[0]
@@ -62,22 +56,22 @@ class Allowlist:
         return self._is_project_file(_file_of(top_level)) and self._is_project_file(_file_of(module))
 
     def remedy(self, *packages: str) -> str:
-        """The call that trusts these packages, besides those that are trusted now."""
+        """Return the call that trusts these packages and those that are trusted now, for messages."""
         names = ", ".join(f'"{name}"' for name in sorted({*self._trusted, *packages}))
         if self.is_in_main:
             return f"say so in train.py: hydraloop.main(trusted=[{names}])."
         return f"say so where you compose the config: hydraloop.compose(…, trusted=[{names}])."
 
     def locate(self, target: str, key: str) -> Any:
-        """The object a `_target_` names.
+        """Return the object that a `_target_` names.
 
         Args:
             target: dotted path, `torch.nn.Linear`.
-            key: where in the config it stands, for the error.
+            key: of the config node, for the error.
 
         Raises:
-            UserError: it is refused, or there is no such thing.
-            Exception: whatever importing the project's own module raises.
+            UserError: it is refused or does not exist.
+            Exception: raised by a module of the project while it is imported.
         """
         if not _is_path(target):
             raise UserError(
@@ -101,9 +95,9 @@ class Allowlist:
         if not self._object_allowed(found, origin):
             where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
             raise self._refused(target, key, where, _package(origin, target) if origin else target)
-        # Packages that are trusted also have functions of their own kind, such as NumPy's.
-        of_its_own = isinstance(owner, ModuleType) and callable(found) and within(origin or "", self._trusted)
-        if not of_its_own and not is_constructor(found, owner):
+        # Trusted packages may have other kinds of functions, such as NumPy's.
+        trusted = isinstance(owner, ModuleType) and callable(found) and within(origin or "", self._trusted)
+        if not trusted and not needs_no_object(found, owner):
             raise UserError(
                 f"{target} is not a class, a classmethod or a function of a module",
                 key=f"{key}._target_",
@@ -112,32 +106,29 @@ class Allowlist:
         return found
 
     def _name_allowed(self, target: str) -> bool:
-        parts = target.split(".")
-        if within(target, self._trusted):
+        if within(target, self._trusted) or is_public(target):
             return True
-        if within(target, (*COMPONENTS, *LIBRARIES)):
-            return is_public(target)
-        if within(target, (_OURSELVES,)):
+        if within(target, (*PACKAGES, _OURSELVES)):
             return False
-        return parts[0] == "__main__" or self._is_project_file(_file_of(parts[0]))
+        top_level = target.split(".")[0]
+        return top_level == "__main__" or self._is_project_file(_file_of(top_level))
 
     def _object_allowed(self, found: Any, origin: str | None) -> bool:
-        """`origin` is the module the object was defined in."""
-        if is_ours_or_a_library(found, origin):
+        """`origin` is the module in which the object was defined."""
+        if is_offered(found, origin):
             return True
-        if origin is None or (within(origin, (*COMPONENTS, *LIBRARIES)) and not within(origin, self._trusted)):
+        if origin is None or (within(origin, PACKAGES) and not within(origin, self._trusted)):
             return False
         return self._origin_allowed(origin)
 
     def _origin_allowed(self, origin: str) -> bool:
-        if within(origin, self._trusted):
-            return True
-        if within(origin, (*COMPONENTS, *LIBRARIES)) and not within(origin, REFUSED):
+        if within(origin, self._trusted) or (within(origin, PACKAGES) and not within(origin, REFUSED)):
             return True
         if within(origin, (_OURSELVES,)):
             return False
-        if origin == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-            return True  # a notebook's own cells
+        main = sys.modules["__main__"]
+        if origin == "__main__" and not hasattr(main, "__file__"):
+            return True  # the cells of a notebook
         return self._is_project_file(getattr(sys.modules.get(origin), "__file__", None))
 
     def _is_project_file(self, file: str | None) -> bool:
@@ -146,13 +137,12 @@ class Allowlist:
         path = Path(file).resolve()
         if any(part in _NOT_A_PROJECT for part in path.parts):
             return False
-        standard = Path(sysconfig.get_paths()["stdlib"]).resolve()
-        if path.is_relative_to(standard):
+        if path.is_relative_to(Path(sysconfig.get_paths()["stdlib"]).resolve()):
             return False
         return any(path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders)
 
     def _find(self, target: str, key: str) -> tuple[Any, Any]:
-        """Import what must be imported, then follow attributes. Returns the object, and what it was found in."""
+        """Import modules and follow attributes. Returns the object, and the module or class in which it was found."""
         parts = target.split(".")
         found: Any = importlib.import_module(parts[0])
         owner: Any = None
@@ -164,22 +154,21 @@ class Allowlist:
             file = _file_of(path) if isinstance(found, ModuleType) else None
             if file is None:
                 raise _missing(target, f"{'.'.join(parts[:index])} has no {part!r}", _public(found), key, part)
-            allowed = target in self._trusted or within(path, (*self._trusted, *COMPONENTS, *LIBRARIES))
-            if not allowed and not self._is_project_file(file):
-                # A link, or an environment, inside the project.
+            allowed = target in self._trusted or within(path, (*self._trusted, *PACKAGES))
+            if not allowed and not self._is_project_file(file):  # a link or an environment in the project
                 raise self._refused(target, key, f" (it comes from {file})")
             found, owner = importlib.import_module(path), found
         return found, owner
 
     def _refused(self, target: str, key: str, where: str = "", package: str | None = None) -> UserError:
-        """The error; `package` is what has to be trusted, None: that of the target."""
+        """Make the error. `package` is what has to be trusted, by default that of the target."""
         package = package or _package(target, target)
         folder = "train.py" if self.is_in_main else "the file that calls compose()"
         return UserError(
             f"{target}{where} is not among what a config may instantiate",
             key=f"{key}._target_",
-            remedy=f"If you trust it, {self.remedy(package)} A class of your own works from any file under the folder "
-            f"of {folder}.",
+            remedy=f"If you trust it, {self.remedy(package)} Your own classes work in any file under the folder of "
+            f"{folder}.",
         )
 
 
@@ -193,16 +182,16 @@ def _is_path(target: str) -> bool:
 
 
 def _package(module: str, target: str) -> str:
-    """What to trust for a target that is in a module: the package, or the target itself."""
+    """Return what to trust for a target in a module: the package, or the target itself."""
     package, *rest = module.split(".")
     if package == "hydra_plugins" and rest:  # a folder that all plugins share
         return f"{package}.{rest[0]}"
-    # Of these never all: they have functions that run what they are given, or write it to any file.
+    # Never a whole one of these: they have functions that execute what they are given, or write it to any file.
     return target if package in ("torch", _OURSELVES) or package in sys.stdlib_module_names else package
 
 
 def _in_environment(path: Path, folder: Path) -> bool:
-    """Whether a virtual environment lies between the folder and the file."""
+    """Return whether the file is in a virtual environment inside the folder."""
     for parent in path.parents:
         if parent == folder:
             return False
@@ -212,7 +201,7 @@ def _in_environment(path: Path, folder: Path) -> bool:
 
 
 def _file_of(name: str) -> str | None:
-    """The file of a module, found without importing it (only what is above it); None where there is no such module."""
+    """Return the file of a module, and import only its parents; None if there is no such module."""
     module = sys.modules.get(name)
     if module is not None and getattr(module, "__file__", None):
         return module.__file__
@@ -228,7 +217,7 @@ def _file_of(name: str) -> str | None:
 
 
 def _origin(found: Any) -> str | None:
-    """The module an object was defined in."""
+    """Return the module in which an object was defined."""
     if inspect.ismethod(found):  # a classmethod: Embedding.from_pretrained
         found = found.__self__ if isinstance(found.__self__, type) else type(found.__self__)
     origin = getattr(found, "__module__", None)
@@ -236,7 +225,7 @@ def _origin(found: Any) -> str | None:
 
 
 def _public(found: Any) -> list[str]:
-    """The names in a module or class that a target may go on with: what can be called, and a package's modules."""
+    """Return the public names in a module or class that can be called or, in a package, imported."""
     names = [name for name in dir(found) if callable(getattr(found, name, None))]
     modules = [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
     return [name for name in (*modules, *names) if not name.startswith("_")]

@@ -1,4 +1,4 @@
-"""Instantiating a config node: targets pass the allowlist, arguments the signatures, before anything is called."""
+"""Instantiate a config node. Before anything is called, targets pass the allowlist and arguments the signatures."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
 def instantiate(node: Any, key: str) -> Any:
-    """The object a config node describes; all its `_target_`s, nested ones too, pass the allowlist first.
+    """Return the object that a config node describes. Nested `_target_`s pass the allowlist too.
 
     Args:
         node: a mapping with `_target_`.
         key: its full key in the config, for errors.
 
     Raises:
-        UserError: a target is refused, unknown, or does not take the arguments given.
+        UserError: a target is refused or unknown, or does not take the arguments.
     """
     require_target(node, key)
     allowed: list[str] = []
     for where, target_node in _targets(node, key):
-        name = _target_of(target_node, where)
+        name = target_node._target_
+        if not isinstance(name, str):
+            raise UserError(f"_target_ is {_shown(name)}, not the path of a class", key=f"{where}._target_")
         target = _locate(name, where)
         _check_arguments(target, target_node, where)
         allowed += [name, f"{target.__module__}.{target.__qualname__}"]
@@ -44,10 +46,10 @@ def instantiate(node: Any, key: str) -> Any:
 
 
 def require_target(node: Any, key: str) -> None:
-    """Refuse what describes no object.
+    """Check that a config node describes an object.
 
     Raises:
-        UserError: it is no mapping with `_target_`.
+        UserError: it is not a mapping with `_target_`.
     """
     if not isinstance(node, DictConfig) or "_target_" not in node:
         raise UserError(
@@ -67,36 +69,25 @@ def _locate(name: str, key: str) -> Any:
 
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
-    """Every node with `_target_` in and under `node`, with its key."""
+    """Yield every node with `_target_` in `node`, itself included, with its key."""
     if isinstance(node, DictConfig):
         if "_target_" in node:
             yield key, node
         for name in node:
-            if not OmegaConf.is_missing(node, name):
-                yield from _targets(node[name], f"{key}.{name!s}")
-            else:
+            if OmegaConf.is_missing(node, name):
                 raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
+            yield from _targets(node[name], f"{key}.{name!s}")
     elif isinstance(node, ListConfig):
         for index, item in enumerate(node):
             yield from _targets(item, f"{key}[{index}]")
 
 
-def _target_of(node: DictConfig, key: str) -> str:
-    target = node._target_
-    if not isinstance(target, str):
-        raise UserError(f"_target_ is {_shown(target)}, not the path of a class", key=f"{key}._target_")
-    return target
-
-
 def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
-    """Refuse arguments that the target does not take, before anything is called."""
     try:
         signature = inspect.signature(target)
     except (ValueError, TypeError):  # some builtins have none
         return
     given = {str(name): None for name in node if name not in _SPECIAL}
-    positional = [None] * len(node.get("_args_") or ())
-    partial = bool(node.get("_partial_", False))
     known = list(signature.parameters)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     name = getattr(target, "__qualname__", str(target))
@@ -105,21 +96,22 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
             raise UserError(
                 f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=suggestion(argument, known)
             )
+    bind = signature.bind_partial if node.get("_partial_", False) else signature.bind
     try:
-        (signature.bind_partial if partial else signature.bind)(*positional, **given)
+        bind(*[None] * len(node.get("_args_") or ()), **given)
     except TypeError as error:
         raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
 
 
 def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
-    """The user's mistake behind what a constructor raised; None where it may be a bug.
+    """Return the user's mistake that made a constructor fail; None if it may be a bug.
 
-    A value that a class of torch, torchmetrics or hydraloop refuses is one; in a class of the user's own it may be
-    a bug.
+    A value that a class of torch, torchmetrics or hydraloop refuses is a mistake. An error in another class may be a
+    bug.
 
     Args:
-        where: the key of the node whose constructor raised.
-        key: the key of `node`, above it.
+        where: the key of the node whose constructor failed.
+        key: the key of `node`, which contains it.
     """
     cause: BaseException = error
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:

@@ -1,4 +1,4 @@
-"""Which options were typed, on the command line or as an argument of `hydraloop.compose`. Imports no torch.
+"""Which options were typed on the command line or given to `hydraloop.compose`. Imports no torch.
 
 A resumed run keeps the values of its checkpoint, except for options that were typed when it was resumed. Some options
 may name a file or set an environment variable only if they were typed (`cli/limits.py`).
@@ -14,14 +14,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 _remembered: dict[int, list[str]] = {}
-"""By the `id` of a config, as long as it exists."""
+"""By the `id` of a config, while it exists."""
 
 
 def keys_of(overrides: Iterable[str]) -> list[str]:
     """Return the keys of the options that overrides set: `a.b` and `a.c` for `++a={b: 1, c: 2}`, none for `~a`.
 
     Args:
-        overrides: as typed; all of them are valid.
+        overrides: as typed, and valid.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     keys = (
@@ -41,13 +41,13 @@ def _leaves(key: str, value: object) -> Iterator[str]:
 
 
 def remember(cfg: DictConfig, keys: Iterable[str]) -> None:
-    """Note which keys were typed for a config that was not composed by the command line of this process."""
+    """Note which keys were typed, for a config that this process did not compose from its command line."""
     _remembered[id(cfg)] = list(keys)
     weakref.finalize(cfg, _remembered.pop, id(cfg), None)
 
 
 def keys(cfg: DictConfig) -> list[str]:
-    """The keys that were typed for a config: as remembered, or as Hydra has them for the job that is running."""
+    """Return the keys that were typed for a config: those remembered, otherwise those of Hydra's running job."""
     if id(cfg) in _remembered:
         return _remembered[id(cfg)]
     return keys_of(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []

@@ -1,0 +1,106 @@
+"""The classes and functions of hydraloop, torch and torchmetrics that a config may name in `_target_`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+COMPONENTS = tuple(
+    f"hydraloop.{package}" for package in ("hooks", "tasks", "data", "models", "optim", "tracking", "compat")
+)
+"""Allowed is what `__all__` of these packages names. Other functions in them read and write any file."""
+WHOLE = ("torch.nn", "torch.optim", "torchmetrics")
+"""Every class and function that is defined in these is allowed, except in REFUSED."""
+REFUSED = (
+    "torch.utils.data.datapipes",  # opens files, unpickles what it is given
+    "torchmetrics.detection.helpers",  # reads and writes JSON files by name
+    "torchmetrics.functional.image.arniqa",  # unpickles what it downloads
+    "torchmetrics.image.arniqa",
+    "torchmetrics.functional.multimodal.clip_score",  # executes the code of any model on a hub: trust_remote_code
+    "torchmetrics.multimodal.clip_score",
+    "torchmetrics.functional.multimodal.clip_iqa",  # loads any model on a hub or disk by name, as do the rest
+    "torchmetrics.multimodal.clip_iqa",
+    "torchmetrics.functional.text.bert",
+    "torchmetrics.text.bert",
+    "torchmetrics.functional.text.infolm",
+    "torchmetrics.text.infolm",
+    "torchmetrics.functional.text.helper_embedding_metric",
+)
+PROFILER = (
+    *("ProfilerAction", "ProfilerActivity", "profile", "record_function", "schedule"),
+    "tensorboard_trace_handler",
+)
+"""Allowed in torch.profiler, which also has an observer that truncates the file it is given."""
+LIBRARIES = (*WHOLE, "torch.utils.data", "torch.profiler")
+PACKAGES = (*COMPONENTS, *LIBRARIES)
+
+_CACHED = type(functools.cache(len))
+
+
+def within(name: str, packages: Iterable[str]) -> bool:
+    """Return whether a dotted name is one of the packages or inside one."""
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def is_public(target: str) -> bool:
+    """Return whether a dotted name is in an allowed package and has no private part. The object is not checked."""
+    private = any(part.startswith("_") for part in target.split("."))
+    return within(target, PACKAGES) and not within(target, REFUSED) and not private
+
+
+def is_offered(found: Any, origin: str | None) -> bool:
+    """Return whether an object is one that a component or library offers, even if it was found elsewhere.
+
+    Args:
+        origin: the module in which it was defined.
+    """
+    if origin is not None and within(origin, WHOLE):
+        return not within(origin, REFUSED)
+    return _is_exported(found) or _is_functional(found, origin)
+
+
+def needs_no_object(found: Any, owner: Any) -> bool:
+    """Return whether it is a class, a classmethod or a function of a module, which no object is needed to call.
+
+    Args:
+        owner: the module or class in which it was found.
+    """
+    if inspect.isclass(found):
+        return isinstance(owner, type | ModuleType)
+    if inspect.ismethod(found):
+        bases = found.__self__.__mro__ if isinstance(found.__self__, type) else ()
+        is_classmethod = any(isinstance(vars(base).get(found.__name__), classmethod) for base in bases)
+        return isinstance(owner, type | ModuleType) and is_classmethod
+    if not isinstance(owner, ModuleType):
+        return False
+    if isinstance(found, FunctionType):  # and not a method with another name
+        return "." not in found.__qualname__.rpartition("<locals>.")[2]
+    if isinstance(found, BuiltinFunctionType):
+        return found.__self__ is None or isinstance(found.__self__, type | ModuleType)
+    return isinstance(found, _CACHED)
+
+
+def _is_exported(found: Any) -> bool:
+    name, origin = getattr(found, "__name__", None), getattr(found, "__module__", None) or ""
+    if not isinstance(name, str) or name.startswith("_") or within(origin, REFUSED):
+        return False
+    for package in (*COMPONENTS, "torch.utils.data", "torch.profiler"):
+        module = sys.modules.get(package)
+        names = PROFILER if package == "torch.profiler" else getattr(module, "__all__", ())
+        if name in names and getattr(module, name) is found:
+            return True
+    return False
+
+
+def _is_functional(found: Any, origin: str | None) -> bool:
+    """Return whether it is a function of torch.nn.functional that is written in C++ or made by `boolean_dispatch`."""
+    native = isinstance(found, BuiltinFunctionType) and origin in (None, "torch", "torch._C._nn")
+    dispatched = isinstance(found, FunctionType) and found.__qualname__ == "boolean_dispatch.<locals>.fn"
+    if not (native or dispatched) or "torch.nn.functional" not in sys.modules:
+        return False
+    functional = vars(sys.modules["torch.nn.functional"])
+    return any(found is value for name, value in functional.items() if not name.startswith("_"))
