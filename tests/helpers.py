@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.tasks.task import Task
 
 Batch = tuple[Tensor, Tensor]

@@ -12,6 +12,7 @@ from hydraloop.compat.adapter import Adapter, check_object, lent, overridden
 from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
 from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.evaluation import validation_due
 from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
@@ -145,7 +146,7 @@ class LightningCallback(Adapter):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """on_train_epoch_end, unless a validation comes first: Lightning ends an epoch with its validation."""
-        if not engine.validation_due():
+        if not validation_due(engine):
             self._end_epoch(engine)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""What the engine refuses to train or to evaluate on."""
+"""What the engine refuses to train or to evaluate with."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loader
@@ -11,17 +11,18 @@ from hydraloop.errors import UserError
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
+_SPLITS = ("train", "val", "test")
+
 
 def check_trainable(engine: Engine) -> None:
-    """Refuse to train on nothing.
+    """Refuse to train without batches.
 
     Raises:
         UserError: there is no train loader, or it has no batch.
     """
     if engine.loaders.train is None:
         raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
-    lengths = check_lengths(engine)
-    if not all(lengths):
+    if not all(check_lengths(engine)):
         raise UserError(
             "the train loader has no batch",
             key="data.loader.batch_size",
@@ -30,36 +31,32 @@ def check_trainable(engine: Engine) -> None:
 
 
 def check_lengths(engine: Engine) -> list[int]:
-    """Refuse loaders with which some ranks would wait for ever for others. Returns the ranks' train batches.
+    """Refuse loaders of different lengths, with which some ranks would wait forever for others.
 
-    In evaluation the ranks wait for each other only where each has a shard of the model.
+    In evaluation, ranks wait for each other only if the model is sharded.
+
+    Returns:
+        The number of train batches on each rank.
 
     Raises:
         UserError: says how many batches each rank has.
     """
-    loaders = engine.loaders
-    mine = {
-        name: len(loader or ())
-        for name, loader in zip(_SPLITS, (loaders.train, loaders.val, loaders.test), strict=True)
-    }
+    mine = {split: len(getattr(engine.loaders, split) or ()) for split in _SPLITS}
     told: list[dict[str, int]] = engine.distributed.gather(mine)
-    for name in _SPLITS if engine.distributed.sharded else _SPLITS[:1]:
-        lengths = [one[name] for one in told]
+    for split in _SPLITS if engine.distributed.sharded else _SPLITS[:1]:
+        lengths = [one[split] for one in told]
         if len(set(lengths)) > 1:
             raise UserError(
                 f"the ranks have unequal numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with "
-                "more would wait for the others for ever",
-                key=f"data.{name}",
-                remedy="Give each rank as many, as hydraloop's own loader does.",
+                "more would wait for the others forever",
+                key=f"data.{split}",
+                remedy="Give each rank the same number of batches, as hydraloop's loader does.",
             )
     return [one["train"] for one in told]
 
 
-_SPLITS = ("train", "val", "test")
-
-
 def check_evaluable(loader: Loader | None, key: str) -> None:
-    """Refuse to evaluate on nothing.
+    """Refuse to evaluate without data.
 
     Raises:
         UserError: there is no loader.
@@ -69,7 +66,7 @@ def check_evaluable(loader: Loader | None, key: str) -> None:
 
 
 def check_epoch(engine: Engine) -> None:
-    """Refuse a loader that yields more or fewer batches than its length: no window would close where it should.
+    """Refuse a loader that yields more or fewer batches than its length, by which accumulation windows are planned.
 
     Raises:
         UserError: says how many.
@@ -82,19 +79,29 @@ def check_epoch(engine: Engine) -> None:
     raise UserError(
         f"the loader has a length of {length} batches and yielded {got}",
         key="data.train",
-        remedy="Let __len__ of the data set (or loader) be what it yields.",
+        remedy="Let __len__ of the data set (or loader) return the number that it yields.",
     )
 
 
 def check_hook(hook: object, key: str) -> None:
-    """Refuse an object that is no hook.
+    """Refuse an object that is not a hook.
 
     Raises:
         UserError: names its class.
     """
     if not isinstance(hook, Hook):
         raise UserError(
-            f"{type(hook).__name__} is no Hook",
+            f"{type(hook).__name__} is not a Hook",
             key=key,
             remedy="Inherit from hydraloop.Hook; hydraloop.compat has adapters for hooks of MMEngine and Lightning.",
         )
+
+
+def no_loss_error(task: Any, outputs: Any) -> UserError:
+    """Return the error of a task whose output has no loss."""
+    got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
+    return UserError(
+        f"{type(task).__name__}.forward returned {got}, without a 'loss'",
+        key="task",
+        remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
+    )

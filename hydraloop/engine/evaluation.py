@@ -1,15 +1,13 @@
-"""Evaluating: the task's `evaluate` over a loader, each sample once whatever the number of ranks."""
+"""Evaluation: when a validation is due, and the task's `evaluate` over a loader, each sample once on all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.inputs import Loader, share_of
 from hydraloop.engine.stages import Call
 from hydraloop.engine.train_mode import in_eval_mode
@@ -18,40 +16,56 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 
+def validation_due(engine: Engine) -> bool:
+    """Return whether a validation follows: by its interval or at the end of training, once for each iteration."""
+    progress, rule = engine.progress, engine._validation
+    if engine.loaders.val is None or rule.interval is None or progress.last_validation == progress.iteration:
+        return False
+    ends = progress.iteration >= engine.max_iters or engine.stopping
+    if engine.settings.val_by_epoch:
+        return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
+    return rule.due(progress.iteration, done=progress.last_validation, last=ends)
+
+
 @contextmanager
-def given_alike(ranks: Distributed, task: nn.Module) -> Iterator[None]:
-    """All ranks with the same to evaluate."""
-    ranks.before_evaluation(task)
+def evaluating(engine: Engine) -> Iterator[None]:
+    """Let `engine.during_evaluation` add contexts inside the body, and leave them at its end."""
     try:
-        yield
+        with ExitStack() as engine._evaluation:
+            yield
     finally:
-        ranks.after_evaluation()
+        engine._evaluation = None
 
 
 @torch.no_grad()
 def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
-    """Go over a loader in eval mode; on every rank.
+    """Evaluate a loader's batches in eval mode; called on every rank.
 
     Args:
-        before: called before each batch, `after`: behind it.
+        before: called before each batch.
+        after: called after each batch.
 
     Returns:
-        The metrics over all ranks' samples, the same on each. One host sync.
+        The metrics over all ranks' samples, the same on each rank. One host sync.
     """
     task, ranks = engine.task, engine.distributed
     share = share_of(loader)
-    with in_eval_mode(task), given_alike(ranks, task):
-        task.reset_metrics()
-        for batch_idx, batch in enumerate(engine.on_device(loader)):
-            if share is not None and share(batch_idx)[0] == 0:  # another rank's turn; it may need this one's shard
-                if ranks.sharded:
-                    with task.uncounted():
-                        engine.evaluate_batch(batch)
-                continue
-            for call in before:
-                call(engine, batch_idx, batch)
-            outputs = engine.evaluate_batch(batch)
-            for call in after:
-                call(engine, batch_idx, batch, outputs)
+    with in_eval_mode(task):
+        ranks.before_evaluation(task)
+        try:
+            task.reset_metrics()
+            for batch_idx, batch in enumerate(engine.on_device(loader)):
+                if share is not None and share(batch_idx)[0] == 0:  # only other ranks have samples in this batch
+                    if ranks.sharded:  # they need this rank's shard
+                        with task.uncounted():
+                            engine.evaluate_batch(batch)
+                    continue
+                for call in before:
+                    call(engine, batch_idx, batch)
+                outputs = engine.evaluate_batch(batch)
+                for call in after:
+                    call(engine, batch_idx, batch, outputs)
+        finally:
+            ranks.after_evaluation()
     metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
     return metrics

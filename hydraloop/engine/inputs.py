@@ -1,6 +1,6 @@
 """What an engine is given: loaders (and functions on them), schedules, and settings.
 
-`Settings.horizon` is where epochs become iterations.
+`Settings.training_length` converts epochs to iterations.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ class Settings:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Plain values that go into every checkpoint's `meta` (the config, the experiment's name)."""
 
-    def horizon(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
-        """(iterations, epochs) of the whole run.
+    def training_length(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
+        """Return how many (iterations, epochs) the whole run has.
 
         Args:
-            epoch_length: iterations of an epoch; those done may have been of another length.
-            progress: where the run stands.
+            epoch_length: iterations in an epoch; epochs that are already completed may have had another length.
+            progress: where the run is now.
         """
         epoch_began_at = progress.iteration - progress.batch_in_epoch
         if self.max_iters is None:

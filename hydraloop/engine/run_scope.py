@@ -1,4 +1,4 @@
-"""How a run begins and ends: every closing hook is called whatever happens, and `result.json` says what did."""
+"""How a run begins and ends: every closing hook is called after an error too, and `result.json` gives the outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(engine: Engine) -> Iterator[None]:
-    """Hold the lock of the run directory in the body. Before it is taken, nothing is written and no hook is called.
+    """Hold the lock of the run directory in the body. Before it is acquired, no file is written and no hook called.
 
     Raises:
         UserError: another process trains in the directory; other ranks get a `PeerError`.
@@ -45,13 +45,13 @@ def locked(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
-    """before_run … after_run around the body; between the body and after_run, `result.json`.
+    """Call before_run before the body, write `result.json` after it, and call after_run.
 
     Args:
-        write_result: False for a validation or test on its own, which is not the run's result.
+        write_result: False for a validation or test without training, which is not the run's result.
     """
     start, main = perf_counter(), engine.distributed.is_main
-    engine.forget_earlier_use()
+    _forget_earlier_use(engine)
     git = code_patch.record(engine.run_dir, Path.cwd()) if write_result and main else {}
     if main:
         log.info("%s", format_start(engine))
@@ -72,23 +72,33 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
             end_workers(loader)
         if main and engine.precision.skipped and engine.progress.optimizer_step == 0:
             log.warning(
-                "precision=%s: all %d optimizer steps were skipped, nothing was learnt; a smaller precision.init_scale "
-                "finds the right one sooner",
+                "precision=%s: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
+                "precision.init_scale",
                 engine.precision.name, engine.precision.skipped,
             )  # fmt: skip
-        told = engine.result is None or engine.result.error is not None
-        if not told and engine.error is not None:  # raised in after_run
+        has_error = engine.result is None or engine.result.error is not None
+        if not has_error and engine.error is not None:  # raised in after_run
             _put_result(engine, perf_counter() - start, git)
-        # A mistake, or another rank's failure, is told once, by whoever reports it.
+        # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
             log.info("%s", format_summary(engine, perf_counter() - start))
 
 
+def _forget_earlier_use(engine: Engine) -> None:
+    """Reset how an earlier use of the engine ended: its error, its stop, iterations since its last optimizer step."""
+    if engine._optimizer is not None and (engine.error is not None or not engine.window_closed):
+        engine._optimizer.zero_grad(set_to_none=True)  # an error between backward and step leaves gradients
+    if engine._window is not None and not engine.window_closed:
+        engine._window.discard()
+    engine.error, engine.result, engine.window_closed = None, None, True
+    engine._requests.forget_stop()
+
+
 @contextmanager
 def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
-    """Call all the closing hooks after the body, also when it raised and when one of them raises.
+    """Call all the closing hooks after the body, also if it raised or one of them raises.
 
-    The first error is the one that is raised; those of closing hooks behind it are logged with their tracebacks.
+    The first error is raised; the errors of later closing hooks are logged with their tracebacks.
     """
     try:
         yield
@@ -111,7 +121,7 @@ def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
 
 
 def raised(engine: Engine, error: BaseException) -> None:
-    """Tell every hook of an error, once, before anything is closed."""
+    """Tell every hook of the run's first error, before any closing hook."""
     if engine.error is not None:
         return
     engine.error = error
@@ -124,31 +134,19 @@ def raised(engine: Engine, error: BaseException) -> None:
 
 
 def _failed_elsewhere(engine: Engine) -> str | None:
-    """What the rank raised whose failure this one's is the consequence of; None where there is no such rank."""
+    """Return the error of the rank whose failure ended this one; None if this rank failed first, or none failed."""
     first = None if engine.error is None else engine.distributed.first_failure()
     return None if first is None or first[0] == engine.distributed.rank else f"rank {first[0]}: {first[1]}"
 
 
 def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:
-    """Make the result and write it; a file that cannot be written must not hide the run's own error."""
-    engine.result = _result(engine, seconds, git)
-    if not engine.distributed.is_main:
-        return
-    try:
-        engine.result.write(engine.run_dir)
-    except OSError as error:
-        if engine.error is None:
-            raise
-        log.error("result.json cannot be written: %s", describe(error))
-
-
-def _result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> Result:
+    """Make the result and write it on rank 0. A file that cannot be written does not hide the run's own error."""
     complete = engine.progress.iteration >= engine.max_iters
     status: Status = "stopped" if engine.stopping and not complete else "finished"
     if engine.error is not None:
         interrupted = isinstance(engine.error, KeyboardInterrupt) or engine.distributed.orphaned
         status = "interrupted" if interrupted else "failed"
-    return Result(
+    engine.result = Result(
         status=status,
         error=None if engine.error is None else _failed_elsewhere(engine) or describe(engine.error),
         reason=engine.stop_reason if status == "stopped" else None,
@@ -160,3 +158,11 @@ def _result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> Resul
         versions=versions(),
         git=git,
     )
+    if not engine.distributed.is_main:
+        return
+    try:
+        engine.result.write(engine.run_dir)
+    except OSError as error:
+        if engine.error is None:
+            raise
+        log.error("result.json cannot be written: %s", describe(error))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks.task import Task
 from tests.helpers import Recorder, at, batches, failing, make_engine, tiny_task
@@ -57,7 +58,7 @@ def test_modes_and_gradients_at_each_phase(tmp_path: Path) -> None:
 
 
 def test_what_is_no_hook_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"hooks\.theirs: object is no Hook"):
+    with pytest.raises(UserError, match=r"hooks\.theirs: object is not a Hook"):
         make_engine(tmp_path, {"theirs": object()})  # type: ignore[dict-item]
 
 

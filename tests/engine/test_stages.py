@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import hydraloop
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.hook_order import Slot, check_order, in_order, mount_points_of, slot_of
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.engine.report.hook_table import by_mount_point, format_order
 from hydraloop.engine.stages import Stages
 from hydraloop.errors import UserError

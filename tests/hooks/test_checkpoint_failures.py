@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from torch import nn, optim
 
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.hooks.tiny_runs import Scripted, batches, bits, engine_of, load, model, same

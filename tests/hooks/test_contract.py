@@ -25,9 +25,10 @@ import hydraloop
 import hydraloop.hooks
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.checkpoint.save_load import has_state
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, Priority
 from hydraloop.engine.hook_order import mount_points_of
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.optim.schedule import Schedule

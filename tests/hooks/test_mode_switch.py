@@ -14,8 +14,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import hydraloop
 from hydraloop.data import Augmented, build_loader
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.mode_switch import ModeSwitchHook
 from hydraloop.tasks.task import Task

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset, Subset
 
 import hydraloop
 from hydraloop.data import Augmented, InMemoryDataset, build_loader
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY

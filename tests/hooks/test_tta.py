@@ -18,8 +18,9 @@ import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook

@@ -11,8 +11,9 @@ from torch import Tensor, nn, optim
 
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.tasks.task import Task
 
 BATCHES = 4

@@ -171,7 +171,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.began_at = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     _check_position(engine, checkpoint["meta"])
-    engine.max_iters, engine.max_epochs = engine.settings.horizon(engine.epoch_length, engine.progress)
+    engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
 
 
 def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None) -> None:
@@ -305,13 +305,3 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
         engine.evaluating_checkpoint = None
         with torch.no_grad():
             engine.model.load_state_dict(own)
-
-
-def no_loss(task: Any, outputs: Any) -> UserError:
-    """The error of a task whose output has no loss."""
-    got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
-    return UserError(
-        f"{type(task).__name__}.forward returned {got}, without a 'loss'",
-        key="task",
-        remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
-    )

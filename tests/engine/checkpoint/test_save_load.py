@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from hydraloop.engine.device.precision import Precision
-from hydraloop.engine.engine import Engine, Loaders, Settings
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import from_position
+from hydraloop.engine.inputs import Loaders, Settings, from_position
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.optim.schedule import Schedule

@@ -1,0 +1,224 @@
+"""EngineState: what an engine holds, what hooks read from it and ask it to do. The loop is in `engine.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn, optim
+
+from hydraloop.engine.accumulation import Window
+from hydraloop.engine.checkpoint import optimizer_state
+from hydraloop.engine.checks import check_hook
+from hydraloop.engine.device.batch_transfer import mover
+from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.device.prefetch import prefetched, reads_ahead
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.hook import Hook, OnError
+from hydraloop.engine.hook_order import Slot
+from hydraloop.engine.hook_requests import Requests
+from hydraloop.engine.inputs import Loader, Loaders, Settings, Stateful, from_position, share_of
+from hydraloop.engine.interval import Every
+from hydraloop.engine.messages import Messages
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.stages import Call, Stages
+from hydraloop.errors import UserError
+from hydraloop.run.lock import RunLock
+from hydraloop.run.result import Best, Result
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+
+class EngineState:
+    """The parts and the state of a run.
+
+    Args:
+        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`. Its modules train in
+            the modes (train or eval) that they have.
+        optimizer: over the task's parameters; None if nothing is trained.
+        loaders: of batches; the engine moves them to the device.
+        hooks: by name, in the order of registration.
+        slots: the hooks' places (`hook_order.Slot`); by default from the classes, all of them custom.
+        on_error: by name; by default from the classes.
+        schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
+        settings: the options.
+        run_dir: where this run's files go.
+        seed: of the run; the caller seeds the generators.
+        distributed: the other ranks; None: a single process.
+        precision: None: fp32.
+        lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: nn.Module,
+        optimizer: optim.Optimizer | None = None,
+        loaders: Loaders,
+        hooks: Mapping[str, Hook] | None = None,
+        slots: Sequence[Slot] | None = None,
+        on_error: Mapping[str, OnError] | None = None,
+        schedules: Mapping[str, Stateful] | None = None,
+        settings: Settings | None = None,
+        run_dir: Path = Path("."),
+        seed: int = 0,
+        distributed: Distributed | None = None,
+        precision: Precision | None = None,
+        lock: RunLock | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.distributed = distributed or Distributed()
+        self.precision = precision or Precision()
+        self.device = self.distributed.device(self.settings.device)
+        # A sharded model is on its device, or waits in host memory.
+        self.task: Any = cast(Any, task if self.distributed.sharded else task.to(self.device))
+        self.loaders, self.hooks, self.schedulers = loaders, dict(hooks or {}), dict(schedules or {})
+        self.run_dir, self.seed, self.lock = run_dir, seed, lock
+        for name, hook in self.hooks.items():
+            check_hook(hook, f"hooks.{name}")
+            hook.name, hook.key = name, hook.key or f"hooks.{name}"
+        self.stages = Stages.of(self.hooks, slots, on_error, rank=self.distributed.rank)
+        self.messages, self.progress = Messages(), Progress()
+        self.accumulate = self.settings.accumulate
+        self.epoch_length = 0 if loaders.train is None else len(loaders.train)
+        self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
+        self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
+
+        self._optimizer = optimizer
+        self.hyperparameters = [] if optimizer is None else optimizer_state.hyperparameters(optimizer)
+        """The optimizer's numbers for each parameter group, before any schedule."""
+        self.forward = self.precision.forward(self.distributed.wrap(task))
+        """The task's forward, in DDP and under autocast if the run uses them."""
+        self.evaluate_batch = self.precision.forward(self.task.evaluate)
+        """The task's `evaluate`, under autocast if the run uses it."""
+        self._requests = Requests(cast("Engine", self))
+        self._move = mover(self.device, self.settings.channels_last)
+        self._window: Window | None = None
+        if self.accumulate > 1 or self.distributed.world_size > 1:
+            self._window = Window(self.accumulate, self.epoch_length, self.distributed, share_of(loaders.train))
+        self._validation = Every(self.settings.val_interval, self.settings.val_begin)
+        self._evaluation: ExitStack | None = None
+
+        self.metrics: dict[str, float] = {}
+        """Of the last validation."""
+        self.test_metrics: dict[str, float] = {}
+        self.best: Best | None = None
+        """The best validation, as told by `report_best`; the test uses its checkpoint."""
+        self.last_checkpoint: Path | None = None
+        """The last file that this process has written."""
+        self.error: BaseException | None = None
+        """The error that ends the run, from on_exception on."""
+        self.result: Result | None = None
+        """What `result.json` holds, from after_train on."""
+        self.evaluating_checkpoint: Path | None = None
+        """During a test, the file whose weights are tested."""
+        self.epoch_begun = 0
+        """The epoch (from 1) that training has begun last, also after its end; 0 before the first."""
+        self.resumed_in_epoch = False
+        """Whether an earlier process began this epoch."""
+        self.stepped = False
+        """Whether the optimizer stepped in the iteration just completed."""
+        self.window_closed = True
+        """Whether the accumulation window is closed, so that no gradients wait for an optimizer step."""
+        self.began_at = 0
+        """The iteration at which this process began or resumed."""
+        self.asked_at = self.data_seconds = 0.0
+        """When training asked for its current batch (`perf_counter`), and how long it waited for it [s]."""
+        self.loaded = False
+        """Whether `resume` or `load_from` has been done, which happens once for each engine."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The raw model, whose `state_dict` is in checkpoints."""
+        model: nn.Module = self.task.model
+        return model
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The optimizer.
+
+        Raises:
+            UserError: this engine was built without one.
+        """
+        if self._optimizer is None:
+            raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
+        return self._optimizer
+
+    def on_device(self, loader: Loader | None, first: int = 0) -> Iterator[Any]:
+        """Iterate over the loader's batches from the `first` on, moved to the device."""
+        ahead = self.settings.prefetch and reads_ahead(loader)
+        return prefetched(from_position(loader or (), first), self._move, self.device, ahead=ahead)
+
+    # What hooks ask for. ---------------------------------------------------------------------------------------------
+
+    def request_stop(self, reason: str, *, agreed: bool = False) -> None:
+        """Ask to end training after this accumulation window, with the last validation, checkpoint and test.
+
+        If one rank asks, all ranks stop together: at the end of the epoch or validation, or inside an epoch within two
+        exchanges (`distributed.agree_interval`).
+
+        Args:
+            reason: for the log and `result.json`; the first one counts.
+            agreed: every rank asks at the same mount point of the same iteration, so all stop at once.
+        """
+        self._requests.stop(reason, agreed=agreed)
+
+    def request_checkpoint(
+        self,
+        tag: str,
+        write: Callable[[Engine], None] | None = None,
+        owner: Hook | None = None,
+        *,
+        agreed: bool = False,
+    ) -> None:
+        """Ask for a checkpoint. It is written after all hooks of this mount point, once the window is closed.
+
+        It is enough if one rank asks, except with `write`, where all ranks must ask. For the time, see `request_stop`.
+
+        Args:
+            tag: one checkpoint is written for each tag; without `write`, it is the file's stem.
+            write: called on every rank to write it; None writes `<run_dir>/checkpoints/<tag>.pth`.
+            owner: the hook whose `on_error` and time apply to the writing.
+            agreed: every rank asks at the same mount point of the same iteration, so it is written at once.
+        """
+        self._requests.checkpoint(tag, write, owner, agreed=agreed)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all ranks have agreed to stop."""
+        return self._requests.stop_reason is not None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training stops early; None if it does not."""
+        return self._requests.stop_reason
+
+    def report_best(self, best: Best) -> None:
+        """Report the best validation, for `result.json`; the test uses its checkpoint."""
+        self.best = best
+
+    def log_record(self, record: Mapping[str, Any]) -> None:
+        """Pass a record (plain numbers and strings) to every hook with `on_log`, on rank 0; any hook may call this.
+
+        The `logger` hook writes it to `metrics.jsonl`. Records begin with `mode`, `epoch` and `iteration`
+        (`hooks/shared/record_entries.py`).
+        """
+        if self.distributed.is_main:
+            self._call(self.stages.on_log, record)
+
+    def during_evaluation(self, context: AbstractContextManager[Any]) -> None:
+        """Enter `context` now, and leave it after the last iteration of this validation or test, also after an error.
+
+        Raises:
+            RuntimeError: not called in before_val_epoch or before_test_epoch.
+        """
+        if self._evaluation is None:
+            raise RuntimeError("call during_evaluation in before_val_epoch or before_test_epoch")
+        self._evaluation.enter_context(context)
+
+    def _call(self, calls: Sequence[Call], *args: Any) -> None:
+        for call in calls:
+            call(self, *args)
