@@ -33,11 +33,9 @@ from hydraloop.cli.search_path import check_search_path
 from hydraloop.cli.sweep_jobs import Jobs
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import elastic, torchrun
-from hydraloop.launch import single_process as here
+from hydraloop.launch import elastic, single_process, torchrun
+from hydraloop.launch.failure import Ended, RankError, Terminated
 from hydraloop.launch.job import Job
-from hydraloop.launch.job_result import Ended
-from hydraloop.launch.outcome import RankError, Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
@@ -76,7 +74,7 @@ def main(
     if torchrun.is_several():
         torchrun.keep_quiet()
     if torchrun.rank() > 0:
-        sys.exit(torchrun.follow(sys.argv[1:]))
+        sys.exit(torchrun.follow())
     app = _App(folder / config_path, config_name, show_all, project=folder, trusted=tuple(trusted))
     code = 1
     try:
@@ -87,6 +85,10 @@ def main(
         if error not in app.reported:
             _print_mistake(error, show_all)
             code = 2
+    except SystemExit as error:  # argparse has printed what is wrong, or what was asked for
+        if torchrun.is_several():
+            app.leader.leave(1 if error.code else 0)
+        raise
     except KeyboardInterrupt as error:
         if error not in app.reported:
             print(f"error: {_interruption(error)}", file=sys.stderr)
@@ -94,7 +96,7 @@ def main(
     except Exception as error:
         if error not in app.reported:
             _print_exception(error)
-    if code and torchrun.is_several():
+    if torchrun.is_several():
         app.leader.leave(code)
     if code:
         sys.exit(code)
@@ -238,7 +240,7 @@ class _App:
             ended = self._by_ranks(cfg, run_dir, close)
             close(ended)
         else:
-            ended = here.train(cfg, run_dir, close, self.restarted)
+            ended = single_process.train(cfg, run_dir, close, self.restarted)
         if ended.error not in self.reported:  # the run has finished; a signal may have come at its end
             self.jobs.end(None)
         if ended.error is not None:
@@ -251,9 +253,9 @@ class _App:
             resumed = self.restarted or run_directory.settle(cfg, run_dir)
             job = Job.of(cfg, resumed, folders=[self.project], trusted=self.trusted)
             if torchrun.is_several():
-                return Ended.of(self.leader.lead(job, close))
+                return self.leader.lead(job, close)
             options = cfg.distributed
-            return Ended.of(elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts))
+            return elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts)
         except BaseException as error:
             return Ended(error=error, trained=False)
 

@@ -1,4 +1,4 @@
-"""Starting a job's ranks on this machine with torch's elastic launcher, and waiting for how they end."""
+"""Starts the ranks of a job on this machine with torch's elastic launcher, and waits until all have ended."""
 
 from __future__ import annotations
 
@@ -9,41 +9,35 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from hydraloop.launch import rank_files as files
 from hydraloop.launch import rank_log
+from hydraloop.launch.failure import Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
-from hydraloop.launch.outcome import Outcome, Terminated, cause
 from hydraloop.launch.termination import GRACE
+from hydraloop.launch.training import sweep_value
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Those that torch's launcher handles, and leaves its handlers for."""
-_LAUNCHER = "torch.distributed"
-"""Its loggers begin with this."""
+"""The signals that torch's launcher handles. It does not restore the handlers."""
 
 
-def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Outcome:
-    """Run the job on several ranks. Nothing of it is left when this returns, whatever happens to the ranks.
+def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
+    """Run the job on several ranks. When this returns, no process of it is left.
 
     Args:
-        processes: how many ranks.
-        max_restarts: how often all of them are started again after one has failed.
-
-    Returns:
-        Rank 0's outcome, or that of the rank that made the job fail.
+        processes: number of ranks.
+        max_restarts: how often all ranks are started again after one has failed.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
 
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)  # readable by its owner only, and so is what is in it
+        folder = Path(name)  # only its owner can read it and the files in it
         (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
         config = api.LaunchConfig(
             min_nodes=1,
@@ -52,54 +46,57 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Outcome:
             run_id=secrets.token_hex(8),
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",  # a free port
-            local_addr="127.0.0.1",  # not the machine's name, which may lead nowhere
+            local_addr="127.0.0.1",  # the machine's name may not resolve
             max_restarts=max_restarts,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),
+            # A signal that is ignored (nohup) stays ignored.
+            signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
         )
-        # What is ignored (nohup) stays ignored. An assignment, as torch 2.8 has no such option and handles them all.
-        handled = [number.name for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        config.signals_to_handle = ",".join(handled)
         worker = str(Path(__file__).with_name("worker.py"))
-        exit_codes: dict[int, int] = {}
-        told = 0
-        with _around_launcher(processes), _none_left(folder):
-            try:
+        error: BaseException
+        try:
+            with _around_launcher(processes), _none_left(folder):
                 api.elastic_launch(config, sys.executable)("-P", worker, str(folder))
-            except ChildFailedError as error:
-                exit_codes = {int(rank): failure.exitcode for rank, failure in error.failures.items()}
-            except SignalException as error:
-                told = int(error.sigval)
-            except KeyboardInterrupt as error:  # before it handles signals
-                told = error.number if isinstance(error, Terminated) else int(signal.SIGINT)
-        return _outcome(job, folder, processes, exit_codes, told)
+            return Ended(sweep_value(Path(job.run_dir)))
+        except ChildFailedError as failed:
+            error = _error(failed.failures, job)
+        except SignalException as told:
+            error = KeyboardInterrupt() if told.sigval == signal.SIGINT else Terminated(told.sigval)
+        except KeyboardInterrupt as told:  # before the launcher handled signals
+            error = told
+        of_rank_0 = folder.glob("elastic/*/attempt_*/0/error.json")
+        return Ended(error=error, trained=any(Failure.from_json(path.read_bytes()).trained for path in of_rank_0))
 
 
-def _outcome(job: Job, folder: Path, processes: int, exit_codes: dict[int, int], told: int) -> Outcome:
-    attempts = [int(path.stem.split("-")[1]) for path in folder.glob("outcome-*.json")]
-    by_rank = {outcome.rank: outcome for outcome in files.outcomes(folder, max(attempts, default=0))}
-    trained = 0 in by_rank and by_rank[0].trained
-    if told:
-        error = KeyboardInterrupt() if told == signal.SIGINT else Terminated(told)
-        return Outcome.of(error, 0, trained=trained)
-    for rank in range(processes):
-        if rank not in by_rank:
+def _error(processes: Mapping[int, Any], job: Job) -> BaseException:
+    """Return the error of the rank that made the job fail.
+
+    Args:
+        processes: torch's `ProcessFailure` of each rank that failed.
+    """
+    failures = []
+    for rank, process in processes.items():
+        if "kind" in process.error_file_data:
+            failures.append(Failure(**process.error_file_data))
+        else:
             log = os.path.relpath(rank_log.path(job, rank))
-            by_rank[rank] = Outcome.of_death(rank, exit_codes.get(rank, 0), log)
-    found = cause(by_rank.values()) or by_rank[0]
-    if found.kind == "signal":  # somebody told a rank to end, not us: the job has failed, and the next one can start
-        found = replace(found, kind="died", text=f"was ended by {signal.Signals(found.number).name}")
-    return replace(found, trained=trained)
+            failures.append(Failure.of_exit(rank, process.exitcode, log))
+    found = cause(failures)
+    assert found is not None, "torch raises ChildFailedError only with a failure"
+    if found.kind == "signal":  # another process sent it to a rank: the job has failed, and a sweep continues
+        return RankError(found.message)
+    return found.error()
 
 
 @contextlib.contextmanager
 def _around_launcher(processes: int) -> Iterator[None]:
-    """The environment the ranks get; and the launcher keeps quiet, since what it would say is said by us, once."""
+    """Set the environment of the ranks and silence torch's launcher. Then restore both, and the signal handlers."""
     environment, handlers = dict(os.environ), {number: signal.getsignal(number) for number in _SIGNALS}
     threads = max(1, len(os.sched_getaffinity(0)) // processes) if sys.platform == "linux" else 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # else each rank would use all cores
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of each broken connection, when a rank has gone
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(_LAUNCHER)]
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # otherwise each rank would use all cores
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no message for each connection to a rank that has ended
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
     loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
     for logger in loggers:
         logger.disabled = True
@@ -117,7 +114,7 @@ def _around_launcher(processes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _none_left(folder: Path) -> Iterator[None]:
-    """Kill the ranks the launcher has left, where a second signal has kept it from ending them."""
+    """Then kill the ranks that are left because a second signal has interrupted the launcher."""
     try:
         yield
     finally:

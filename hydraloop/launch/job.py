@@ -1,4 +1,4 @@
-"""Job: what a rank gets to know of a run, as text. Without torch."""
+"""Job: what a rank needs to know of a run, as text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import multiprocessing.spawn
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import plain, resolved_yaml
 from hydraloop.run.directory import Resumed
 from hydraloop.safety import typed_options as typed
@@ -23,46 +24,48 @@ _MAIN = ("init_main_from_name", "init_main_from_path")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run, composed and settled. All paths are absolute."""
+    """One composed run with its directory. All paths are absolute."""
 
     config: str
-    """YAML; every interpolation resolved, since `${hydra:…}` and `${now:}` mean nothing in another process."""
+    """YAML with all interpolations resolved: `${hydra:…}` and `${now:}` mean nothing in another process."""
     run_dir: str
     checkpoint: str | None
-    """To go on from; None: the run is new."""
+    """Where the run continues; None for a new run."""
     began: float
-    """When the job was begun, in seconds since 1970: checkpoints after that are its own."""
+    """Seconds since 1970. Later checkpoints in the run directory were written by this job."""
     folders: list[str] = field(default_factory=list)
-    """Whose Python files a config may name."""
+    """Folders whose Python files a config may name."""
     trusted: list[str] = field(default_factory=list)
     """Packages that a config may name."""
     typed: list[str] = field(default_factory=list)
-    """The keys that were typed on the command line."""
+    """Keys set on the command line."""
     logging: dict[str, Any] | None = None
-    """Hydra's `job_logging`; None: Hydra's own default."""
+    """Hydra's `job_logging`; None for Hydra's default."""
     verbose: bool | str | list[str] = False
     """Hydra's `verbose`."""
     sys_path: list[str] = field(default_factory=list)
     """Where the launching process looks for modules."""
     script: str | None = None
-    """The launching process's main file, which hints to the user name; None: it has none."""
+    """The main file of the launching process, named in hints to the user."""
     main: dict[str, str] = field(default_factory=dict)
-    """How to import the launching process's main module; empty where the config names nothing in it."""
+    """How to import the main module of the launching process; empty if the config names nothing in it."""
 
     @classmethod
-    def of(cls, cfg: DictConfig, resumed: Resumed, *, folders: Iterable[Path], trusted: Iterable[str]) -> Job:
-        """The job that Hydra is running now.
+    def of(cls, cfg: DictConfig, resumed: Resumed, *, folders: Iterable[Path], trusted: Iterable[str]) -> Self:
+        """Make the job that Hydra runs now.
 
         Args:
             cfg: as composed, without the node `hydra`.
-            resumed: its directory, and where it goes on.
+            resumed: its directory, and where it continues.
 
         Raises:
             UserError: an interpolation does not resolve.
         """
-        assert resumed.run_dir is not None, "a job of Hydra's has a directory"
+        assert resumed.run_dir is not None, "Hydra has made the directory"
         config = resolved_yaml(cfg)
         hydra: Any = HydraConfig.get()
+        # As for a process that multiprocessing spawns.
+        main: dict[str, Any] = multiprocessing.spawn.get_preparation_data("") if "_target_: __main__." in config else {}
         return cls(
             config=config,
             run_dir=str(resumed.run_dir.absolute()),
@@ -75,20 +78,23 @@ class Job:
             verbose=plain(hydra.verbose),
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
             script=getattr(sys.modules["__main__"], "__file__", None),
-            main=_main_module() if "_target_: __main__." in config else {},
+            main={name: str(main[name]) for name in _MAIN if name in main},
         )
 
+    def resumed(self) -> Resumed:
+        """Return the run directory, and where the run continues."""
+        return Resumed(Path(self.run_dir), None if self.checkpoint is None else Path(self.checkpoint))
+
+    def restarted(self) -> Self:
+        """Return the same job, continued from the checkpoint that it has written last, if any."""
+        newest = run_directory.newest_checkpoint(Path(self.run_dir), since=self.began)
+        return self if newest is None else replace(self, checkpoint=str(newest.absolute()))
+
     def to_json(self) -> str:
-        """The job as one line of text."""
+        """Return one line of text."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Job:
-        """The job that `to_json` wrote."""
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the job that `to_json` wrote."""
         return cls(**json.loads(text))
-
-
-def _main_module() -> dict[str, str]:
-    """What multiprocessing's spawned processes are told, for the same purpose."""
-    found: dict[str, Any] = multiprocessing.spawn.get_preparation_data("hydraloop")
-    return {name: str(found[name]) for name in _MAIN if name in found}

@@ -1,10 +1,9 @@
-"""Where a rank's words go: rank 0's to the terminal and train.log, each other's to a file of its own."""
+"""Where the output of a rank goes: rank 0's to the terminal and train.log, that of every other rank to its own file."""
 
 from __future__ import annotations
 
 import faulthandler
 import io
-import logging.config
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hydraloop.cli.console import MaskingFormatter, mask_handlers
+from hydraloop.cli.console import mask_handlers
 from hydraloop.launch.job import Job
 from hydraloop.safety import hydra_versions
 
@@ -23,22 +22,21 @@ _CRASHES = {
     "Bus error": signal.SIGBUS,
     "Illegal instruction": signal.SIGILL,
     "Floating point exception": signal.SIGFPE,
-    "Floating-point exception": signal.SIGFPE,  # from Python 3.13 on
+    "Floating-point exception": signal.SIGFPE,  # since Python 3.13
 }
 """What faulthandler writes, by signal."""
-_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 
 
 def path(job: Job, rank: int) -> Path:
-    """The file that has what a rank said."""
+    """Return the file with the output of a rank."""
     return Path(job.run_dir) / ("train.log" if rank == 0 else f"rank{rank}.log")
 
 
-def crash(file: Path, start: int) -> int:
-    """The signal of the crash that a rank's log reports; SIGKILL if there is no such report, as nothing can report it.
+def crash(file: Path, start: int) -> signal.Signals:
+    """Return the signal that a rank's log reports; SIGKILL without a report, since a process cannot report that.
 
     Args:
-        start: size of the file in bytes when the rank began.
+        start: size of the file in bytes when the rank started.
     """
     with file.open("rb") as opened:
         opened.seek(start)
@@ -47,54 +45,38 @@ def crash(file: Path, start: int) -> int:
 
 
 def configure(job: Job, rank: int) -> None:
-    """Set up logging as the job says; for a rank other than 0, send it and all output, native code's too, to a file.
+    """Set up logging. For a rank other than 0, redirect all output to its file, also that of native code.
 
-    A crash in native code leaves its stack there, too.
+    A crash in native code writes its stack to the same place.
     """
     faulthandler.enable(file=2)
-    if rank == 0:
-        config = None if job.logging is None else OmegaConf.create(_appending(job.logging))
-        hydra_versions.configure_log(config, job.verbose)
-        mask_handlers()
-        return
-    file = path(job, rank)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    _redirect(file)
-    logging.config.dictConfig(_into(file, job.logging or {}))
-    if isinstance(job.verbose, bool):
-        verbose = [""] if job.verbose else []  # the root's
-    else:
-        verbose = [job.verbose] if isinstance(job.verbose, str) else job.verbose
-    for name in verbose:
-        logging.getLogger(name).setLevel(logging.DEBUG)
+    if rank > 0:
+        path(job, rank).parent.mkdir(parents=True, exist_ok=True)
+        _redirect(path(job, rank))
+    config = None if job.logging is None else OmegaConf.create(_config(job.logging, path(job, rank), rank))
+    hydra_versions.configure_log(config, job.verbose)
+    mask_handlers()
 
 
-def _appending(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with no file opened anew: the launching process has begun it."""
-    handlers = {
-        name: {**handler, "mode": "a"} if "mode" in handler and "filename" in handler else handler
-        for name, handler in (config.get("handlers") or {}).items()
-    }
-    return {**config, "handlers": handlers}
+def _config(config: dict[str, Any], file: Path, rank: int) -> dict[str, Any]:
+    """Return the logging config of a rank. Its files are not emptied: the launching process has written to them.
 
-
-def _into(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The levels of a logging config, all of it written to one file."""
-    levels = {
-        name: {"level": one["level"]} for name, one in (config.get("loggers") or {}).items() if one and "level" in one
-    }
-    return {
-        "version": 1,
-        "formatters": {"full": {"()": MaskingFormatter, "fmt": _FORMAT}},
-        "handlers": {"file": {"class": "logging.FileHandler", "formatter": "full", "filename": str(file)}},
-        "root": {"level": (config.get("root") or {}).get("level", "INFO"), "handlers": ["file"]},
-        "loggers": levels,
-        "disable_existing_loggers": False,
-    }
+    Other ranks than 0 write to their own file, and to the redirected terminal only if the config names no file.
+    """
+    handlers = dict(config.get("handlers") or {})
+    files = {name: handler for name, handler in handlers.items() if "filename" in handler}
+    for name, handler in files.items():
+        mode = {"mode": "a"} if "mode" in handler else {}
+        handlers[name] = {**handler, **mode, "filename": handler["filename"] if rank == 0 else str(file)}
+    config = {**config, "handlers": handlers}
+    if rank > 0 and config.get("root"):
+        names = config["root"].get("handlers") or []
+        config["root"] = {**config["root"], "handlers": [name for name in names if name in files] or names}
+    return config
 
 
 def _redirect(file: Path) -> None:
-    """Let the process's standard output and error end in a file."""
+    """Redirect the standard output and error of this process. torch's own redirects would empty the file."""
     opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()

@@ -1,8 +1,8 @@
-"""Ending: a process that is told to end closes its run first, and ends soon in any case.
+"""A process that gets SIGTERM, SIGHUP or Ctrl-C closes its run, and ends within a grace period in any case.
 
-Python runs a signal handler between two bytecodes, so a rank that waits in a collective for a rank that has gone would
-never run it. Python also writes the number of each signal into a file descriptor at once. A thread reads it, and ends
-the process when its time is up.
+Python runs a signal handler between two bytecodes. A rank that waits in a collective for a rank that has ended would
+never run it. But Python also writes the number of each signal to a file descriptor at once. A thread reads it, and ends
+the process when the grace period is over.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from hydraloop.launch.outcome import Terminated
+from hydraloop.launch.failure import Terminated
 
 GRACE = 15.0
-"""Seconds between being told to end and ending without further ado: enough to close trackers and to write
-`result.json`, and half of what a job whose rank has died may take to end."""
+"""Seconds from the signal to the end of the process: enough to close trackers and to write `result.json`, and half of
+the 30 s that a job may take to end after a rank was killed."""
 _POLL = 0.5
-"""Seconds between looks at the launching process, and at the clock."""
+"""Seconds between two checks of the launching process and of the grace period."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""Those that end a process without a word, unless it handles them."""
+"""Signals that end a process without a message unless it handles them."""
 
 
-class Ending:
-    """Used by the main thread. A rank starts it before anything else, and does not stop it while it is a rank.
+class TerminationHandler:
+    """Raises signals in the main thread, as `KeyboardInterrupt` or `Terminated`, and limits the time until the end.
 
     Args:
-        last: called with the signal's number, from another thread, before the process is ended after its grace.
-        orphaned: called when the launching process has gone.
+        last: called from another thread with the signal's number, when the grace period is over and the process is
+            about to be ended.
+        orphaned: called from another thread when the launching process has ended.
         grace: seconds, see `GRACE`.
-        launched: whether another process has started this one as a rank. False for a process that a user has started:
-            it outlives its parent, Ctrl-C stays Python's, and a signal that is ignored (nohup) stays ignored. A
-            launcher has looked after that already, and the signals that it sends are meant.
+        launched: whether this process is a rank that a launcher has started. A process that a user has started outlives
+            its parent, leaves Ctrl-C to Python, and leaves ignored signals (nohup) ignored. For a rank, the launcher
+            has done that, and the signals that it sends are meant.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class Ending:
         *,
         launched: bool = True,
     ) -> None:
-        self.asked = 0
-        """The signal that told this process to end; 0: none has."""
+        self.received = 0
+        """The first signal that this process has received; 0 if none."""
         self.is_closing: Callable[[], bool] = lambda: False
-        """Whether the run is ending anyway, so that a signal must not interrupt it."""
+        """Whether the run is ending, so that a signal must not interrupt it."""
         self._last, self._orphaned, self._grace, self._launched = last, orphaned, grace, launched
         self._parent = os.getppid()
         self._deadline: float | None = None
@@ -63,7 +64,7 @@ class Ending:
         self._before: dict[int, Any] = {}
 
     def start(self) -> Self:
-        """Handle the signals, and watch the launching process. Outside the main thread nothing is handled."""
+        """Handle the signals and watch the launching process. Outside the main thread, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             return self
         self._reads, self._writes = socket.socketpair()
@@ -72,12 +73,12 @@ class Ending:
         self._numbers = [signal.SIGINT, *_SIGNALS] if self._launched else _not_ignored()
         self._before = {number: signal.signal(number, self._handle) for number in self._numbers}
         _at_fork(self._numbers, self._forget)
-        self._watch = threading.Thread(target=self._run, name="hydraloop-ending", daemon=True)
+        self._watch = threading.Thread(target=self._run, name="hydraloop-termination", daemon=True)
         self._watch.start()
         return self
 
     def stop(self) -> None:
-        """Put the handlers back."""
+        """Restore the signal handlers."""
         if not self._before:
             return
         self._done.set()
@@ -89,23 +90,23 @@ class Ending:
         self._watch.join()
         self._reads.close()
         self._writes.close()
-        # The handler that a fork calls cannot be taken back, and would keep the run's model in memory.
+        # The function registered for forks cannot be removed, and would keep the run's model in memory.
         self.is_closing, self._last, self._orphaned = lambda: False, lambda number: None, lambda: None
 
     def end_within_grace(self) -> None:
-        """From now on, as if told to end."""
+        """Start the grace period, as a signal does."""
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.asked = self.asked or number
-        # A loader's workers may have got the signal, too: that they end is no error to raise in the middle of closing.
+        self.received = self.received or number
+        # The loader's workers may get the signal too. Their end must not raise an error while the run closes.
         self._before.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL)
         if not self.is_closing():
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def _forget(self) -> None:
-        """In a forked process (a loader's worker): it handles its signals itself."""
+        """In a forked process (a loader's worker): restore the default handlers."""
         if not self._done.is_set():
             signal.set_wakeup_fd(-1)
             for number in self._before:
@@ -117,29 +118,29 @@ class Ending:
             ready, _, _ = select.select([self._reads], [], [], _POLL)
             numbers = [number for number in self._reads.recv(64) if number in self._numbers] if ready else []
             if numbers:
-                self.asked = self.asked or numbers[0]
+                self.received = self.received or numbers[0]
                 self.end_within_grace()
             if self._launched and not orphaned and os.getppid() != self._parent:
                 orphaned = True
                 self._orphaned()
                 os.kill(os.getpid(), signal.SIGTERM)
             if self._deadline is not None and time.monotonic() > self._deadline:
-                self._last(self.asked)
-                os._exit(128 + self.asked if self.asked else 1)
+                self._last(self.received or signal.SIGTERM)
+                os._exit(128 + self.received if self.received else 1)
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """In the body, SIGTERM and SIGHUP raise `Terminated` in the main thread, as Ctrl-C raises `KeyboardInterrupt`.
+    """In the body, raise SIGTERM and SIGHUP as `Terminated` in the main thread.
 
-    For what a command does before, between and after its runs. An ignored signal stays ignored, and outside the main
-    thread nothing changes. A handler that the body leaves (a rank's) stays.
+    For a command before, between and after its runs. An ignored signal stays ignored. A handler that the body installs
+    (a rank's) is not removed. Outside the main thread, nothing changes.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
-    def put_back() -> None:
+    def restore() -> None:
         for number, handler in before.items():
             if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
@@ -148,18 +149,18 @@ def terminable() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, handle) for number in _not_ignored()}
-    _at_fork(before, put_back)
+    _at_fork(before, restore)
     try:
         yield
     finally:
-        put_back()
+        restore()
 
 
 def _at_fork(numbers: Iterable[int], forget: Callable[[], None]) -> None:
     """Call `forget`, which removes the handlers of these signals, in each process that this one forks.
 
-    The signals are blocked meanwhile. Otherwise Python would discard a signal that the new process gets before, and
-    would also report it to this process, which shares the wakeup file descriptor.
+    The signals are blocked until then. Otherwise, Python would discard a signal that the new process gets before, and
+    would report it to this process too, as both share the wakeup file descriptor.
     """
     numbers = list(numbers)
     masks = threading.local()
@@ -181,8 +182,8 @@ def _not_ignored() -> list[signal.Signals]:
     return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def leave(code: int) -> None:
-    """End this process after a failure, at once: what torch.distributed does at its end may wait for lost ranks."""
+def leave(code: int) -> NoReturn:
+    """End this process at once after a failure. The normal end of torch.distributed may wait for lost ranks."""
     for child in multiprocessing.active_children():
         child.terminate()
     logging.shutdown()

@@ -1,20 +1,19 @@
 """Being one of the ranks that torchrun, or another launcher with its environment variables, has started.
 
-Rank 0 does what a single process does: it composes, checks and makes the run directory. Then it gives the job to the
-other ranks, over the store they all share; they have waited for it and have not looked at the config files at all.
+Rank 0 does what a single process does: it composes and checks the config and makes the run directory. Then it sends the
+job to the other ranks through the store that all ranks share. The other ranks wait for it and read no config files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,28 +21,25 @@ from typing import Any
 
 import psutil
 
-from hydraloop.cli.arguments import read, take_dry_run
-from hydraloop.launch import deaths, rank_log
+from hydraloop.launch import rank_log
+from hydraloop.launch.failure import Ended, Failure, Terminated
 from hydraloop.launch.job import Job
-from hydraloop.launch.job_result import Ended
-from hydraloop.launch.outcome import Outcome, Terminated
-from hydraloop.launch.termination import Ending, leave
-from hydraloop.launch.training import train
+from hydraloop.launch.termination import TerminationHandler, leave
+from hydraloop.launch.training import sweep_value, train
 from hydraloop.run import atomic
 from hydraloop.run import directory as run_directory
 from hydraloop.run.attempts import RECORDS
+from hydraloop.run.processes import is_alive, started
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PRINTING = ("help", "hydra_help", "info", "cfg", "shell_completion", "version")
-"""Flags with which nothing is trained."""
 _WAIT = timedelta(minutes=30)
-"""For rank 0's job: composing a sweep's worth of configs on a slow disk takes minutes; torch's own half hour."""
-_LAST_WORDS = 10.0
-"""Seconds that rank 0 waits for how another rank ended, once that has failed."""
-_SOON = timedelta(seconds=5)
-"""For the store, when the process is about to be ended: torchrun, which keeps it, may have gone."""
+"""For rank 0's job, as torch's own default: composing on a slow disk may take minutes."""
+_CAUSE_WAIT = 10.0
+"""Seconds that rank 0 waits for the failure of another rank after it has lost the connection."""
+_ENDING_WAIT = timedelta(seconds=5)
+"""For the store when the process is about to be ended: torchrun, which keeps the store, may have ended."""
 _RECORD = "launch.json"
-"""In a run's records: who launched it."""
+"""In the folder of a run's records: which torchrun started the run, and where."""
 
 
 def is_several() -> bool:
@@ -52,27 +48,27 @@ def is_several() -> bool:
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process, be it on its own."""
+    """Whether torchrun started this process, also if it is the only one."""
     return is_several() or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def rank() -> int:
-    """This process's rank; 0 where there is one process."""
+    """Return the rank of this process; 0 if it is the only one."""
     return int(os.environ["RANK"]) if is_several() else 0
 
 
 def keep_quiet() -> None:
-    """Leave out torch's stack traces of each connection that breaks when a rank has gone; before torch is imported."""
+    """Silence torch's stack traces of each connection to a rank that has ended. Call it before torch is imported."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def local_world_size() -> int:
-    """How many ranks this machine has."""
+    """Return the number of ranks on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
 
 
 def attempt() -> int:
-    """0 for the first start, n for the n-th restart."""
+    """Return 0 for the first start, n for the n-th restart."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -80,127 +76,149 @@ def attempt() -> int:
 
 
 class Leader:
-    """Rank 0's side."""
+    """Rank 0: sends the job to the other ranks, trains with them, and reports for all."""
 
     def __init__(self) -> None:
         self._told = False
-        self._outcome: Outcome | None = None
+        self._ended: Ended | None = None
         self._launcher = os.getppid()
 
-    def lead(self, job: Job, close: Callable[[Ended], None]) -> Outcome:
-        """Give the job to the other ranks, and train with them. Returns the outcome that is the job's.
+    def lead(self, job: Job, close: Callable[[Ended], None]) -> Ended:
+        """Send the job to the other ranks and train with them. Returns how the job ended.
 
-        Signals stay handled when this has returned: torchrun sends one as soon as another rank has failed, and the
-        error may not have been reported yet.
+        Signals are still handled when this has returned: torchrun sends one as soon as another rank has failed, when
+        the error may not have been reported yet.
 
         Args:
-            close: called from another thread if the main thread does not come back within `ending.GRACE` seconds after
-                a signal, as from a collective without the other ranks.
+            close: called from another thread if the main thread does not return within `termination.GRACE` seconds
+                after a signal, for example from a collective without the other ranks.
         """
         store = _store()
-        record(Path(job.run_dir), None if job.checkpoint is None else Path(job.checkpoint), began=job.began)
-        self._tell(store, {"job": job.to_json()})
+        resumed = job.resumed()
+        record(Path(job.run_dir), resumed.checkpoint, began=job.began)
+        self._tell(store, job.to_json())
 
         def last(number: int) -> None:
-            if self._outcome is None:
-                outcome = Outcome.of(Terminated(number or signal.SIGTERM), 0)
+            if self._ended is None:
+                failure = Failure.of(Terminated(number), 0)
                 with contextlib.suppress(RuntimeError, OSError):
-                    outcome = _first(_store(_SOON), outcome, job, self._launcher)
-                close(Ended.of(outcome))
+                    failure = _cause(_store(_ENDING_WAIT), failure, job, self._launcher)
+                close(Ended.by(failure))
 
-        outcome = train(job, 0, Ending(last=last).start())
-        told = outcome.kind in ("consequence", "lost", "signal")
-        self._outcome = _first(store, outcome, job, self._launcher) if told else outcome
-        return self._outcome
+        failure = train(job, 0, TerminationHandler(last).start())
+        if failure is None:
+            self._ended = Ended(sweep_value(Path(job.run_dir)))
+        else:
+            is_own = failure.kind in ("mistake", "error")
+            self._ended = Ended.by(failure if is_own else _cause(store, failure, job, self._launcher))
+        return self._ended
 
     def leave(self, code: int) -> None:
-        """End after an error; where there was no job, let the other ranks go (torchrun itself does so)."""
-        if self._told:
+        """Let the other ranks end. After a job that failed, end this process at once."""
+        if self._told and code:
             leave(code)
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        # torchrun ends the other ranks itself if this one fails.
+        if not self._told and (code == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"):
             with contextlib.suppress(RuntimeError, OSError):
-                self._tell(_store(), {"job": None})
+                self._tell(_store(), None)
 
-    def _tell(self, store: Any, message: dict[str, str | None]) -> None:
+    def _tell(self, store: Any, job: str | None) -> None:
         self._told = True
-        store.set("job", json.dumps(message))
+        store.set("job", json.dumps(job))
 
 
-def _first(store: Any, own: Outcome, job: Job, launcher: int) -> Outcome:
-    """Return the outcome of the rank that failed first; rank 0's own if no other rank has failed by itself.
+def _cause(store: Any, own: Failure, job: Job, launcher: int) -> Failure:
+    """Return the failure of the rank that failed first; rank 0's own if no other rank has failed by itself.
 
     Args:
-        launcher: process ID of rank 0's parent at the start. When it has gone, the ranks end one after another.
+        launcher: process ID of rank 0's parent at the start. When it has ended, the ranks end one after another.
     """
-    began, patience = time.monotonic(), _LAST_WORDS
+    until = time.monotonic() + _CAUSE_WAIT
     while True:
         try:
             if store.check(["cause"]):
-                return Outcome.from_json(store.get("cause"))
-            died, others_live = deaths.look(store, job)
-        except (RuntimeError, OSError):  # the process that keeps the store has gone
-            ended = own.kind == "lost" and os.getppid() != launcher
-            return Outcome.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if ended else own
-        if died is not None:
-            return replace(died, trained=own.trained)
-        if own.kind == "lost" and not others_live:  # a rank on another machine, which may have been killed
-            patience = 1.0
-        # A signal comes from torchrun: if another rank has failed, it did so before.
-        if own.kind == "signal" or time.monotonic() > began + patience:
+                return Failure.from_json(store.get("cause"))
+            killed, others_live = _killed(store, job)
+        except (RuntimeError, OSError):  # the process that keeps the store has ended
+            told = own.kind == "lost" and os.getppid() != launcher
+            return Failure.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if told else own
+        if killed is not None:
+            return replace(killed, trained=own.trained)
+        if own.kind == "lost" and not others_live:  # a rank on another machine may have been killed
+            until = min(until, time.monotonic() + 1.0)
+        # A signal comes from torchrun. If another rank has failed, it did so before.
+        if own.kind == "signal" or time.monotonic() > until:
             return own
         time.sleep(0.05)
+
+
+def _killed(store: Any, job: Job) -> tuple[Failure | None, bool]:
+    """Look for a rank on this machine that has ended without a note in the store: it was killed.
+
+    Returns:
+        Its failure, None if there is none; and whether another rank is still running on this machine.
+
+    Raises:
+        RuntimeError: the process that keeps the store has ended.
+    """
+    others_live = False
+    for other in range(1, int(os.environ["WORLD_SIZE"])):
+        if not store.check([f"began-{other}"]):
+            continue
+        host, pid, since, log_size = json.loads(store.get(f"began-{other}"))
+        if host != socket.gethostname():
+            continue
+        alive = is_alive(pid, since)  # before the next line: a rank writes its note before it ends
+        if store.check([f"ended-{other}"]):
+            continue
+        if not alive:
+            log = rank_log.path(job, other)
+            return Failure.of_exit(other, -rank_log.crash(log, log_size), os.path.relpath(log)), others_live
+        others_live = True
+    return None, others_live
 
 
 # The other ranks. ----------------------------------------------------------------------------------------------------
 
 
-def follow(argv: Sequence[str]) -> int:
-    """Wait for rank 0's job and train with it. Returns the exit code; says nothing, since rank 0 speaks for all."""
-    if _prints(argv):
-        return 0
+def follow() -> int:
+    """Wait for rank 0's job and train with it. Returns the exit code; prints nothing, since rank 0 speaks for all."""
     try:
         store = _store()
-        message = json.loads(store.get("job"))
-    except (RuntimeError, OSError, KeyboardInterrupt):  # rank 0 has gone, or all have been told to end
+        text = json.loads(store.get("job"))
+    except (RuntimeError, OSError, KeyboardInterrupt):  # rank 0 has ended, or all ranks were told to end
         return 1
-    if message["job"] is None:
-        return 1
-    job = Job.from_json(message["job"])
+    if text is None:  # rank 0 has only printed something, or has reported a mistake
+        return 0
+    job = Job.from_json(text)
     rank_log.configure(job, rank())
 
     def last(number: int) -> None:
-        print(f"ended by signal {number} in the middle of it", file=sys.stderr, flush=True)
+        print(f"ended by signal {number}: the grace period is over", file=sys.stderr, flush=True)
         with contextlib.suppress(RuntimeError, OSError):
-            deaths.ended(_store(_SOON), rank())
+            _note(_store(_ENDING_WAIT), "ended", rank())
 
-    ending = Ending(last=last).start()
-    deaths.begun(store, rank(), rank_log.path(job, rank()))
-    outcome = train(job, rank(), ending)
-    if outcome.kind in ("mistake", "error"):
+    handler = TerminationHandler(last).start()
+    log_size = rank_log.path(job, rank()).stat().st_size
+    _note(store, "began", rank(), socket.gethostname(), os.getpid(), started(os.getpid()), log_size)
+    failure = train(job, rank(), handler)
+    if failure is not None and failure.kind in ("mistake", "error"):
         with contextlib.suppress(RuntimeError, OSError):
-            store.compare_set("cause", "", outcome.to_json())
-    deaths.ended(store, rank())
-    if outcome.kind == "done":
-        return 0
-    leave(1)
-    return 1
+            store.compare_set("cause", "", failure.to_json())
+    _note(store, "ended", rank())
+    if failure is not None:
+        leave(1)
+    return 0
 
 
-def _prints(argv: Sequence[str]) -> bool:
-    """Whether the command line only asks for something to be shown, or cannot be read at all: rank 0 says so."""
-    argv, dry_run = take_dry_run(argv)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            args = read(argv)
-    except SystemExit as error:
-        if error.code:
-            sys.exit(1)
-        return True
-    return dry_run or any(getattr(args, flag, None) for flag in _PRINTING)
+def _note(store: Any, what: str, rank: int, *values: object) -> None:
+    """Write into the store that a rank has begun or ended, for `_killed`."""
+    with contextlib.suppress(RuntimeError, OSError):  # the process that keeps the store has ended
+        store.set(f"{what}-{rank}", json.dumps(values))
 
 
 def _store(timeout: timedelta = _WAIT) -> Any:
-    """The ranks' store, this attempt's part of it: torchrun keeps one over its restarts."""
+    """Return the part of the ranks' store that belongs to this attempt: torchrun keeps one store over its restarts."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -218,31 +236,30 @@ class Launched:
     run_dir: Path
     began: float
     checkpoint: Path | None
-    """Where the first start went on."""
+    """Where the first start continued."""
 
     def resumed(self) -> run_directory.Resumed:
-        """Where the restart goes on: the newest checkpoint the run has written since it began."""
+        """Return where the restart continues: at the newest checkpoint that the run has written since its start."""
         newest = run_directory.newest_checkpoint(self.run_dir, since=self.began)
         return run_directory.Resumed(self.run_dir, newest or self.checkpoint)
 
 
 def record(run_dir: Path, checkpoint: Path | None, *, began: float) -> None:
-    """Note in the run's records who launched it, for `earlier`. Does nothing without torchrun, and in a restart.
+    """Write into the run's records which torchrun started it. Does nothing without torchrun, and in a restart.
 
     Args:
-        checkpoint: where the run continues; None: it is new.
-        began: in seconds since 1970; checkpoints after that are its own.
+        checkpoint: where the run continues; None for a new run.
+        began: seconds since 1970; later checkpoints were written by this run.
     """
     path = run_dir / RECORDS / _RECORD
     if "TORCHELASTIC_RUN_ID" in os.environ and not (attempt() and path.exists()):
         path.parent.mkdir(exist_ok=True)
         start = None if checkpoint is None else str(checkpoint.absolute())
-        noted = {"launcher": _launcher(), "began": began, "checkpoint": start}
-        atomic.write_text(path, json.dumps(noted))
+        atomic.write_text(path, json.dumps({"launcher": _launcher(), "began": began, "checkpoint": start}))
 
 
 def earlier(*run_dirs: str) -> Launched | None:
-    """Return the run that this launcher began before it restarted the ranks; None if this is the first start.
+    """Return the run that this torchrun started before it restarted the ranks; None if this is the first start.
 
     Args:
         run_dirs: where its directory may be, patterns as of `Path.glob`.
@@ -252,28 +269,20 @@ def earlier(*run_dirs: str) -> Launched | None:
     patterns = [Path(one) / RECORDS / _RECORD for one in run_dirs]
     found = [path for one in patterns for path in Path(one.anchor).glob(str(one.relative_to(one.anchor)))]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            if _is_same(noted["launcher"], _launcher()):
-                checkpoint = noted["checkpoint"]
-                began = float(noted["began"])
-                return Launched(path.parent.parent, began, None if checkpoint is None else Path(checkpoint))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        if _is_same(noted["launcher"], _launcher()):
+            checkpoint = noted["checkpoint"]
+            return Launched(path.parent.parent, noted["began"], None if checkpoint is None else Path(checkpoint))
     return None
 
 
-def _launcher() -> dict[str, str | int | float]:
-    """Which torchrun this is: its process; and its id, for a rank 0 that has moved to another machine."""
+def _launcher() -> dict[str, str]:
+    """Name this torchrun: its process, and its id for a rank 0 that has moved to another machine."""
     process = psutil.Process(os.getppid())
-    return {
-        "run_id": os.environ["TORCHELASTIC_RUN_ID"],
-        "host": socket.gethostname(),
-        "pid": process.pid,
-        "started": process.create_time(),
-    }
+    started_at = f"{process.pid} {process.create_time()}"
+    return {"run_id": os.environ["TORCHELASTIC_RUN_ID"], "host": socket.gethostname(), "process": started_at}
 
 
-def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    moved = one["host"] != other["host"] and one["run_id"] == other["run_id"] != "none"  # torchrun's name for no id
+def _is_same(one: dict[str, str], other: dict[str, str]) -> bool:
+    moved = one["host"] != other["host"] and one["run_id"] == other["run_id"] != "none"  # torchrun's default
     return one == other or moved

@@ -1,7 +1,8 @@
-"""Training as one rank, from a config to an outcome."""
+"""Training as one rank of several, and what a signal handler has to know of a training."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -12,11 +13,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.launch.failure import Failure, Terminated
 from hydraloop.launch.job import Job
-from hydraloop.launch.outcome import Outcome, Terminated
-from hydraloop.launch.termination import Ending
-from hydraloop.run.directory import Resumed
-from hydraloop.run.result import Result, describe
+from hydraloop.launch.termination import TerminationHandler
+from hydraloop.run.result import FILENAME, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 
@@ -25,13 +25,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Training:
-    """What a rank has made so far; filled as it goes on, and looked at from a signal handler."""
+    """The parts of a training that signal handlers look at."""
 
-    rank: int = 0
     distributed: Any = None
     engine: Any = None
     is_over: bool = False
-    """Whether it has ended or failed."""
+    """Whether the training has ended or failed."""
 
     @property
     def is_closing(self) -> bool:
@@ -44,58 +43,59 @@ class Training:
         return self.engine is not None and self.engine.progress.iteration > self.engine.began_at
 
 
-def value_of(result: Result) -> float | None:
-    """What a sweep optimises: the best, else the last, validation."""
-    return result.best.value if result.best is not None else next(iter(result.val_metrics.values()), None)
+def sweep_value(run_dir: Path) -> float | None:
+    """Return what a sweep optimizes, from `result.json`: the best validation, or else the last."""
+    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    values = result["val_metrics"].values() if result["best"] is None else [result["best"]["value"]]
+    return next(map(float, values), None)
 
 
-def train(job: Job, rank: int, ending: Ending) -> Outcome:
-    """Train as this rank; all ranks do. Whatever is raised is in the outcome, and told to the others first."""
-    training = Training(rank)
-    ending.is_closing = lambda: training.is_closing
+def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
+    """Build and train as one of several ranks. Returns the failure after the other ranks were told of it."""
+    training = Training()
+    handler.is_closing = lambda: training.is_closing
     for folder in job.folders:
         ALLOWLIST.trust_folder(Path(folder))
     ALLOWLIST.trust(job.trusted)
     ALLOWLIST.is_in_main = True
     try:
-        result = _train(training, job)
+        _train(training, job)
     except BaseException as error:
         training.is_over = True
         if training.distributed is not None:
             training.distributed.abandon(error)
-        outcome = _failed(training, error, ending)
+        failure = _failure(training, error, rank, handler.received)
         if rank > 0:
-            log.error("%s", describe(error), exc_info=None if outcome.kind == "mistake" else error)
-        ending.end_within_grace()
-        return outcome
+            log.error("%s", describe(error), exc_info=None if failure.kind == "mistake" else error)
+        handler.end_within_grace()
+        return failure
     training.is_over = True
-    return Outcome(rank, "done", value=value_of(result), trained=training.trained)
+    return None
 
 
-def _train(training: Training, job: Job) -> Result:
-    from hydraloop.builder import build  # torch is imported here
+def _train(training: Training, job: Job) -> None:
+    from hydraloop.builder import build  # imports torch
     from hydraloop.engine.distributed.process_group import connect
 
     cfg = OmegaConf.create(job.config)
     assert isinstance(cfg, DictConfig)
     typed.remember(cfg, job.typed)
     training.distributed = connect(cfg.distributed, cfg.engine.device)
-    if training.rank > 0:
-        log.info("rank %d, process %d on %s", training.rank, os.getpid(), socket.gethostname())
-    run_dir, checkpoint = Path(job.run_dir), None if job.checkpoint is None else Path(job.checkpoint)
-    resumed = Resumed(run_dir, checkpoint)
-    training.engine = build(cfg, run_dir=run_dir, resumed=resumed, distributed=training.distributed)
-    result: Result = training.engine.train()
+    if training.distributed.rank > 0:
+        log.info("rank %d, process %d on %s", training.distributed.rank, os.getpid(), socket.gethostname())
+    resumed = job.resumed()
+    training.engine = build(cfg, run_dir=resumed.run_dir, resumed=resumed, distributed=training.distributed)
+    training.engine.train()
     training.distributed.close()
-    return result
 
 
-def _failed(training: Training, error: BaseException, ending: Ending) -> Outcome:
+def _failure(training: Training, error: BaseException, rank: int, received: int) -> Failure:
     first = None if training.distributed is None else training.distributed.first_failure()
-    outcome = Outcome.of(error, training.rank, trained=training.trained, first=first)
-    if outcome.kind == "mistake" or not ending.asked:
-        return outcome
-    told_too = first is not None and first[1].startswith((Terminated.__name__, KeyboardInterrupt.__name__))
-    if told_too or (ending.asked == SIGINT and outcome.kind == "lost"):
-        return replace(outcome, kind="signal", number=ending.asked, first=None)  # all were, and some went first
-    return outcome
+    failure = Failure.of(error, rank, trained=training.trained, first=first)
+    if failure.kind == "mistake" or not received:
+        return failure
+    # All ranks got the signal, and another one may have ended first.
+    of_signal = first is not None and first[1].startswith((Terminated.__name__, KeyboardInterrupt.__name__))
+    if of_signal or (received == SIGINT and failure.kind == "lost"):
+        return replace(failure, kind="signal", number=received)
+    return failure

@@ -16,16 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydraloop.launch.termination import Ending
+from hydraloop.launch.termination import TerminationHandler
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
-from hydraloop.launch.termination import Ending
+from hydraloop.launch.termination import TerminationHandler
 
 def last(number):
     print("last", number, flush=True)
 
-ending = Ending(last=last, orphaned=lambda: print("orphaned", flush=True), grace=0.5).start()
+handler = TerminationHandler(last=last, orphaned=lambda: print("orphaned", flush=True), grace=0.5).start()
 
 def ready():
     print("ready", flush=True)
@@ -81,11 +81,11 @@ def test_what_it_was_given_is_free_after_its_end() -> None:
         def called(self, number: int) -> None: ...
 
     model = Model()
-    ending = Ending(model.called)
+    handler = TerminationHandler(model.called)
     found = weakref.ref(model)
-    ending.start()
-    ending.stop()
-    del model, ending
+    handler.start()
+    handler.stop()
+    del model, handler
     gc.collect()
     assert found() is None
 
@@ -100,8 +100,8 @@ def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: 
             ready()
             time.sleep(60)
         except BaseException as error:
-            print(repr(error), ending.asked, flush=True)
-        ending.stop()
+            print(repr(error), handler.received, flush=True)
+        handler.stop()
         """
     )
     process.send_signal(number)
@@ -113,7 +113,7 @@ def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: 
 def test_a_rank_that_is_closing_is_not_interrupted_but_has_a_deadline(start: Start) -> None:
     process = start(
         """
-        ending.is_closing = lambda: True
+        handler.is_closing = lambda: True
         ready()
         while True:
             time.sleep(0.01)
@@ -165,8 +165,8 @@ def test_a_forked_process_has_its_own_signals(start: Start) -> None:
             time.sleep(60)
         os.read(reads, 5)
         os.kill(child, signal.SIGTERM)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ending.asked, flush=True)
-        ending.stop()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), handler.received, flush=True)
+        handler.stop()
         """
     )
     out, _ = process.communicate(timeout=30)
@@ -183,13 +183,13 @@ def test_a_process_of_the_user_s_outlives_its_parent() -> None:
 def test_a_process_of_the_user_s_leaves_ctrl_c_and_what_is_ignored_as_they_are(start: Start) -> None:
     process = start(
         """
-        ending.stop()
+        handler.stop()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        ending = Ending(launched=False).start()
+        handler = TerminationHandler(launched=False).start()
         ready()
         os.kill(os.getpid(), signal.SIGHUP)
-        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, ending.asked, flush=True)
-        ending.stop()
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, handler.received, flush=True)
+        handler.stop()
         """
     )
     out, _ = process.communicate(timeout=30)
@@ -213,7 +213,7 @@ def test_workers_that_end_by_the_same_signal_are_no_error(start: Start) -> None:
         except KeyboardInterrupt:
             os.kill(child, signal.SIGTERM)
             os.waitpid(child, 0)
-        ending.stop()
+        handler.stop()
         print(signal.getsignal(signal.SIGCHLD) is raising, flush=True)
         """
     )
@@ -222,13 +222,13 @@ def test_workers_that_end_by_the_same_signal_are_no_error(start: Start) -> None:
     assert out == "True\n"
 
 
-@pytest.mark.parametrize("begin", ["ending = Ending().start()", "body = terminable(); body.__enter__()"])
+@pytest.mark.parametrize("begin", ["handler = TerminationHandler().start()", "body = terminable(); body.__enter__()"])
 def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
     process = start(
         f"""
         from hydraloop.launch.termination import terminable
 
-        ending.stop()
+        handler.stop()
         os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the worker forgets
         {begin}
         child = os.fork()
@@ -237,7 +237,7 @@ def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, star
             os._exit(1)
         os.kill(child, signal.SIGTERM)
         ready()
-        print(os.waitpid(child, 0)[1], ending.asked, flush=True)
+        print(os.waitpid(child, 0)[1], handler.received, flush=True)
         time.sleep(60)
         """
     )
@@ -251,7 +251,7 @@ def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, star
 def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None:
     process = start(
         """
-        ending.stop()
+        handler.stop()
         from hydraloop.launch.termination import terminable
 
         try:
@@ -275,7 +275,7 @@ def test_stopping_puts_everything_back(start: Start) -> None:
     process = start(
         """
         ready()
-        ending.stop()
+        handler.stop()
         print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGTERM).name,
               threading.active_count(), signal.set_wakeup_fd(-1), flush=True)
         """

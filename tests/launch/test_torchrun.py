@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -14,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hydraloop.launch import rank_files as files
 from hydraloop.launch import torchrun
+from hydraloop.launch.failure import Failure
 from hydraloop.launch.job import Job
-from hydraloop.launch.outcome import Outcome
 
 GIVEN = Path("/given.pth")
 
@@ -46,7 +44,7 @@ def test_a_restart_finds_its_run_and_no_other(monkeypatch: pytest.MonkeyPatch, t
         torchrun.record(run_dir, GIVEN, began=time.time())
     record = other / ".hydra" / "launch.json"
     noted = json.loads(record.read_text())
-    noted["launcher"]["pid"] += 1
+    noted["launcher"]["process"] = "another"
     record.write_text(json.dumps(noted))
     pattern = str(tmp_path / "*" / "*")
     assert torchrun.earlier(pattern) is None, "the first start has none before it"
@@ -65,7 +63,7 @@ def test_a_rank_that_moved_is_known_by_the_users_id(monkeypatch: pytest.MonkeyPa
     torchrun.record(tmp_path, GIVEN, began=1.0)
     record = tmp_path / ".hydra" / "launch.json"
     noted = json.loads(record.read_text())
-    noted["launcher"].update(host="another", pid=1)
+    noted["launcher"].update(host="another", process="another")
     record.write_text(json.dumps(noted))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert torchrun.earlier(str(tmp_path)) is not None
@@ -73,48 +71,15 @@ def test_a_rank_that_moved_is_known_by_the_users_id(monkeypatch: pytest.MonkeyPa
     assert torchrun.earlier(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    ("argv", "prints"),
-    [
-        (["--help"], True),
-        (["--cfg", "job", "seed=1"], True),
-        (["--dry-run"], True),
-        (["--info", "searchpath"], True),
-        (["seed=1"], False),
-        (["seed=1", "-m"], False),
-    ],
-)
-def test_who_only_prints(argv: list[str], prints: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert torchrun._prints(argv) == prints
-    assert capsys.readouterr() == ("", "")
-
-
-def test_what_cannot_be_read_is_rank_0s_to_say(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        torchrun._prints(["--no-such-flag"])
-    assert caught.value.code == 1
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_restarted_job_goes_on_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
     job = job_in(tmp_path, time.time() - 100)
-    assert files.restarted(job, [], 1).checkpoint == str(GIVEN)
+    assert job.restarted().checkpoint == str(GIVEN)
     checkpoint = tmp_path / "checkpoints" / "epoch_1.pth"
     checkpoint.parent.mkdir()
     checkpoint.write_bytes(b"")
     assert Job.from_json(job.to_json()) == job
     os.utime(checkpoint, (0, 0))
-    assert files.restarted(dataclasses.replace(job), [], 1).checkpoint == str(GIVEN), "an earlier run's"
-
-
-def test_outcomes_are_kept_by_attempt(tmp_path: Path) -> None:
-    files.put(tmp_path, 0, Outcome(1, "error", text="first"))
-    files.put(tmp_path, 1, Outcome(0, "done", value=0.5))
-    files.put(tmp_path, 1, Outcome(1, "done"))
-    assert [outcome.text for outcome in files.outcomes(tmp_path, 0)] == ["first"]
-    assert [outcome.rank for outcome in files.outcomes(tmp_path, 1)] == [0, 1]
-    assert files.outcomes(tmp_path, 1)[0].value == 0.5
-    assert len(files.outcomes(tmp_path)) == 3
+    assert job.restarted().checkpoint == str(GIVEN), "an earlier run's"
 
 
 SERVE = """
@@ -134,11 +99,11 @@ def test_a_rank_that_lost_others_when_torchrun_had_gone_was_ended(tmp_path: Path
         store = dist.TCPStore("127.0.0.1", int(launcher.stdout.readline()), is_master=False)
         launcher.kill()
         launcher.wait()
-    lost = Outcome.of(RuntimeError("gloo: Connection reset by peer"), 0, trained=True)
+    lost = Failure.of(RuntimeError("gloo: Connection reset by peer"), 0, trained=True)
     assert lost.kind == "lost"
-    found = torchrun._first(store, lost, job_in(tmp_path, 0.0), launcher.pid)
+    found = torchrun._cause(store, lost, job_in(tmp_path, 0.0), launcher.pid)
     assert (found.kind, found.number, found.trained) == ("signal", signal.SIGTERM, True)
-    own = Outcome.of(ValueError("own"), 0)
-    assert torchrun._first(store, own, job_in(tmp_path, 0.0), launcher.pid) == own
+    own = Failure.of(ValueError("own"), 0)
+    assert torchrun._cause(store, own, job_in(tmp_path, 0.0), launcher.pid) == own
     there = os.getppid()
-    assert torchrun._first(store, lost, job_in(tmp_path, 0.0), there) == lost, "a torchrun on another machine has gone"
+    assert torchrun._cause(store, lost, job_in(tmp_path, 0.0), there) == lost, "a torchrun on another machine has gone"

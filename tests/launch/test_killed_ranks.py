@@ -1,4 +1,4 @@
-"""Which rank has died, as rank 0 sees it under torchrun."""
+"""Which rank was killed, as rank 0 sees it under torchrun."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hydraloop.launch import deaths, rank_log
+from hydraloop.launch import rank_log, torchrun
 from hydraloop.launch.job import Job
 
 BEGIN = """
-import sys
+import os, socket, sys
 from pathlib import Path
 import torch.distributed as dist
-from hydraloop.launch import deaths
+from hydraloop.launch import torchrun
+from hydraloop.run.processes import started
 
-deaths.begun(dist.FileStore(sys.argv[1], 3), int(sys.argv[2]), Path(sys.argv[3]))
-print("begun", flush=True)
+store, rank, log = dist.FileStore(sys.argv[1], 3), int(sys.argv[2]), Path(sys.argv[3])
+process = (socket.gethostname(), os.getpid(), started(os.getpid()))
+torchrun._note(store, "began", rank, *process, log.stat().st_size)
+print("began", flush=True)
 sys.stdin.read()
 """
 
@@ -40,7 +43,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def ranks(store: Any, job: Job, tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks 1 and 2, which have begun."""
+    """Ranks 1 and 2, which have started."""
     processes = []
     for rank in (1, 2):
         log = rank_log.path(job, rank)
@@ -49,7 +52,7 @@ def ranks(store: Any, job: Job, tmp_path: Path) -> Iterator[list[subprocess.Pope
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for process in processes:
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
+        assert process.stdout.readline() == "began\n"
     yield processes
     for process in processes:
         process.kill()
@@ -62,16 +65,16 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 def test_ranks_that_live_or_have_ended_have_not_died(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
-    assert deaths.look(store, job) == (None, True)
+    assert torchrun._killed(store, job) == (None, True)
     for rank, process in enumerate(ranks, start=1):
-        deaths.ended(store, rank)
+        torchrun._note(store, "ended", rank)
         killed(process)
-    assert deaths.look(store, job) == (None, False)
+    assert torchrun._killed(store, job) == (None, False)
 
 
 def test_a_rank_that_was_killed(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
     killed(ranks[1])
-    died, others_live = deaths.look(store, job)
+    died, others_live = torchrun._killed(store, job)
     assert died is not None
     assert str(died.error()) == "rank 2 was killed by SIGKILL (out of memory?)"
     assert others_live
@@ -90,12 +93,12 @@ def test_a_rank_that_crashed(report: str, name: str, ranks: list[subprocess.Pope
     with rank_log.path(job, 1).open("a", encoding="utf-8") as log:
         log.write(f"training\nFatal Python error: {report}\n\nThread 0x1\n")
     killed(ranks[0])
-    died, _ = deaths.look(store, job)
+    died, _ = torchrun._killed(store, job)
     assert died is not None
     assert str(died.error()).startswith(f"rank 1 was killed by {name}, see ")
 
 
 def test_a_rank_on_another_machine_may_live(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
     killed(ranks[0])
-    store.set("begun-1", json.dumps({**json.loads(store.get("begun-1")), "host": "another"}))
-    assert deaths.look(store, job) == (None, True)
+    store.set("began-1", json.dumps(["another", *json.loads(store.get("began-1"))[1:]]))
+    assert torchrun._killed(store, job) == (None, True)

@@ -1,0 +1,169 @@
+"""How ranks fail, and which failure is the cause of the others. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from hydraloop.errors import PeerError, UserError
+from hydraloop.run import atomic
+from hydraloop.run.result import describe
+
+Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
+_ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
+"""The lower number is the better explanation. A lost connection is a sign that another rank was killed."""
+_LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
+"""Found in the messages of torch.distributed when another rank has ended."""
+
+
+class RankError(Exception):
+    """The failure of a rank in another process.
+
+    Args:
+        text: rank, type and message.
+        trace: the traceback in that process; empty if there is none.
+    """
+
+    def __init__(self, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.trace = trace
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised when a signal other than Ctrl-C's SIGINT ends this process.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"by {signal.Signals(number).name}")
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rank failed. As JSON, it is one of torchelastic's error files (TORCHELASTIC_ERROR_FILE)."""
+
+    kind: Kind
+    message: str
+    """Rank, type and message; of a mistake, the problem."""
+    timestamp: float
+    """Seconds since 1970."""
+    trained: bool = False
+    """Whether the rank had completed an iteration."""
+    key: str | None = None
+    """Of a mistake."""
+    remedy: str | None = None
+    """Of a mistake."""
+    trace: str = ""
+    """The traceback of an error."""
+    number: int = 0
+    """Of the signal that ended the rank."""
+
+    @classmethod
+    def of(
+        cls, error: BaseException, rank: int, *, trained: bool = False, first: tuple[int, str] | None = None
+    ) -> Self:
+        """Make the failure of a rank from the exception that it raised.
+
+        Args:
+            first: the rank that failed first, if that is known, and what it raised.
+        """
+        made = (time.time(), trained)
+        if isinstance(error, KeyboardInterrupt):
+            number = error.number if isinstance(error, Terminated) else int(signal.SIGINT)
+            if first is None or first[0] == rank or number == signal.SIGINT:
+                return cls("signal", f"rank {rank} was ended by {signal.Signals(number).name}", *made, number=number)
+        if first is not None and first[0] != rank:
+            return cls("follows", f"rank {first[0]}: {first[1]}", *made)
+        if isinstance(error, UserError):
+            return cls("mistake", error.problem, *made, key=error.key, remedy=error.remedy)
+        if _is_of_lost(error):
+            return cls("lost", f"rank {rank} lost another rank, which left no error ({describe(error)})", *made)
+        trace = "".join(traceback.format_exception(error))
+        return cls("error", f"rank {rank}: {describe(error)}", *made, trace=trace)
+
+    @classmethod
+    def of_exit(cls, rank: int, exit_code: int, log: str) -> Self:
+        """Make the failure of a rank that ended without raising an exception.
+
+        Args:
+            exit_code: as of `subprocess`, negative for a signal.
+            log: the file with the rank's output.
+        """
+        if exit_code in (-signal.SIGTERM, -signal.SIGINT):  # before the rank could handle it
+            return cls.of(KeyboardInterrupt() if exit_code == -signal.SIGINT else Terminated(-exit_code), rank)
+        if exit_code == -signal.SIGKILL:
+            reason = "was killed by SIGKILL (out of memory?)"
+        elif exit_code < 0:
+            reason = f"was killed by {signal.Signals(-exit_code).name}, see {log}"
+        else:
+            reason = f"ended with exit code {exit_code} and left no error, see {log}"
+        return cls("killed", f"rank {rank} {reason}", time.time())
+
+    def error(self) -> BaseException:
+        """Return the exception that the job raises."""
+        if self.kind == "mistake":
+            return UserError(self.message, key=self.key, remedy=self.remedy)
+        if self.kind == "signal":
+            return KeyboardInterrupt() if self.number == signal.SIGINT else Terminated(self.number)
+        return RankError(self.message, self.trace)
+
+    def to_json(self) -> str:
+        """Return one line of text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the failure that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def write(self, path: Path) -> None:
+        """Write the failure to a file, unless the process that started the ranks has ended and removed the folder."""
+        if path.parent.exists():
+            atomic.write_text(path, self.to_json())
+
+
+def cause(failures: Iterable[Failure]) -> Failure | None:
+    """Return the failure that made the job fail; None if there is none.
+
+    `ChildFailedError.get_first_failure` compares times only, in whole seconds. A rank that lost its connection often
+    reports before the launcher sees that another rank was killed.
+    """
+    return min(failures, key=lambda failure: (_ORDER[failure.kind], failure.timestamp), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended."""
+
+    value: float | None = None
+    """What a sweep optimizes."""
+    error: BaseException | None = None
+    """What the job raises."""
+    trained: bool = True
+    """Whether it completed an iteration."""
+
+    @classmethod
+    def by(cls, failure: Failure) -> Self:
+        """Make the end of a job that failed."""
+        return cls(error=failure.error(), trained=failure.trained)
+
+
+def _is_of_lost(error: BaseException | None) -> bool:
+    """Whether the error, or one that led to it, was raised because another rank has ended."""
+    while error is not None:
+        of_torch = type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist")
+        lost_message = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+        if isinstance(error, PeerError) or of_torch or lost_message:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,111 @@
+"""How ranks fail, and which failure is the cause of the others."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from hydraloop import UserError
+from hydraloop.launch.failure import Failure, Kind, RankError, Terminated, cause
+
+GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def raised(error: BaseException) -> BaseException:
+    """The error, with a traceback."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "error"),
+        (UserError("x"), "mistake"),
+        (RuntimeError(GLOO), "lost"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
+        (dist.DistNetworkError("x"), "lost"),
+        (KeyboardInterrupt(), "signal"),
+        (Terminated(signal.SIGTERM), "signal"),
+        (SystemExit(3), "error"),
+    ],
+)
+def test_kinds(error: BaseException, kind: Kind) -> None:
+    assert Failure.of(error, 1).kind == kind
+    assert Failure.of(error, 1, first=(1, "it was this one")).kind == kind
+    told = Failure.of(error, 1, first=(0, "ValueError: x")).kind
+    assert told == (
+        "signal"
+        if isinstance(error, KeyboardInterrupt) and kind == "signal" and not isinstance(error, Terminated)
+        else "follows"
+    )
+
+
+def test_what_a_loss_led_to_is_a_loss() -> None:
+    error = ValueError("the hook could not close")
+    error.__context__ = RuntimeError(GLOO)
+    assert Failure.of(error, 0).kind == "lost"
+
+
+def test_the_error_of_a_rank_keeps_its_traceback() -> None:
+    outcome = Failure.from_json(Failure.of(raised(ValueError("x")), 1, trained=True).to_json())
+    error = outcome.error()
+    assert isinstance(error, RankError)
+    assert str(error) == "rank 1: ValueError: x"
+    assert "in raised" in error.trace
+    assert outcome.trained
+
+
+def test_a_mistake_is_the_same_mistake_again() -> None:
+    error = Failure.from_json(Failure.of(UserError("p", key="k", remedy="r"), 1).to_json()).error()
+    assert isinstance(error, UserError)
+    assert (error.problem, error.key, error.remedy) == ("p", "k", "r")
+
+
+def test_what_follows_gives_the_other_ranks_error() -> None:
+    assert str(Failure.of(RuntimeError(GLOO), 0, first=(1, "ValueError: x")).error()) == "rank 1: ValueError: x"
+
+
+def test_ranks_that_raised_nothing() -> None:
+    assert str(Failure.of_exit(1, -9, "rank1.log").error()) == "rank 1 was killed by SIGKILL (out of memory?)"
+    assert str(Failure.of_exit(1, -6, "rank1.log").error()) == "rank 1 was killed by SIGABRT, see rank1.log"
+    assert str(Failure.of_exit(1, 3, "a.log").error()) == "rank 1 ended with exit code 3 and left no error, see a.log"
+    assert Failure.of_exit(1, -15, "").kind == "signal"
+
+
+def test_torch_reads_a_failure_as_its_error_file(tmp_path: Path) -> None:
+    failure = Failure.of(raised(ValueError("x")), 1, trained=True)
+    failure.write(tmp_path / "error.json")
+    found = ProcessFailure(local_rank=1, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
+    assert (found.message, found.timestamp) == ("rank 1: ValueError: x", int(failure.timestamp))
+    assert Failure(**found.error_file_data) == failure
+    failure.write(tmp_path / "removed" / "error.json")  # the launching process has gone
+    assert json.loads((tmp_path / "error.json").read_text())["trained"]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"lost": 1, "error": 2},
+        {"lost": 1, "killed": 2},
+        {"signal": 1, "lost": 2},
+        {"follows": 1, "signal": 2},
+        {"mistake": 2, "error": 1},
+        {"error": 2, "mistake": 1},
+    ],
+)
+def test_the_cause_is_what_explains_best_then_what_was_first(kinds: dict[Kind, float]) -> None:
+    found = cause(Failure(kind, "", time) for kind, time in kinds.items())
+    assert found is not None
+    assert found.kind == list(kinds)[1]
+
+
+def test_without_a_failure_there_is_no_cause() -> None:
+    assert cause([]) is None
