@@ -25,8 +25,11 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The path in its first line (`# my_project/hooks.py`) if the block is the contents of a file."""
-        found = _FILE.match(self.text.splitlines()[0])
+        """The path in one of its first two lines (`# my_project/hooks.py`) if the block is the contents of a file.
+
+        Hydra reads `# @package` in the first line only.
+        """
+        found = next(filter(None, map(_FILE.match, self.text.splitlines()[:2])), None)
         return found[1] if found else None
 
     @property
