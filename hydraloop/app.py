@@ -46,6 +46,7 @@ from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, remember_overrides
 from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.validate import hydra_config
 
 log = logging.getLogger("hydraloop")
 
@@ -272,7 +273,7 @@ class _App:
         """
         key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
         typed = any(line.lstrip("+").startswith(f"{key}=") for line in overrides)
-        with composing.hydra_config(cfg):
+        with hydra_config(cfg):
             directory = Path(cfg.hydra.sweep.dir if multirun else cfg.hydra.run.dir)
         fixed = {key: directory}
         launched = None if multirun else torchrun.earlier(*_patterns(cfg, directory))
@@ -373,9 +374,7 @@ def _checked(
     elif rewritten:
         print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
     if not multirun:
-        cfg = checked.compose(lines, composer)
-        if args.cfg is None:
-            _check_data(cfg)
+        cfg = checked.compose(lines, composer, trains=args.cfg is None)
         if starts:
             launch_checks.check(cfg)
         return lines, False, cfg
@@ -394,9 +393,7 @@ def _checked_sweep(
     trackers.axes = [override.key_or_group for override in swept if arguments.is_sweep(override)]
     for job in composing.jobs(swept):
         try:
-            cfg = checked.compose(job, composer, typed=lines)
-            if args.cfg is None:
-                _check_data(cfg)
+            cfg = checked.compose(job, composer, typed=lines, trains=args.cfg is None)
             if starts:
                 launch_checks.check(cfg)
         except UserError as error:
@@ -408,16 +405,6 @@ def _checked_sweep(
         first = first or cfg
     assert first is not None, "a product of axes with values has an element"
     return first
-
-
-def _check_data(cfg: DictConfig) -> None:
-    """Refuse to train on nothing (`data=base`), before there is a run.
-
-    Raises:
-        UserError: there is no training data.
-    """
-    if cfg.data.get("train") is None:
-        raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits")
 
 
 def _mode_is_multirun(lines: Sequence[str], composer: composing.Composer) -> bool:

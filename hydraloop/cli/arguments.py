@@ -12,8 +12,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
 from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError
+from hydraloop.validate import HOOK_GROUPS
 
-HOOK_GROUPS = ("default_hooks", "hooks")
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups of which any number of options is selected, and of which `{}` means none; Hydra would merge it, in vain."""
 DRY_RUN = "--dry-run"

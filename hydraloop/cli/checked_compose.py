@@ -6,17 +6,21 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from hydraloop.cli import arguments, checks, hydra_targets, limits, plan
+from hydraloop.cli import arguments, checks, hydra_targets, limits
 from hydraloop.cli import explain as mistakes
 from hydraloop.cli.compose import Composer
 from hydraloop.safety.typed_options import keys_of
+from hydraloop.validate import validate
 
 
-def compose(lines: Sequence[str], composer: Composer, typed: Sequence[str] | None = None) -> DictConfig:
+def compose(
+    lines: Sequence[str], composer: Composer, typed: Sequence[str] | None = None, *, trains: bool = False
+) -> DictConfig:
     """The config of the overrides, with the node `hydra`.
 
     Args:
         typed: those of the lines that the user typed; a job of a sweep also has some of a config file. None: all.
+        trains: as of `validate`.
 
     Raises:
         UserError: anything wrong with the overrides, the config files, or the order of hooks.
@@ -29,9 +33,7 @@ def compose(lines: Sequence[str], composer: Composer, typed: Sequence[str] | Non
     keys = keys_of(lines if typed is None else typed)
     hydra_targets.check_hydra(cfg, keys)
     limits.check_limits(cfg, keys)
-    checks.check_complete(cfg)
-    checks.check_hooks(cfg, composer.options)
-    plan.check_plan(cfg)
+    validate(cfg, trains=trains)
     return cfg
 
 

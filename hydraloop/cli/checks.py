@@ -1,20 +1,18 @@
-"""Mistakes that Hydra lets pass, or explains in its own words only: with groups, keys, interpolations, hooks."""
+"""Mistakes in overrides that Hydra accepts, or that it reports as a Python error."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError
 
-from hydraloop.cli.arguments import HOOK_GROUPS, is_sweep
-from hydraloop.cli.compose import Composer, hydra_config
-from hydraloop.engine.hook import ON_ERROR, Priority
+from hydraloop.cli.arguments import is_sweep
+from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError, suggestion
 from hydraloop.schemas.root import Config
+from hydraloop.validate import HOOK_GROUPS
 
 _REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
 """Groups that no run goes without."""
@@ -66,59 +64,6 @@ def check_groups(overrides: Sequence[Override], composer: Composer) -> None:
             raise UserError(f"{value!r} is no option", key=group, remedy=_options(group, composer))
 
 
-def check_complete(cfg: DictConfig) -> None:
-    """Refuse a config in which a key of hydraloop is gone, a group has no option, or an interpolation leads nowhere.
-
-    Raises:
-        UserError: names the key.
-    """
-    for entry in dataclasses.fields(Config):
-        if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
-            raise UserError(
-                "no run goes without it",
-                key=entry.name,
-                remedy=f"Leave ~{entry.name} out if you wrote that, or give it a value: {entry.name}=…",
-            )
-    for key, node, known in _sections(cfg):
-        for name in node:
-            if str(name) not in known:
-                raise UserError("there is no such option", key=f"{key}.{name!s}", remedy=suggestion(str(name), known))
-    with hydra_config(cfg):
-        _check_interpolations(cfg, "")
-
-
-def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, list[str]]]:
-    """(key, mapping, its options) of what hydraloop reads itself (not what a `_target_` takes); a + gets past types."""
-    for name in cfg:
-        if name == "hydra" or OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
-            continue
-        node, key = cfg[name], f"{prefix}{name!s}"
-        if not isinstance(node, DictConfig) or "_target_" in node:
-            continue
-        schema = OmegaConf.get_type(node)
-        if schema is not None and dataclasses.is_dataclass(schema):
-            yield key, node, [entry.name for entry in dataclasses.fields(schema)]
-        yield from _sections(node, f"{key}.")
-
-
-def _check_interpolations(node: DictConfig, prefix: str) -> None:
-    for name, raw in node.items_ex(resolve=False):
-        key = f"{prefix}{name!s}"
-        # What Hydra says of a job (${hydra:runtime.output_dir}) is known once it runs.
-        if key == "hydra" or OmegaConf.is_missing(node, name) or (isinstance(raw, str) and "${hydra:" in raw):
-            continue
-        try:
-            value = node[name]
-        except InterpolationResolutionError as error:
-            raise UserError(
-                f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
-                key=key,
-                remedy="Name a key that is there (or set the variable), or write a value.",
-            ) from error
-        if isinstance(value, DictConfig):
-            _check_interpolations(value, f"{key}.")
-
-
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
@@ -153,45 +98,6 @@ def not_selected(override: Override, cfg: DictConfig, options: Callable[[str], l
         key=key,
         remedy=f"{suggestion(name, options(group))} For one of your own, +{key}._target_=package.Class adds it.",
     )
-
-
-def check_hooks(cfg: DictConfig, options: Callable[[str], list[str]]) -> None:
-    """Refuse half hooks, and priorities and `on_error`s that mean nothing.
-
-    Raises:
-        UserError: names the key.
-    """
-    for name in cfg.hooks:
-        if cfg.hooks[name] is not None and cfg.default_hooks.get(name) is not None:
-            raise UserError(
-                f"there is a default hook {name!r} already", key=f"hooks.{name}", remedy="Give it another name."
-            )
-    for group in HOOK_GROUPS:
-        for name, node in cfg[group].items():
-            if node is None:
-                continue
-            key = f"{group}.{name}"
-            if Path(str(name)).name != str(name) or "\\" in str(name):
-                raise UserError("files are named after hooks", key=key, remedy="Use a name without slashes.")
-            if not isinstance(node, DictConfig) or "_target_" not in node:
-                raise _half_hook(str(name), node, key, group, options)
-            priority, on_error = node.get("priority"), node.get("on_error")
-            if priority is not None:
-                Priority.of(priority, key=f"{key}.priority")
-            if on_error is not None and on_error not in ON_ERROR:
-                raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {', '.join(ON_ERROR)}.")
-
-
-def _half_hook(name: str, node: object, key: str, group: str, options: Callable[[str], list[str]]) -> UserError:
-    """A value under a hook group that is no hook: selected without a package line, or put together by `+`."""
-    if name in options(group):
-        remedy = f"Select it: {group}=[…,{name}]; its options are then changed without a +."
-    elif isinstance(node, DictConfig):
-        remedy = f"Add +{key}._target_=package.Class, or in its file the line: # @package {group}.<name>"
-    else:
-        remedy = f"The file it comes from needs the line: # @package {group}.<name>"
-    shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
-    return UserError(f"{shown!r} is no hook: it has no _target_", key=key, remedy=remedy)
 
 
 def _kind(group: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -98,16 +97,6 @@ def opened(folder: Path, name: str, extra_folder: Path | None = None) -> Iterato
             yield Composer(name)
     finally:
         _ExtraFolder.folder = None
-
-
-@contextmanager
-def hydra_config(cfg: DictConfig) -> Iterator[None]:
-    """Interpolations of `hydra:` resolve only while Hydra's config is set."""
-    HydraConfig.instance().set_config(cfg)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = None
 
 
 def register_resolvers() -> None:

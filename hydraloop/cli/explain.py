@@ -12,10 +12,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.cli.arguments import HOOK_GROUPS, is_sweep
+from hydraloop.cli.arguments import is_sweep
 from hydraloop.cli.checks import not_selected
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError, suggestion
+from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 

@@ -1,4 +1,4 @@
-"""What cannot be launched is refused before anything is: numbers, names, more processes than this machine has GPUs."""
+"""Checks before processes are started: their number, the machine's devices, and the backend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from omegaconf import DictConfig
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.launch import torchrun
-
-_STRATEGIES = ("auto", "ddp", "fsdp2")
+from hydraloop.validate import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
@@ -20,21 +19,9 @@ def check(cfg: DictConfig) -> None:
         UserError: one mistake; names the key.
     """
     options = cfg.distributed
-    _check_numbers(options)
-    if options.strategy not in _STRATEGIES:
-        raise UserError(
-            f"{options.strategy!r} is unknown",
-            key="distributed.strategy",
-            remedy=suggestion(options.strategy, _STRATEGIES),
-        )
     local = _processes(options)
     several = local > 1 or torchrun.is_several()
-    if not several and options.strategy != "auto":
-        raise UserError(
-            f"{options.strategy} shares the work of several processes, and there is one",
-            key="distributed.strategy",
-            remedy="Start several, distributed.nproc_per_node=2, or leave it at auto.",
-        )
+    check_strategy(options.strategy, several=several)
     if several or options.backend != "auto":
         _check_machine(options, str(cfg.engine.device), local)
 
@@ -52,19 +39,6 @@ def check_single_run() -> None:
             key="--multirun",
             remedy=f"Let each job start them: python train.py -m … distributed.nproc_per_node={count}",
         )
-
-
-def _check_numbers(options: DictConfig) -> None:
-    for name, lowest, at_all in (
-        ("nproc_per_node", 1, "1 or more"),
-        ("max_restarts", 0, "0 (no restart) or more"),
-        ("agree_interval", 1, "1 or more"),
-    ):
-        if options[name] < lowest:
-            raise UserError(f"{options[name]} is below {lowest}", key=f"distributed.{name}", remedy=f"Use {at_all}.")
-    for name in ("timeout", "bucket_cap_mb"):
-        if options[name] is not None and not options[name] > 0:
-            raise UserError(f"{options[name]} is not above 0", key=f"distributed.{name}", remedy="Use more than 0.")
 
 
 def _processes(options: DictConfig) -> int:

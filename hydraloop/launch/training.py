@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.launch.failure import Failure, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler
+from hydraloop.run.config_yaml import remember_config
 from hydraloop.run.result import FILENAME, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -80,6 +81,7 @@ def _train(training: Training, job: Job) -> None:
     cfg = OmegaConf.create(job.config)
     assert isinstance(cfg, DictConfig)
     typed.remember(cfg, job.typed)
+    remember_config(cfg)
     training.distributed = connect(cfg.distributed, cfg.engine.device)
     if training.distributed.rank > 0:
         log.info("rank %d, process %d on %s", training.distributed.rank, os.getpid(), socket.gethostname())

@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydraloop.cli import arguments
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
+from hydraloop.validate import hydra_config
 from tests.config.composed import composer
 
 
@@ -105,7 +106,7 @@ def test_an_additional_folder_comes_before_the_projects_own(tmp_path: Path) -> N
 def test_the_id_of_a_run_is_the_same_all_over_one_config_and_another_in_the_next() -> None:
     with composer() as opened:
         first, second = opened.compose(["experiment_name=${run_id:}"]), opened.compose([])
-        with composing.hydra_config(first):
+        with hydra_config(first):
             assert first.hydra.run.dir.endswith(first.experiment_name)
             assert first.hydra.run.dir == first.hydra.run.dir
         assert first.hydra.run.dir != second.hydra.run.dir

@@ -9,6 +9,7 @@ import hydraloop
 from hydraloop.cli import checked_compose as checked
 from hydraloop.cli import plan
 from hydraloop.engine.report.hook_table import by_mount_point
+from hydraloop.validate import slots_of
 from tests.config.composed import REPOSITORY, composer
 
 SELECTIONS = [
@@ -29,14 +30,14 @@ SELECTIONS = [
 def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Path) -> None:
     with composer() as opened:
         cfg = checked.compose(lines, opened)
-        planned = plan.slots_of(cfg)
+        planned = slots_of(cfg)
     engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
     assert planned == engine.stages.slots
 
 
 def test_the_order_by_hand() -> None:
     with composer() as opened:
-        slots = plan.slots_of(checked.compose(["hooks=[ema,profiler]"], opened))
+        slots = slots_of(checked.compose(["hooks=[ema,profiler]"], opened))
     assert [(slot.name, slot.priority) for slot in slots] == [
         ("runtime_info", 10),
         ("grad_clip", 40),

@@ -49,13 +49,6 @@ def test_what_works() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("nproc_per_node", 0),
-        ("max_restarts", -1),
-        ("agree_interval", 0),
-        ("timeout", 0.0),
-        ("timeout", float("nan")),
-        ("bucket_cap_mb", -1.0),
-        ("strategy", "dpp"),
         ("backend", "glo"),
         ("backend", "nccl"),
     ],
@@ -67,7 +60,9 @@ def test_values(option: str, value: object) -> None:
 
 
 def test_a_strategy_for_several_processes_with_one() -> None:
-    assert mistake(strategy="fsdp2").remedy == "Start several, distributed.nproc_per_node=2, or leave it at auto."
+    assert mistake(strategy="fsdp2").remedy == (
+        "Use auto, or start several: distributed.nproc_per_node=2, or torchrun."
+    )
 
 
 def test_a_device_with_a_number_for_several_processes() -> None:

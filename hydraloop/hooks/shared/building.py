@@ -1,0 +1,56 @@
+"""From the config to the hooks of a run, their order and their error policies."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.engine.checks import check_hook
+from hydraloop.engine.hook import Hook, OnError
+from hydraloop.engine.hook_order import Slot, check_order, in_order, slot_of
+from hydraloop.errors import UserError
+from hydraloop.safety.instantiate import instantiate
+
+
+def build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
+    """Return the hooks by name, default hooks first, with their places and what an error in each does.
+
+    Args:
+        cfg: the whole config, validated.
+        several: whether there are several ranks.
+
+    Raises:
+        UserError: a hook, its options or its place in the order; names the key.
+    """
+    hooks: dict[str, Hook] = {}
+    slots: list[Slot] = []
+    on_errors: dict[str, OnError] = {}
+    for group in ("default_hooks", "hooks"):
+        for name, node in cfg[group].items():
+            if node is None:
+                continue
+            hook, priority, on_error = _build_hook(node, f"{group}.{name}", several=several)
+            hooks[str(name)] = hook
+            slots.append(slot_of(str(name), hook, priority, is_default=group == "default_hooks"))
+            on_errors[str(name)] = on_error
+    if cfg.engine.check_order:  # again: `runs_after` of a custom hook is known only now
+        check_order(in_order(slots), key_of=lambda name: hooks[name].key)
+    return hooks, slots, on_errors
+
+
+def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int | str | None, OnError]:
+    plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
+    priority, on_error = plain.pop("priority", None), plain.pop("on_error", None)
+    hook: Hook = instantiate(plain, key)
+    check_hook(hook, f"{key}._target_")
+    hook.key = key
+    on_error = hook.on_error if on_error is None else on_error
+    if several and hook.collective and on_error != "raise":
+        raise UserError(
+            "this hook calls collectives: if it fails on one rank and training continued, the other ranks would wait "
+            "forever",
+            key=f"{key}.on_error",
+            remedy="Use raise.",
+        )
+    return hook, priority, on_error

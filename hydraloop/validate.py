@@ -1,0 +1,278 @@
+"""Checks of a composed config that need no torch, each in one place.
+
+`validate` is called by the command line before anything is written, and by `build`. Each mistake is a `UserError` with
+the key, the problem and the fix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
+
+from hydraloop.engine.hook import ON_ERROR, Priority
+from hydraloop.engine.hook_order import Slot, check_order, in_order
+from hydraloop.errors import UserError, suggestion
+from hydraloop.safety import typed_options as typed
+from hydraloop.safety.instantiate import require_target
+from hydraloop.schemas.root import Config
+
+HOOK_GROUPS = ("default_hooks", "hooks")
+STRATEGIES = ("auto", "ddp", "fsdp2")
+_AT_LEAST = {
+    "engine.max_epochs": (1, "Use 1 or more."),
+    "engine.max_iters": (1, "Use 1 or more, or null for max_epochs."),
+    "engine.accumulate": (1, "Use 1 or more."),
+    "engine.val_interval": (1, "Use 1 or more, or null for never."),
+    "engine.val_begin": (0, "Use 0 for the start."),
+    "engine.threads": (1, "Use 1 or more, or null for all cores."),
+    "distributed.nproc_per_node": (1, "Use 1 or more."),
+    "distributed.max_restarts": (0, "Use 0 (no restart) or more."),
+    "distributed.agree_interval": (1, "Use 1 or more."),
+    "data.loader.eval_batch_size": (1, "Use 1 or more."),
+}
+"""By key: the lowest value, and the fix. Null is always accepted."""
+_ABOVE_0 = {
+    "engine.peak_tflops": "Use more than 0, or null.",
+    "distributed.timeout": "Use more than 0.",
+    "distributed.bucket_cap_mb": "Use more than 0, or null.",
+}
+_CHOICES = {"distributed.strategy": STRATEGIES, "weights": ("averaged", "raw")}
+
+
+def validate(cfg: DictConfig, *, trains: bool = False) -> None:
+    """Refuse a config from which no run can be built.
+
+    Args:
+        cfg: as composed, with or without the node `hydra`. It is not changed.
+        trains: whether the run is to be trained, so that it needs training data.
+
+    Raises:
+        UserError: the first mistake.
+    """
+    _check_keys(cfg)
+    with hydra_config(cfg) if "hydra" in cfg else nullcontext():
+        _check_interpolations(cfg)
+        _check_values(cfg)
+        _check_data(cfg, trains=trains)
+        _check_targets(cfg)
+        _check_hooks(cfg)
+        if cfg.engine.check_order:
+            groups = {str(name): group for group in HOOK_GROUPS for name in cfg[group]}
+            check_order(slots_of(cfg), key_of=lambda name: f"{groups[name]}.{name}")
+
+
+@contextmanager
+def hydra_config(cfg: DictConfig) -> Iterator[None]:
+    """In the body, interpolations of `${hydra:…}` resolve. `cfg` has the node `hydra`."""
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+def check_strategy(strategy: str, *, several: bool) -> None:
+    """Refuse a strategy for several processes if there is one.
+
+    Raises:
+        UserError: names the key.
+    """
+    if strategy != "auto" and not several:
+        raise UserError(
+            f"{strategy} shares the work of several processes, and there is one",
+            key="distributed.strategy",
+            remedy="Use auto, or start several: distributed.nproc_per_node=2, or torchrun.",
+        )
+
+
+def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
+    """Refuse a trace of a hook that would overwrite a file outside the run directory, unless its path was typed.
+
+    Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
+
+    Raises:
+        UserError: names the key.
+    """
+    folder = run_dir.resolve()
+    for key in (f"{group}.{name}.json_trace_path" for group in HOOK_GROUPS for name in cfg[group]):
+        path = OmegaConf.select(cfg, key)
+        inside = path is None or (folder / str(path)).resolve().is_relative_to(folder)
+        if key not in typed.keys(cfg) and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
+            raise UserError(
+                f"{path} may be a file outside the run directory, or not a trace",
+                key=key,
+                remedy="In a config file, name one in the run directory that ends in .json or .json.gz: trace.json. "
+                f"Any other path must be typed on the command line: {key}=…",
+            )
+
+
+def slots_of(cfg: DictConfig) -> list[Slot]:
+    """Return the hooks' places in the order, from the config and the schemas' ClassVars. No hook is imported."""
+    schemas = _hook_schemas()
+    slots = []
+    for group in HOOK_GROUPS:
+        for name, node in cfg[group].items():
+            if node is None:
+                continue
+            schema = schemas.get(str(node.get("_target_")))
+            own = node.get("priority")
+            default = getattr(schema, "default_priority", Priority.NORMAL)
+            slots.append(
+                Slot(
+                    name=str(name),
+                    priority=Priority.of(default if own is None else own, key=f"{group}.{name}.priority"),
+                    is_default=group == "default_hooks",
+                    runs_after=tuple(getattr(schema, "runs_after", ())),
+                    mount_points=getattr(schema, "mount_points", None),
+                )
+            )
+    return in_order(slots)
+
+
+def _hook_schemas() -> dict[str, Any]:
+    """From `_target_` to the dataclass stored for it, over both hook groups."""
+    found: dict[str, Any] = {}
+    for group in HOOK_GROUPS:
+        for entry in ConfigStore.instance().repo.get(group, {}).values():
+            schema = OmegaConf.get_type(entry.node)
+            if dataclasses.is_dataclass(schema) and "_target_" in entry.node:
+                found[str(entry.node._target_)] = schema
+    return found
+
+
+def _check_keys(cfg: DictConfig) -> None:
+    """Refuse a config that lacks a key of hydraloop, or has one that no schema knows."""
+    for entry in dataclasses.fields(Config):
+        if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
+            raise UserError(
+                "every run needs it",
+                key=entry.name,
+                remedy=f"Leave ~{entry.name} out if you wrote that, or give it a value: {entry.name}=…",
+            )
+    for key, node, known in _sections(cfg):
+        for name in node:
+            if str(name) not in known:
+                raise UserError("there is no such option", key=f"{key}.{name!s}", remedy=suggestion(str(name), known))
+
+
+def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, list[str]]]:
+    """(key, mapping, its options) of what hydraloop itself reads, not of what a `_target_` takes.
+
+    Hydra does not find these: a + on the command line adds a key to any mapping.
+    """
+    for name in cfg:
+        if name == "hydra" or OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
+            continue
+        node, key = cfg[name], f"{prefix}{name!s}"
+        if not isinstance(node, DictConfig) or "_target_" in node:
+            continue
+        schema = OmegaConf.get_type(node)
+        if schema is not None and dataclasses.is_dataclass(schema):
+            yield key, node, [entry.name for entry in dataclasses.fields(schema)]
+        yield from _sections(node, f"{key}.")
+
+
+def _check_interpolations(node: DictConfig, prefix: str = "") -> None:
+    for name, raw in node.items_ex(resolve=False):
+        key = f"{prefix}{name!s}"
+        # What Hydra says of a job (${hydra:runtime.output_dir}) is known once the job runs.
+        if key == "hydra" or OmegaConf.is_missing(node, name) or (isinstance(raw, str) and "${hydra:" in raw):
+            continue
+        try:
+            value = node[name]
+        except InterpolationResolutionError as error:
+            raise UserError(
+                f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
+                key=key,
+                remedy="Name a key that is there (or set the variable), or write a value.",
+            ) from error
+        if isinstance(value, DictConfig):
+            _check_interpolations(value, f"{key}.")
+
+
+def _check_values(cfg: DictConfig) -> None:
+    """Refuse numbers out of range, unknown choices, and options that contradict each other."""
+    for key, (lowest, remedy) in _AT_LEAST.items():
+        value = OmegaConf.select(cfg, key)
+        if value is not None and value < lowest:
+            raise UserError(f"{value} is below {lowest}", key=key, remedy=remedy)
+    for key, remedy in _ABOVE_0.items():
+        value = OmegaConf.select(cfg, key)
+        if value is not None and not value > 0:
+            raise UserError(f"{value} is not above 0", key=key, remedy=remedy)
+    for key, choices in _CHOICES.items():
+        value = OmegaConf.select(cfg, key)
+        if value not in choices:
+            raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {', '.join(choices[:-1])} or {choices[-1]}.")
+    if not 0 <= cfg.seed < 2**63:
+        raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
+    if cfg.resume is not None and cfg.load_from is not None:
+        raise UserError(
+            "resume takes the weights of the run that it continues", key="load_from", remedy="Leave one of the two out."
+        )
+
+
+def _check_data(cfg: DictConfig, *, trains: bool) -> None:
+    if trains and cfg.data.get("train") is None:
+        raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits.")
+    if cfg.data.get("loader") is None:
+        raise UserError(
+            "the data has no options of the loader",
+            key="data.loader",
+            remedy="Begin the file of your data with `defaults: [base, _self_]`, which brings them.",
+        )
+
+
+def _check_targets(cfg: DictConfig) -> None:
+    """Refuse a metric or schedule without a class, and a task without a model."""
+    for name, metric in (cfg.task.get("metrics") or {}).items():
+        if metric is not None:
+            require_target(metric, f"task.metrics.{name}")
+    for name, schedule in cfg.scheduler.items():
+        if schedule is not None:
+            require_target(schedule, f"scheduler.{name}")
+    if "model" in cfg.task and cfg.task.model is None:
+        raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")
+
+
+def _check_hooks(cfg: DictConfig) -> None:
+    """Refuse what is not a hook, a name that is used twice, and priorities and `on_error`s that are unknown."""
+    for name, node in cfg.hooks.items():
+        if node is not None and cfg.default_hooks.get(name) is not None:
+            raise UserError(
+                f"there is a default hook {name!r} already", key=f"hooks.{name}", remedy="Give it another name."
+            )
+    for group in HOOK_GROUPS:
+        for name, node in cfg[group].items():
+            if node is None:
+                continue
+            key = f"{group}.{name}"
+            if "/" in str(name) or "\\" in str(name):
+                raise UserError("files are named after hooks", key=key, remedy="Use a name without slashes.")
+            if not isinstance(node, DictConfig) or "_target_" not in node:
+                raise _not_a_hook(str(name), node, group)
+            if node.get("priority") is not None:
+                Priority.of(node.priority, key=f"{key}.priority")
+            on_error = node.get("on_error")
+            if on_error is not None and on_error not in ON_ERROR:
+                raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {', '.join(ON_ERROR)}.")
+
+
+def _not_a_hook(name: str, node: object, group: str) -> UserError:
+    """A value under a hook group without a class: added with a +, or selected from a file without a package line."""
+    if f"{name}.yaml" in ConfigStore.instance().repo.get(group, {}):
+        remedy = f"Select it: {group}=[…,{name}]; its options are then changed without a +."
+    elif isinstance(node, DictConfig):
+        remedy = f"Add +{group}.{name}._target_=package.Class, or in its file the line: # @package {group}.<name>"
+    else:
+        remedy = f"The file it comes from needs the line: # @package {group}.<name>"
+    shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
+    return UserError(f"{shown!r} is not a hook: it has no _target_", key=f"{group}.{name}", remedy=remedy)
