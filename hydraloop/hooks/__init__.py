@@ -1,6 +1,6 @@
 """Default and custom hooks, one file each. Names are imported when they are first used.
 
-A hook's option name, class and file: `timer` is `IterTimerHook` in `timer.py`; a hook with several files is a folder.
+The file has the name of the option: `timer` is `IterTimerHook` in `timer.py`. A hook with several files is a folder.
 """
 
 from __future__ import annotations

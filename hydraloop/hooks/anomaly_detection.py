@@ -16,20 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class AnomalyDetectionHook(Hook):
-    """Runs with torch's autograd anomaly mode on, for debugging.
+    """Switches on torch's autograd anomaly mode, for debugging.
 
-    A backward function that returns a NaN ends the run with an error that names it (`check_nan`), and an error in the
-    backward pass comes with a warning that shows where in the forward pass its operation was called. The mode is global
-    to the process: what it was before is there again when the run has ended, however it ended.
+    If a backward function returns NaN, the run ends with an error that names the function (`check_nan`). For an error
+    in the backward pass, a warning shows where the forward pass called the operation. The mode applies to the whole
+    process; its previous state is restored at the end of the run, also after an error.
 
-    Mount points: before_run, after_run. Priority HIGHEST, iMIX's (its AutogradAnomalyDetectHook switches it on for each
-    iteration; here once a run). Cost: every forward operation keeps its Python stack, and with `check_nan` every
-    backward function is followed by a look at its result, a host sync each: expect a run several times slower.
-    No state.
-
-    Args:
-        check_nan: raise where a gradient is NaN; False: only show where failing operations came from. With
-            precision=fp16 scaled gradients may overflow by design, and infinities can turn into NaN.
+    Mount points: before_run, after_run. Priority HIGHEST, iMIX's (AutogradAnomalyDetectHook, which switches the mode on
+    in each iteration). Cost: every forward operation stores its Python stack, and with `check_nan` every backward
+    function is followed by a host sync; expect a run to be several times slower. No state. Options:
+    `AnomalyDetectionHookConf`.
     """
 
     priority = Priority.HIGHEST
@@ -39,13 +35,13 @@ class AnomalyDetectionHook(Hook):
         self._before: tuple[bool, bool] | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Switch it on, and remember what was on before."""
+        """Switch the mode on and remember the previous one."""
         self._before = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
         torch.autograd.set_detect_anomaly(True, self.check_nan)
         log.warning("%s: autograd's anomaly mode is on, which makes training slow", self.key)
 
     def after_run(self, engine: Engine) -> None:
-        """Put back what was on before."""
+        """Restore the previous mode."""
         if self._before is not None:
             (enabled, check_nan), self._before = self._before, None
             torch.autograd.set_detect_anomaly(enabled, check_nan)

@@ -1,4 +1,4 @@
-"""CheckInvalidLossHook: ends a run whose loss is NaN or infinite, and says where that began."""
+"""CheckInvalidLossHook: ends a run whose loss is NaN or infinite, and reports where that began."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.inputs import Ordered
 from hydraloop.engine.interval import Every
-from hydraloop.errors import PeerError, UserError
+from hydraloop.errors import PeerError
+from hydraloop.hooks.shared.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -23,7 +24,7 @@ _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
 
 
 class InvalidLossError(FloatingPointError):
-    """The loss is NaN or infinite; the message has all that is known."""
+    """The loss is NaN or infinite; the message contains all that is known."""
 
     iteration: int
     """The first such iteration, counted from 1."""
@@ -37,7 +38,7 @@ class InvalidLossError(FloatingPointError):
 
 @dataclass(slots=True)
 class _Seen:
-    """The loss of an iteration, left on its device; of one value, in whatever shape."""
+    """The loss of an iteration, one value of any shape, left on its device."""
 
     iteration: int
     epoch: int
@@ -46,42 +47,35 @@ class _Seen:
 
 
 class CheckInvalidLossHook(Hook):
-    """Ends the run with an `InvalidLossError` when a loss was NaN or infinite, which training does not recover from.
+    """Ends the run with an `InvalidLossError` when a loss was NaN or infinite, because training does not recover from
+    it.
 
-    Every `interval` iterations, at the last one, and before a checkpoint is written, which would otherwise be one to
-    resume a lost run from, it looks at all losses since it looked before. The error names the
-    first iteration whose loss was not finite, the samples of its batch (of hydraloop's loader; of any other the number
-    of the batch), and the norms of the parameters as they are then: those that are not finite, or the largest. With
-    `interval=1` it comes before the optimizer step that would make all of them NaN. In fp16 it is the loss itself
-    that counts, not its gradients, which may overflow by design. With several ranks all end with the error of the rank
-    on which it began.
+    Every `interval` iterations, at the last one, and before a checkpoint is written (it would resume a lost run), the
+    hook checks all losses since the previous check. The error names the first iteration whose loss was not finite, the
+    samples of its batch (for other loaders than hydraloop's: the number of the batch), and the current norms of the
+    parameters: those that are not finite, or the largest. With `interval=1`, it is raised before the optimizer step
+    that would make the weights NaN. With fp16 it checks the loss, not the gradients, which may overflow by design. With
+    several ranks, all end with the error of the rank where it began.
 
     Mount points: before_train, after_backward, before_save_checkpoint. Priority NORMAL, MMDetection's. Cost: one host
-    sync an interval or checkpoint, and with several ranks one exchange among the hosts; no host sync in between. No
-    state. From MMDetection's CheckInvalidLossHook, which looks at one loss in `interval`.
-
-    Args:
-        interval: iterations between two looks, 1 or more.
-
-    Raises:
-        UserError: an interval below 1.
+    sync per check, and with several ranks one exchange between the hosts; no host sync in between. No state. Options:
+    `CheckInvalidLossHookConf`. From MMDetection's CheckInvalidLossHook, which checks one loss in `interval`.
     """
 
     priority = Priority.NORMAL
     collective = True
 
     def __init__(self, *, interval: int = 50) -> None:
-        if interval < 1:
-            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 to look at every iteration.")
+        check_at_least(1, interval=interval)
         self._due = Every(interval).due
         self._seen: list[_Seen] = []
 
     def before_train(self, engine: Engine) -> None:
-        """Forget the losses of an earlier use of the engine, which may have ended with one of them."""
+        """Forget the losses of an earlier training of this engine."""
         self._seen = []
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Keep the loss, and look at those kept where that is due.
+        """Keep the loss, and check those kept if that is due.
 
         Raises:
             InvalidLossError: one was not finite.
@@ -93,7 +87,7 @@ class CheckInvalidLossHook(Hook):
             self._check(engine)
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Look at those kept, before they are part of what can be resumed.
+        """Check the losses kept, before the checkpoint is written.
 
         Raises:
             InvalidLossError: one was not finite; nothing is written.
@@ -107,7 +101,7 @@ class CheckInvalidLossHook(Hook):
         losses: list[float] = torch.stack([one.loss.reshape(()) for one in seen]).tolist()
         at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
         ranks = engine.distributed
-        iterations = [0] * ranks.world_size  # of each rank the first that was not finite
+        iterations = [0] * ranks.world_size  # the first that was not finite, of each rank
         iterations[ranks.rank] = 0 if at is None else seen[at].iteration
         if ranks.world_size > 1:
             iterations = ranks.sum(torch.tensor(iterations)).tolist()
@@ -115,7 +109,7 @@ class CheckInvalidLossHook(Hook):
             self._seen = []
             return
         norms = _norms(engine)
-        # A NaN goes from one rank to all others with the gradients: where it was first is where it comes from.
+        # A NaN spreads to all ranks with the gradients: the rank that had it first is the origin.
         culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]
         error = None
         if culprit == ranks.rank:
@@ -131,7 +125,7 @@ def _error(engine: Engine, seen: _Seen, loss: float, norms: dict[str, float], *,
     samples = _samples(engine, seen)
     later = "" if noticed == seen.iteration else f", noticed at iteration {noticed}"
     if samples is None:
-        which = "which samples are in it, this loader does not say"
+        which = "this loader does not know its samples"
     else:
         shown = ", ".join(map(str, samples[:_SHOWN_SAMPLES]))
         more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
@@ -149,13 +143,14 @@ def _samples(engine: Engine, seen: _Seen) -> list[int] | None:
     loader: object = engine.loaders.train
     if not isinstance(loader, Ordered):
         return None
-    # A loader whose order nobody changes (`default_hooks.sampler_seed=null`) stays where it is.
+    # With `default_hooks.sampler_seed=null` nobody sets the loader's epoch.
     follows = loader.epoch == engine.progress.epoch
     return loader.indices_at(seen.batch_idx, seen.epoch if follows else loader.epoch)
 
 
 def _norms(engine: Engine) -> dict[str, float]:
-    """Euclid's norm of each parameter, on every rank. One host sync; with a model in shards one collective."""
+    """Return the Euclidean norm of each parameter, on every rank. One host sync; one collective if the model is
+    sharded."""
     names, squares = [], []
     for name, parameter in engine.model.named_parameters():
         part = torch.view_as_real(local(parameter)) if parameter.is_complex() else local(parameter)

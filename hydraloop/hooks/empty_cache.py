@@ -1,4 +1,4 @@
-"""EmptyCacheHook: gives memory that torch keeps for later back to the device."""
+"""EmptyCacheHook: returns unused cached memory to the device."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class EmptyCacheHook(Hook):
-    """Gives the memory that torch's allocator has cached and nobody uses back to the device, for other processes on it.
+    """Returns memory that torch's allocator has cached but does not use to the device.
 
-    It frees nothing that the run holds. It helps where several processes share a device, and against fragments that
-    training and evaluation, with their different shapes, leave behind. On a CPU torch caches nothing: there it says so
-    once, and does nothing. Any accelerator of torch is served by the `empty_cache` of its module (`torch.cuda`,
-    `torch.xpu`, `torch.mps`, or one that registers itself).
+    It does not free memory that the run uses. It helps if several processes share a device, and against fragmentation
+    by the different shapes of training and evaluation. On a CPU, torch caches nothing: the hook says so once and does
+    nothing. Works on every accelerator whose torch module has `empty_cache` (`torch.cuda`, `torch.xpu`, `torch.mps`,
+    …).
 
-    Mount points: before_run, and those that are switched on, in training, validation and test alike:
-    before_train_epoch, before_val_epoch, before_test_epoch, after_train_epoch, after_val_epoch, after_test_epoch,
-    after_train_iter, after_val_iter, after_test_iter. Priority NORMAL, MMEngine's. Cost: a host sync a call (on a GPU,
-    freeing waits for the device), and the next iterations allocate anew. No state. Options and defaults are mmengine's.
-
-    Args:
-        before_epoch: before each epoch.
-        after_epoch: after each epoch.
-        after_iter: after each iteration; slow.
+    Mount points: before_run and, depending on the options, in training, validation and test: before_train_epoch,
+    before_val_epoch, before_test_epoch, after_train_epoch, after_val_epoch, after_test_epoch, after_train_iter,
+    after_val_iter, after_test_iter. Priority NORMAL, MMEngine's. Cost: a host sync per call (a GPU waits before it
+    frees memory), and the next iterations allocate their memory again. No state. Options and defaults are MMEngine's:
+    `EmptyCacheHookConf`.
     """
 
     priority = Priority.NORMAL
@@ -42,20 +38,20 @@ class EmptyCacheHook(Hook):
         self.idle_points = {point for name, on in chosen.items() if not on for point, _ in GENERAL_POINTS[name]}
 
     def before_run(self, engine: Engine) -> None:
-        """Say, once, where there is nothing to do."""
+        """Log once if there is nothing to do."""
         if engine.device.type == "cpu":
             log.info("%s: this run is on the CPU, where torch caches no memory: there is nothing to empty", self.key)
 
     def before_epoch(self, engine: Engine, mode: Mode) -> None:
-        """Empty it, with `before_epoch`."""
+        """Empty the cache, with `before_epoch`."""
         _empty_cache(engine.device)
 
     def after_epoch(self, engine: Engine, mode: Mode) -> None:
-        """Empty it, with `after_epoch`."""
+        """Empty the cache, with `after_epoch`."""
         _empty_cache(engine.device)
 
     def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any], mode: Mode) -> None:
-        """Empty it, with `after_iter`."""
+        """Empty the cache, with `after_iter`."""
         _empty_cache(engine.device)
 
 

@@ -1,4 +1,4 @@
-"""GradClipHook: bounds the gradients before each optimizer step."""
+"""GradClipHook: clips the gradients before each optimizer step."""
 
 from __future__ import annotations
 
@@ -20,26 +20,19 @@ if TYPE_CHECKING:
 class GradClipHook(Hook):
     """Clips the gradients of all of the optimizer's parameters, by their total norm or by value.
 
-    Called once a window, after the gradients are unscaled (fp16) and weighted (accumulation), so the bound means the
-    same in every run; of a model in shards the norm is that of all shards. The record has the mean of the norms before
-    clipping as `grad_norm`; steps that fp16 skips do not count. With neither `max_norm` nor `clip_value` it does
-    nothing.
+    It runs once per accumulation window, after the gradients are unscaled (fp16) and weighted (accumulation), so that
+    the limit means the same in every run. For a sharded model, the norm is that of all shards. The record contains the
+    mean of the norms before clipping as `grad_norm`, without steps that fp16 skips. Without `max_norm` and `clip_value`
+    the hook does nothing.
 
     Mount points: before_train_epoch (lists the parameters), before_optimizer_step, after_train_iter (adds the norm to
-    the record). Priority ABOVE_NORMAL: before hooks of normal priority look at the gradients that the step will use. No
-    host sync, except with `error_if_nonfinite`: one a step. By value, the norm for the record costs a pass over the
-    gradients. No state. From MMCV's and iMIX's OptimizerHook (`grad_clip`), on torch's own functions; off by default,
-    as there.
-
-    Args:
-        max_norm: the largest norm of all gradients together, above 0; larger ones are scaled down. None: off.
-        norm_type: which norm, above 0; 2 is Euclid's, inf the largest entry.
-        clip_value: the largest size of each single entry, above 0; None: off. Not together with `max_norm`.
-        error_if_nonfinite: end the run where the norm is NaN or infinite. Not for fp16, whose scaler meets overflows by
-            design and skips their steps.
+    the record). Priority ABOVE_NORMAL: hooks of normal priority then see the gradients that the step uses. No host
+    sync, except one per step with `error_if_nonfinite`. With `clip_value`, the norm for the record costs a pass over
+    the gradients. No state. Options: `GradClipHookConf`. From MMCV's and iMIX's OptimizerHook (`grad_clip`), with
+    torch's functions; off by default, as there.
 
     Raises:
-        UserError: a number is out of range, or both ways of clipping are asked for.
+        UserError: a number is out of range, or both ways of clipping are set.
     """
 
     priority = Priority.ABOVE_NORMAL
@@ -59,7 +52,7 @@ class GradClipHook(Hook):
                 raise UserError(f"{number} is not above 0", key=key, remedy=f"Use a number above 0{off}.")
         if max_norm is not None and clip_value is not None:
             raise UserError(
-                "gradients are clipped by norm or by value, and both are set",
+                "gradients are clipped by norm or by value, but both are set",
                 key="clip_value",
                 remedy="Set max_norm or clip_value to null.",
             )
@@ -90,7 +83,7 @@ class GradClipHook(Hook):
         self._norm = whole(norm)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Add the norm to the record if the step was taken. The engine knows by now, so this needs no host sync."""
+        """Add the norm to the record if the optimizer stepped, which is known without a host sync by now."""
         if engine.stepped and self._norm is not None:
             engine.messages.add("grad_norm", self._norm)
         self._norm = None

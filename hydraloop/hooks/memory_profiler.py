@@ -1,4 +1,4 @@
-"""MemoryProfilerHook: how much memory the machine, the process and the device have left."""
+"""MemoryProfilerHook: reports the memory of the machine, the process and the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import position
 
 if TYPE_CHECKING:
@@ -23,29 +23,23 @@ _MIB = 2**20
 
 
 class MemoryProfilerHook(Hook):
-    """Watches memory, so that a leak shows before it ends the run.
+    """Reports memory, so that a leak is visible before it ends the run.
 
-    Every `interval` iterations of training, and every `interval` batches of a validation or test, one line in the log,
-    in MMDetection's words, and one record, `{"mode", "epoch", "iteration", …}`, in `metrics.jsonl` and for trackers:
+    Every `interval` iterations of training, and every `interval` batches of a validation or test, it writes one line to
+    the log, in MMDetection's words, and one record, `{"mode", "epoch", "iteration", …}`, to `metrics.jsonl` and
+    trackers:
 
-    * `available_memory`, `used_memory` [MiB], `memory_utilization` [%]: of the machine. A container's own limit is not
-      seen.
+    * `available_memory`, `used_memory` [MiB], `memory_utilization` [%]: of the machine, regardless of a container's
+      limit.
     * `available_swap_memory`, `used_swap_memory` [MiB], `swap_memory_utilization` [%].
-    * `current_process_memory` [MiB]: resident, of this process; workers of a loader have their own.
-    * `allocated_device_memory`, `reserved_device_memory` [MiB]: what torch's tensors take on the accelerator now, and
-      what torch holds there for them; not on a CPU.
+    * `current_process_memory` [MiB]: resident memory of this process, without the workers of a loader.
+    * `allocated_device_memory`, `reserved_device_memory` [MiB]: used by torch's tensors on the accelerator, and
+      reserved by torch there; not on a CPU.
 
-    Mount points: after_train_iter, after_val_iter, after_test_iter. Priority NORMAL, MMDetection's: nothing waits for
-    it. On rank 0 only, for its process and its device. No host sync: torch's allocator keeps these numbers on the
-    host; reading them all takes some 0.1 ms. No state. Errors warn: no training fails for a reading. From MMDetection's
-    MemoryProfilerHook, which counts training iterations within the epoch: with epochs shorter than the interval it
-    would never speak.
-
-    Args:
-        interval: iterations (batches, in an evaluation) between two readings, at least 1.
-
-    Raises:
-        UserError: an interval below 1.
+    Mount points: after_train_iter, after_val_iter, after_test_iter. Priority NORMAL, MMDetection's; no hook depends on
+    it. Runs on rank 0 only. No host sync: torch's allocator keeps its numbers on the host; a report takes about 0.1 ms.
+    No state. Options: `MemoryProfilerHookConf`. From MMDetection's MemoryProfilerHook, which counts iterations within
+    the epoch and so never reports if epochs are shorter than the interval.
     """
 
     priority = Priority.NORMAL
@@ -53,22 +47,21 @@ class MemoryProfilerHook(Hook):
     rank_zero_only = True
 
     def __init__(self, *, interval: int = 50) -> None:
-        if interval < 1:
-            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 to look at every iteration.")
+        check_at_least(1, interval=interval)
         self._due = Every(interval).due
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Look, where an iteration is due."""
+        """Report if the iteration is due."""
         if self._due(engine.progress.iteration):
             _report(engine, "train")
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Look, where a batch of this validation is due."""
+        """Report if the batch of this validation is due."""
         if self._due(batch_idx + 1):
             _report(engine, "val")
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Look, where a batch of the test is due."""
+        """Report if the batch of the test is due."""
         if self._due(batch_idx + 1):
             _report(engine, "test")
 
@@ -84,12 +77,12 @@ def _report(engine: Engine, mode: Mode) -> None:
 
 
 def host_memory() -> dict[str, float]:
-    """MiB and percent of the machine's memory and swap space, MiB of this process; see the hook."""
+    """Return the memory and swap of the machine and the memory of this process, in MiB and percent."""
     import psutil
 
     memory = psutil.virtual_memory()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # in some containers: how much was swapped is not known
+        warnings.simplefilter("ignore", RuntimeWarning)  # some containers do not report it
         swap = psutil.swap_memory()
     return {
         "available_memory": memory.available / _MIB,
@@ -103,7 +96,7 @@ def host_memory() -> dict[str, float]:
 
 
 def device_memory(device: torch.device) -> dict[str, float]:
-    """MiB that torch's tensors take on an accelerator, and that torch holds there; nothing on a CPU. No host sync."""
+    """Return MiB used and reserved by torch on an accelerator; nothing on a CPU. No host sync."""
     if device.type == "cpu":
         return {}
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""MLflowLoggerHook: the run at MLflow, at a server or in a database of the user's own."""
+"""MLflowLoggerHook: sends the run to MLflow, to a server or a local database."""
 
 from __future__ import annotations
 
@@ -21,40 +21,24 @@ if TYPE_CHECKING:
 
 
 class MLflowLoggerHook(TrackerHook):
-    """Sends the run to MLflow: `mlflow ui` in the same folder shows it, with nothing to configure.
+    """Sends the run to MLflow; without any setting, `mlflow ui` in the same folder shows it.
 
-    A process of its own sends every number of every record as a metric, `train/loss` or `val/accuracy`, over the
-    iteration; the config, flattened, as parameters and as `config.yaml`; the git commit, command line, host and world
-    size as tags; the machine's CPU, memory, disk, network and GPUs as system metrics; the pictures of `visualization`;
-    `result.json`, and the run's status. Jobs of a sweep are the children of one run. A run that is resumed goes on as
-    the same run at MLflow: parameters that changed are `resume_1/…`, and of what it does again the latest values are
-    the resumed run's, even where it ends earlier. Secrets in tags and names are masked.
+    A separate process, the follower, sends: every number of every record as a metric, `train/loss` or `val/accuracy`,
+    over the iteration; the flattened config as parameters and as `config.yaml`; git commit, command line, host and
+    world size as tags; CPU, memory, disk, network and GPUs of the machine as system metrics; the pictures of
+    `visualization`; `result.json` and the run's status. Jobs of a sweep are children of one run. A resumed run
+    continues the same MLflow run: changed parameters are `resume_1/…`, and repeated iterations show the values of the
+    resumed run, even if it ends earlier. Secrets in tags and names are masked.
 
-    Runs are kept in `mlflow.db` (SQLite) in the working directory, files in `mlruns` beside it, or at a server:
+    Runs are stored in `mlflow.db` (SQLite) in the working directory and files in `mlruns` next to it, or on a server:
     `MLFLOW_TRACKING_URI` or `tracking_uri`.
 
     Mount points: before_run, before_train, on_log, after_run. Priority VERY_LOW: other hooks' records of an iteration
-    stand in front. Rank 0 only, but for `system_metrics_nodes`. No host sync, and nothing is done in an iteration. No
-    state. Errors warn: no training fails for its tracker.
-
-    Args:
-        tracking_uri: `sqlite:///…`, `http://…` or another address that MLflow knows; None: `MLFLOW_TRACKING_URI`, else
-            `sqlite:///mlflow.db`.
-        experiment: its name; None: `MLFLOW_EXPERIMENT_NAME`, else `experiment_name`.
-        run_name: None: the job's overrides in a sweep, else the run directory's date and time.
-        tags: more tags of the run, by name.
-        system_metrics: whether the machine's load is logged.
-        system_metrics_interval: seconds between two of its points, above 0.
-        system_metrics_nodes: whether that of the machines without rank 0 is logged, too, as `system/node_1/…`; not
-            without `system_metrics`.
-        checkpoints: checkpoint files stored as artifacts: `all`, as they appear; `best` or `last`, when the run ends;
-            None: none.
-        pictures: whether pictures are stored as artifacts.
-        log_code: whether `code.patch`, the uncommitted changes of the code, is stored as an artifact.
-        flush_timeout: seconds that sending the rest may take after the run's end, from 0 to 86,400.
+    come first. Runs on rank 0 only, except for `system_metrics_nodes`. No host sync, and nothing in an iteration. No
+    state. Options: `MLflowLoggerHookConf`.
 
     Raises:
-        UserError: an interval of 0 or below; a choice of checkpoints that is none; a `flush_timeout` out of its range.
+        UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range.
     """
 
     kind = "mlflow"
@@ -96,7 +80,7 @@ class MLflowLoggerHook(TrackerHook):
                 "checkpoints": checkpoints,
                 "pictures": pictures,
                 "log_code": log_code,
-                # What the address depends on besides: `sync.py` may be typed elsewhere, and later.
+                # The address also depends on these; `sync.py` may run elsewhere and later.
                 "folder": str(Path.cwd()),
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),
             },
@@ -105,7 +89,7 @@ class MLflowLoggerHook(TrackerHook):
         self._node: NodeProcess | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower; on a machine without rank 0, what logs its load, if that is asked for."""
+        """Start the follower; with `system_metrics_nodes`, on other machines the process that logs their load."""
         ranks = engine.distributed
         if ranks.is_main:
             super().before_run(engine)
@@ -122,7 +106,7 @@ class MLflowLoggerHook(TrackerHook):
             super().before_train(engine)
 
     def after_run(self, engine: Engine) -> None:
-        """Send the rest, or end what logs this machine's load; in bounded time."""
+        """Send the rest, or stop logging this machine's load; in bounded time."""
         if engine.distributed.is_main:
             super().after_run(engine)
         elif self._node is not None:

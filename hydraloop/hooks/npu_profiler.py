@@ -21,31 +21,19 @@ log = logging.getLogger(__name__)
 class NPUProfilerHook(ProfilerHook):
     """Profiles training with `torch_npu.profiler`: CPU and NPU time and memory of each operator.
 
-    As `ProfilerHook`, with these differences. What is recorded lies in `<run_dir>/tf_tracing_logs/…_ascend_pt`, where
-    `tb_trace` has torch_npu analyse it, for MindStudio Insight and TensorBoard's Ascend plug-in. `chrome_trace` writes
-    a Chrome trace. There is no table (`log_trace`), since torch_npu makes none. The package `torch_npu` is needed;
-    where it cannot be imported, that is an error before the run.
+    It works like `ProfilerHook`, with these differences. The recording is in `<run_dir>/tf_tracing_logs/…_ascend_pt`,
+    where `tb_trace` lets torch_npu analyse it for MindStudio Insight and TensorBoard's Ascend plug-in. `chrome_trace`
+    writes a Chrome trace. There is no table (`log_trace`), because torch_npu has none. If the package `torch_npu`
+    cannot be imported, the run ends with an error before training.
 
-    Mount points: before_run, before_train, after_train_iter, after_train. Priority VERY_LOW, MMEngine's. On rank 0
-    only. One device sync at the end of a cycle, where the analysis takes its time, none otherwise. No state. It warns.
-    MMEngine's NPUProfilerHook uses an older interface of torch_npu (`torch_npu.npu.profile`); its `begin` and `end` are
-    `schedule` here, its `result_path` is the run directory's, and the run goes on afterwards.
-
-    Args:
-        by_epoch: whether `profile_times` counts epochs; else iterations.
-        profile_times: epochs or iterations after which profiling ends.
-        activity_with_cpu: record the host's operators.
-        activity_with_npu: record the NPU's kernels; None: where the run is on one.
-        schedule: in iterations; see `ProfilerHook`. None records everything.
-        on_trace_ready: `tb_trace`, `chrome_trace`, something callable with the profile, a list of them; None: nothing.
-        record_shapes: record the operators' input shapes.
-        profile_memory: record allocations.
-        with_stack: record file and line of each operator; slow.
-        with_flops: estimate FLOPs.
-        json_trace_path: where `chrome_trace` writes; see `ProfilerHook`.
+    Mount points: before_run, before_train, after_train_iter, after_train. Priority VERY_LOW, MMEngine's. Runs on rank 0
+    only. Cost: one host sync at the end of a cycle, followed by the analysis, none otherwise. No state. Options:
+    `NPUProfilerHookConf`. MMEngine's NPUProfilerHook uses an older interface of torch_npu (`torch_npu.npu.profile`);
+    its `begin` and `end` correspond to `schedule`, its `result_path` to the run directory, and the run continues
+    afterwards.
 
     Raises:
-        UserError: torch_npu is missing, an option cannot be, or the run is too short to record anything.
+        UserError: torch_npu is missing, an option is out of range, or the run is too short to record anything.
     """
 
     priority = Priority.VERY_LOW
@@ -83,21 +71,21 @@ class NPUProfilerHook(ProfilerHook):
         self._analyse: TraceHandler | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Refuse a run without torch_npu, and what ProfilerHook refuses."""
+        """Reject a run without torch_npu, and what ProfilerHook rejects."""
         try:
             self._profiling()
         except ImportError as error:
             raise UserError(
                 f"torch_npu cannot be imported: {error}",
                 key=self.key,
-                remedy="Install torch-npu (it needs Ascend's CANN), or use hooks=profiler, which is for other devices.",
+                remedy="Install torch-npu (it needs Ascend's CANN), or use hooks=profiler for other devices.",
             ) from error
         super().before_run(engine)
 
     def before_train(self, engine: Engine) -> None:
         """Start the profiler."""
         folder = engine.run_dir / FOLDER
-        # Made before the profiler starts: it tells torch_npu where to record, which is the working directory otherwise.
+        # Must precede the start of the profiler: torch_npu records into its folder, else into the working directory.
         self._analyse = self._profiling().tensorboard_trace_handler(
             str(folder.absolute()), analyse_flag="tb_trace" in self._handlers
         )

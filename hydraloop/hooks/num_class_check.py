@@ -1,4 +1,4 @@
-"""NumClassCheckHook: the model's number of classes against the data sets'."""
+"""NumClassCheckHook: compares the model's number of classes with the data sets'."""
 
 from __future__ import annotations
 
@@ -18,23 +18,20 @@ log = logging.getLogger(__name__)
 
 
 class NumClassCheckHook(Hook):
-    """Refuses a model whose `num_classes` is not the number of the data sets' `classes`, before the first iteration.
+    """Rejects a model whose `num_classes` differs from the number of the data sets' `classes`, before the first
+    iteration.
 
-    Without it a model with too few outputs fails in the loss, on a GPU with an assertion that names nothing, and one
-    with too many trains and is silently worse. Looked at are the integers called `num_classes` of the task and of all
-    modules in it (model, heads, loss), and `classes` (names, or anything with a length) of the train, val and test data
-    sets; wrappers are looked through (`dataset`, `datasets`). What cannot be compared is one warning.
+    Otherwise a model with too few outputs fails in the loss (on a GPU with an assertion that names nothing), and a
+    model with too many trains and is silently worse. The hook looks at integers called `num_classes` of the task and
+    all modules in it (model, heads, loss), and at `classes` (names, or anything with a length) of the train, val and
+    test data sets and of those they wrap (`dataset`, `datasets`). It warns once about what it cannot compare.
 
-    Mount points: before_run. Priority NORMAL, MMDetection's: it only looks. No host sync, nothing in an iteration. No
-    state. Source: MMDetection's NumClassCheckHook, which looks at train and val; a test on other classes is as wrong.
-
-    Args:
-        ignore: modules, by the end of their name in the task (`roi_head.mask_head`), whose number means something else;
-            in Python, a single one may be a string. None: MMDetection's, `rpn_head`, which tells objects from
-            background. One that fits no module with a number is a warning.
+    Mount points: before_run. Priority NORMAL, MMDetection's: it only reads. No host sync, nothing in an iteration. No
+    state. Options: `NumClassCheckHookConf`; in Python, `ignore` may be one string. From MMDetection's
+    NumClassCheckHook, which looks at train and val only.
 
     Raises:
-        UserError: before the first iteration: the numbers differ, or `classes` is a single string.
+        UserError: before the first iteration, the numbers differ, or `classes` is a single string.
     """
 
     priority = Priority.NORMAL
@@ -51,7 +48,7 @@ class NumClassCheckHook(Hook):
             UserError: two differ.
         """
         found = _numbers_of(engine.task)
-        numbers = {key: number for name, (key, number) in found.items() if not name.endswith(self.ignore)}
+        checked = {name: number for name, number in found.items() if not name.endswith(self.ignore)}
         unmatched = [end for end in self._given if not any(name.endswith(end) for name in found)]
         if unmatched:
             names = ", ".join(name or "the task" for name in found) or "none"
@@ -65,23 +62,24 @@ class NumClassCheckHook(Hook):
                 unknown.append(f"the data set of data.{split} has no classes")
             for data in data_sets:
                 count = _count(data, split)
-                for key, number in numbers.items():
+                for name, number in checked.items():
                     if number != count:
-                        raise self._differ(key, number, data, split, count)
-        if not numbers:
+                        raise self._differ(name, number, data, split, count)
+        if not checked:
             log.warning(
                 "%s: nothing was checked: no module of %s has num_classes", self.key, type(engine.task).__name__
             )
         elif unknown:
             log.warning("%s: not checked: %s", self.key, ", ".join(unknown))
 
-    def _differ(self, key: str, number: int, data: Any, split: str, count: int) -> UserError:
+    def _differ(self, name: str, number: int, data: Any, split: str, count: int) -> UserError:
+        key = ".".join(part for part in ("task", name, "num_classes") if part)
         remedy = f"Use {key}={count}, or the data set that the model is for."
-        name = key.removeprefix("task.").removesuffix("num_classes").rstrip(".")
         if name:
             ignored = ",".join(dict.fromkeys((*self.ignore, name)))
             remedy += f" If this number means something else: {self.key}.ignore=[{ignored}]."
-        classes = _shortened(data.classes)
+        names = [str(one) for one in data.classes]
+        classes = ", ".join(names if len(names) < 6 else [*names[:3], "…", names[-1]])
         return UserError(
             f"it is {number}, and {type(data).__name__} of data.{split} has {count} classes ({classes})",
             key=key,
@@ -89,19 +87,16 @@ class NumClassCheckHook(Hook):
         )
 
 
-def _numbers_of(task: Any) -> dict[str, tuple[str, int]]:
-    """By the names of modules: where the number of classes is, and the number."""
+def _numbers_of(task: Any) -> dict[str, int]:
+    """Return {module name in the task: its number of classes}; the task's name is empty."""
     found: dict[str, int] = {}
     for name, module in task.named_modules():
         number = getattr(module, "num_classes", None)
         if not isinstance(number, bool) and isinstance(number, Integral):
             found[name] = int(number)
     if len(found) > 1:
-        found.pop("", None)  # a task repeats its model's
-    return {
-        name: (".".join(part for part in ("task", name, "num_classes") if part), number)
-        for name, number in found.items()
-    }
+        found.pop("", None)  # a task repeats its model's number
+    return found
 
 
 def _count(data: Any, split: str) -> int:
@@ -110,11 +105,6 @@ def _count(data: Any, split: str) -> int:
         raise UserError(
             f"classes of {type(data).__name__} is {classes!r}, not a list of names",
             key=f"data.{split}",
-            remedy=f"Let it be a tuple of strings; with one class: ({classes!r},).",
+            remedy=f"Make it a tuple of strings; with one class: ({classes!r},).",
         )
     return len(classes)
-
-
-def _shortened(classes: Any) -> str:
-    names = [str(name) for name in classes]
-    return ", ".join(names if len(names) < 6 else [*names[:3], "…", names[-1]])

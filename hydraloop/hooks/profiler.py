@@ -1,4 +1,4 @@
-"""ProfilerHook: where the time and the memory of a few iterations go, operator by operator."""
+"""ProfilerHook: shows the time and memory of each operator in a few iterations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError, suggestion
+from hydraloop.hooks.shared.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -28,60 +29,39 @@ TraceHandler = Callable[[Any], object]
 SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
 _ON_TRACE_READY = ["tb_trace", "log_trace"]
 FOLDER = "tf_tracing_logs"
-"""Of the traces, in the run directory; MMEngine's name."""
+"""Folder of the traces in the run directory; MMEngine's name."""
 
 
 class ProfilerHook(Hook):
     """Profiles training with `torch.profiler`: CPU and device time and memory of each operator.
 
-    The profiler starts with the training of this process and steps with each iteration. It stops after
-    `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends, however it ends.
-    A validation in between is in the trace. At the end of each cycle the trace is handed to
-    `on_trace_ready`:
+    The profiler starts when training starts in this process, and steps with each iteration. It stops after
+    `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends for any reason. A
+    validation in between is in the trace. At the end of each cycle, the trace is passed to `on_trace_ready`:
 
-    * `tb_trace`: a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name TensorBoard
-      looks for;
-    * `chrome_trace`: the same trace in `json_trace_path`;
-    * `log_trace`: a table in the log, sorted by the time spent in the operator itself;
-    * anything callable with a `torch.profiler.profile` (a `_target_` in the config): torch writes a trace to one file
-      only, so one that calls `export_chrome_trace` goes without `tb_trace` and `chrome_trace`;
-    * a list of these, called in its order.
+    * `tb_trace`: writes a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name that
+      TensorBoard expects;
+    * `chrome_trace`: writes the same trace to `json_trace_path`;
+    * `log_trace`: writes a table to the log, sorted by the time spent in the operator itself;
+    * anything callable with a `torch.profiler.profile` (a `_target_` in the config). torch exports a trace only once: a
+      handler that calls `export_chrome_trace` excludes `tb_trace` and `chrome_trace`;
+    * a list of these, called in order.
 
-    Mount points: before_run, before_train, after_train_iter, after_train. Priority
-    VERY_LOW, MMEngine's: a step of the profiler ends after the other hooks' work. On rank 0 only, as in MMEngine. While
-    it warms up and records, an iteration may take several times as long. Starting takes about two seconds (torch
-    imports its compiler). One device sync at the end of a cycle, none otherwise. No state: a resumed run is profiled
-    anew. Errors warn: no training fails for its profile.
-
-    Names and meaning are MMEngine's; its defaults except for `activity_with_cuda`, `profile_memory`, `schedule` and
-    `on_trace_ready`, with which `hooks=profiler` alone gives a trace of a size that can be opened.
-
-    Args:
-        by_epoch: whether `profile_times` counts epochs; else iterations.
-        profile_times: epochs or iterations after which profiling ends.
-        activity_with_cpu: record the host's operators.
-        activity_with_cuda: record the accelerator's kernels; None: where the run is on one.
-        schedule: in iterations, as `torch.profiler.schedule` takes it: leave out `skip_first`, then `repeat` times
-            (0: until the end) leave out `wait`, record and throw away `warmup`, record `active`; a name left out has
-            its default. None records everything.
-        on_trace_ready: what happens to the trace; None: nothing.
-        record_shapes: record the operators' input shapes.
-        profile_memory: record allocations.
-        with_stack: record file and line of each operator; slow.
-        with_flops: estimate FLOPs of matrix products and 2D convolutions.
-        json_trace_path: where `chrome_trace` writes; relative to the run directory. Not None implies `chrome_trace`,
-            which by default writes `tf_tracing_logs/chrome_trace.json`. Each cycle overwrites it.
-        row_limit: rows of the table.
+    Mount points: before_run, before_train, after_train_iter, after_train. Priority VERY_LOW, MMEngine's: a profiler
+    step then includes the work of other hooks. Runs on rank 0 only, as in MMEngine. Cost: one host sync at the end of a
+    cycle, none otherwise; an iteration may take several times longer during warm-up and recording; starting takes about
+    two seconds (torch imports its compiler). No state: a resumed run is profiled again. Options: `ProfilerHookConf`.
+    Names and meaning are MMEngine's.
 
     Raises:
-        UserError: an option that cannot be, or (in before_run) a run too short to record anything.
+        UserError: an option is out of range, or (in before_run) the run is too short to record anything.
     """
 
     priority = Priority.VERY_LOW
     on_error = "warn"
     rank_zero_only = True
     _names: ClassVar[tuple[str, ...]] = ("tb_trace", "chrome_trace", "log_trace")
-    """Of the handlers there are."""
+    """Names of the handlers."""
     _device_option: ClassVar[str] = "activity_with_cuda"
 
     def __init__(
@@ -100,9 +80,7 @@ class ProfilerHook(Hook):
         json_trace_path: str | None = None,
         row_limit: int = 20,
     ) -> None:
-        for key, value in (("profile_times", profile_times), ("row_limit", row_limit)):
-            if value < 1:
-                raise UserError(f"{value} is below 1", key=key, remedy="Use 1 or more.")
+        check_at_least(1, profile_times=profile_times, row_limit=row_limit)
         if not activity_with_cpu and activity_with_cuda is False:
             raise UserError("nothing is left to record", key="activity_with_cpu", remedy="Set it to true.")
         self._by_epoch = by_epoch
@@ -123,20 +101,20 @@ class ProfilerHook(Hook):
         self._written: Path | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Refuse a profile that would end before, or outlast, what is to be recorded."""
+        """Reject a profile that would record nothing, or last longer than the run."""
         if engine.loaders.train is None:
             return
         if engine.device.type == "cpu" and (self._with_device or not self._with_cpu):
             key = self._device_option if self._with_device else "activity_with_cpu"
             raise UserError(
-                "this run is on the CPU, which is all there is to profile",
+                "this run uses the CPU only, so nothing else can be profiled",
                 key=f"{self.key}.{key}",
                 remedy=f"Use {key}={'null' if self._with_device else 'true'}.",
             )
         what, most = ("epochs", engine.max_epochs) if self._by_epoch else ("iterations", engine.max_iters)
         if self._times > most:
             raise UserError(
-                f"the run has {most} {what}, fewer than {self._times}",
+                f"{self._times} is more than the {most} {what} of the run",
                 key=f"{self.key}.profile_times",
                 remedy=f"Use {most} or fewer.",
             )
@@ -146,7 +124,7 @@ class ProfilerHook(Hook):
         before = self._schedule["skip_first"] + self._schedule["wait"] + self._schedule["warmup"]
         if recorded <= before:
             raise UserError(
-                f"profiling ends after {recorded} iterations, and the schedule begins to record at {before + 1}",
+                f"profiling ends after {recorded} iterations, but the schedule begins to record at {before + 1}",
                 key=f"{self.key}.schedule",
                 remedy=f"Record all of them with {self.key}.schedule=null, or raise {self.key}.profile_times.",
             )
@@ -154,7 +132,7 @@ class ProfilerHook(Hook):
     def before_train(self, engine: Engine) -> None:
         """Start the profiler."""
         profiling = self._profiling()
-        # torch 2.13 prints a line of its own at each start and stop, for tools that trace the process from outside.
+        # Without this, torch 2.13 prints a line at each start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [profiling.ProfilerActivity.CPU] if self._with_cpu else []
         if self._with_device or (self._with_device is None and engine.device.type != "cpu"):
@@ -168,7 +146,7 @@ class ProfilerHook(Hook):
         always = profiling.ProfilerAction.RECORD
         profiler = profiling.profile(
             activities=activities,
-            # A schedule that always records makes torch mark the iterations in the trace; none at all does not.
+            # With any schedule, torch marks the iterations in the trace.
             schedule=(lambda _: always) if self._schedule is None else profiling.schedule(**self._schedule),
             on_trace_ready=lambda trace: self._ready(engine, trace),
             record_shapes=self._shapes,
@@ -180,7 +158,7 @@ class ProfilerHook(Hook):
         self._profile = profiler
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """One step of the profiler, or its end."""
+        """Step the profiler, or stop it."""
         if self._profile is not None:
             self._left -= 1
             if self._left > 0:
@@ -189,36 +167,36 @@ class ProfilerHook(Hook):
                 self._stop()
 
     def after_train(self, engine: Engine) -> None:
-        """Stop, if training ended or failed first; what was recorded until then is written."""
+        """Stop if training ended or failed before; what was recorded is written."""
         self._stop()
 
-    # What profiles; `npu_profiler` has another. ----------------------------------------------------------------------
+    # What `npu_profiler` replaces. -----------------------------------------------------------------------------------
 
     def _profiling(self) -> Any:
-        """The module with `profile`, `schedule`, `ProfilerAction` and `ProfilerActivity`."""
+        """Return the module with `profile`, `schedule`, `ProfilerAction` and `ProfilerActivity`."""
         import torch.profiler
 
         return torch.profiler
 
     def _device_activity(self, device_type: str) -> Any:
-        """The activity of an accelerator: CUDA covers ROCm, XPU its own; others register as PrivateUse1."""
+        """Return the activity of an accelerator: CUDA (also ROCm), XPU, or PrivateUse1 for others."""
         known = self._profiling().ProfilerActivity
         return {"cuda": known.CUDA, "xpu": known.XPU}.get(device_type, known.PrivateUse1)
 
     def _tensorboard_trace(self, engine: Engine, trace: profile) -> None:
-        """Write the trace where TensorBoard looks for it, under the name it expects."""
+        """Write the trace to the folder and name that TensorBoard expects."""
         name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
         self._write(engine, trace, engine.run_dir / FOLDER / name)
 
     # Within. ---------------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        # Forgotten while it works, here and below: torch crashes when a profiler is used again after an exception
-        # (a Ctrl-C while the trace is written) left it between two states, or when one is stopped twice.
+        # Cleared here and in _stop: torch crashes if a profiler is used again after an exception inside it (a Ctrl-C
+        # while the trace is written), or stopped twice.
         profiler, self._profile = self._profile, None
         if profiler is not None:
             with warnings.catch_warnings():
-                # Torch says that each cycle's events are its own. They should be.
+                # torch warns that each cycle has only its own events, as intended.
                 warnings.filterwarnings("ignore", message="Warning: Profiler clears events", category=UserWarning)
                 profiler.step()
             self._profile = profiler
@@ -233,7 +211,7 @@ class ProfilerHook(Hook):
             self._raise_what_handlers_raised()
 
     def _ready(self, engine: Engine, trace: profile) -> None:
-        """A cycle is recorded: hand it on. Torch calls this, and must not see an error halfway through a step."""
+        """Pass a recorded cycle to the handlers. torch calls this and must not see an error in the middle of a step."""
         self._traces += 1
         self._written = None
         try:
@@ -258,7 +236,7 @@ class ProfilerHook(Hook):
             self._log_table(engine, trace)
 
     def _write(self, engine: Engine, trace: profile, path: Path) -> None:
-        """Write the trace; a second file is a copy, since torch gives a trace away once."""
+        """Write the trace; a second file is a copy, because torch exports a trace only once."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._written is None:
             trace.export_chrome_trace(str(path))
@@ -296,7 +274,9 @@ def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
     for name, value in whole.items():
         least = 1 if name == "active" else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"{value!r} is no number from {least}", key=f"schedule.{name}", remedy="Count iterations.")
+            raise UserError(
+                f"{value!r} is not a whole number from {least}", key=f"schedule.{name}", remedy="It counts iterations."
+            )
     return whole
 
 
@@ -310,8 +290,8 @@ def _checked_handlers(
         if not callable(handler) and handler not in names:
             close = suggestion(handler, names) if isinstance(handler, str) else f"Known: {', '.join(names)}."
             raise UserError(
-                f"{handler!r} handles no trace",
+                f"{handler!r} is not a trace handler",
                 key="on_trace_ready",
-                remedy=f"{close} In the list a mapping works too: [{{_target_: my_project.traces.handler}}].",
+                remedy=f"{close} A list may also contain a mapping: [{{_target_: my_project.traces.handler}}].",
             )
     return several

@@ -1,4 +1,4 @@
-"""DistSamplerSeedHook: a new shuffle each epoch."""
+"""DistSamplerSeedHook: a different order of the data in each epoch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 class DistSamplerSeedHook(Hook):
     """Tells the train loader's sampler which epoch begins, so that the order is a function of (seed, epoch).
 
-    All ranks then agree on it, and a resumed run goes on in the order it left. The sampler is the loader's `sampler`,
-    or that of its `batch_sampler`; one without `set_epoch` (torch's own for a single process) draws from the global
-    generator and is left alone.
+    All ranks then use the same order, and a resumed run continues in the order that it left. The sampler is the
+    loader's `sampler`, or that of its `batch_sampler`. A sampler without `set_epoch` (torch's for a single process)
+    uses the global generator and is left unchanged.
 
     Mount points: before_train_epoch. Priority NORMAL, MMEngine's. No host sync, nothing in an iteration. No state: the
-    epoch is in the run's progress. No options, as in MMEngine.
+    epoch is part of the run's progress. No options, as in MMEngine.
     """
 
     priority = Priority.NORMAL
@@ -26,7 +26,7 @@ class DistSamplerSeedHook(Hook):
     def before_train_epoch(self, engine: Engine) -> None:
         """Set the epoch, counted from 0."""
         loader = engine.loaders.train
-        # A loader may be a list, a sampler anything: they are not ours, and set_epoch is torch's convention for them.
+        # The loader may be a list, and the sampler any object; set_epoch is torch's convention.
         samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
         for sampler in {id(found): found for found in samplers}.values():
             set_epoch = getattr(sampler, "set_epoch", None)

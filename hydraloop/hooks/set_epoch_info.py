@@ -16,18 +16,19 @@ log = logging.getLogger(__name__)
 
 
 class SetEpochInfoHook(Hook):
-    """Calls `set_epoch(epoch)` on the task, the model and the train data set, and those it wraps, where they have it.
+    """Calls `set_epoch(epoch)` of the task, the model and the train data set, and of data sets that it wraps, if they
+    have it.
 
-    The epoch is the one about to start, counted from 0 as in MMDetection; a run that resumes inside an epoch gets that
-    epoch's number again. The model is the raw one, neither DDP's wrapper nor a compiled one. A loader's sampler has a
-    `set_epoch` as well, which is called by `sampler_seed`.
+    The epoch is the one that begins, counted from 0 as in MMDetection; a run that resumes inside an epoch passes its
+    number again. The model is the raw one, without wrappers of DDP or torch.compile. The sampler's `set_epoch` is
+    called by `sampler_seed`.
 
-    Loader workers start with a copy of the data set in each epoch. Persistent ones keep their first copy: a warning
-    says so once, unless no data set is told.
+    Loader workers start with a copy of the data set in each epoch. Persistent workers keep their first copy; the hook
+    warns about this once.
 
-    Mount points: before_train (finds them), before_train_epoch. Priority NORMAL, MMDetection's: among the hooks of an
-    epoch's start none needs to be before or after it. No host sync, nothing in an iteration. No state: the epoch is in
-    the run's progress. No options, as in MMDetection, where it is for the model alone.
+    Mount points: before_train (finds the methods), before_train_epoch. Priority NORMAL, MMDetection's: no hook of an
+    epoch's start depends on it. No host sync, nothing in an iteration. No state: the epoch is part of the run's
+    progress. No options, as in MMDetection, where the hook is for the model only.
     """
 
     priority = Priority.NORMAL
@@ -36,7 +37,7 @@ class SetEpochInfoHook(Hook):
         self._told: list[Any] = []
 
     def before_train(self, engine: Engine) -> None:
-        """Find who has a `set_epoch`; warn where nobody has, or where workers will not hear of it."""
+        """Find the methods; warn if there is none, or if workers will not be told."""
         modules = [module for module in (engine.task, engine.model) if hasattr(module, "set_epoch")]
         data_sets = data_sets_with("set_epoch", engine.loaders.train)
         self._told = [*modules, *data_sets]
@@ -52,6 +53,6 @@ class SetEpochInfoHook(Hook):
             )
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Tell them the epoch, counted from 0."""
+        """Pass on the epoch, counted from 0."""
         for one in self._told:
             one.set_epoch(engine.progress.epoch)

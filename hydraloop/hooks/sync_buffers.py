@@ -1,4 +1,4 @@
-"""SyncBuffersHook: the model's buffers, averaged over all ranks at the end of each epoch."""
+"""SyncBuffersHook: averages the model's buffers over all ranks at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class SyncBuffersHook(Hook):
-    """Averages all buffers of the model (running statistics of normalisation layers, above all) over the ranks.
+    """Averages all buffers of the model over the ranks, above all the running statistics of normalisation layers.
 
-    Each rank's buffers come from its own batches. Without this hook, or `sync_norm`, evaluation and checkpoints have
-    rank 0's. Averaged at the end of each train epoch, they are those of all data in the epoch's checkpoint, in its
-    validation, and on every rank for the next epoch. A validation inside an epoch (by iteration) averages before it.
-    Of integers (`num_batches_tracked`) the mean is rounded, where mmengine's division cuts it off; boolean buffers stay
-    as they are. Where `ema` averages buffers too (`update_buffers`), its averages are averaged over the ranks likewise:
-    they are what is evaluated and published. In a single process there is nothing to do.
+    Each rank's buffers come from its own batches. Without this hook or `sync_norm`, evaluation and checkpoints use
+    those of rank 0. The hook averages at the end of each train epoch, so that the checkpoint, the validation and the
+    next epoch use the statistics of all data. A validation inside an epoch averages before it. Means of integers
+    (`num_batches_tracked`) are rounded, where MMEngine truncates them; boolean buffers are unchanged. If `ema` averages
+    buffers (`update_buffers`), its averages are averaged over the ranks too, because they are evaluated and published.
+    With one process there is nothing to do.
 
-    Mount points: after_train_epoch, before_val. Priority NORMAL, MMEngine's: before `checkpoint`, which saves them; and
-    before `ema` puts other buffers into the model for the validation, in before_val_epoch, where mmengine's hook comes.
-    Cost: one all-reduce of all buffers, no host sync. No state, no options.
+    Mount points: after_train_epoch, before_val. Priority NORMAL, MMEngine's: before `checkpoint`, which saves the
+    buffers. `ema` puts its buffers into the model later, in before_val_epoch, where MMEngine's hook runs. Cost: one
+    all-reduce of all buffers, no host sync. No state, no options.
     """
 
     priority = Priority.NORMAL
@@ -38,7 +38,8 @@ class SyncBuffersHook(Hook):
         self._average(engine)
 
     def before_val(self, engine: Engine) -> None:
-        """Average, if there were iterations since then; the buffers of a loaded checkpoint are the same everywhere."""
+        """Average if iterations were trained since the last time; the buffers of a loaded checkpoint are equal on all
+        ranks."""
         if engine.progress.iteration > max(self._averaged_at, engine.began_at):
             self._average(engine)
 

@@ -1,4 +1,4 @@
-"""SyncNormHook: the running statistics of normalisation layers, averaged over all ranks before each evaluation."""
+"""SyncNormHook: averages the running statistics of normalisation layers over all ranks before each evaluation."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""What torch's batch and instance normalisation keep, by name; layers of other packages use the same names."""
+"""Buffers of torch's batch and instance normalisation; layers of other packages use the same names."""
 
 
 class SyncNormHook(Hook):
     """Averages the running statistics of normalisation layers over the ranks, before each validation and test.
 
-    Each rank's statistics come from its own batches, and the engine evaluates with rank 0's; with this hook rank 0's
-    are those of all ranks. They stay averaged, on every rank, when training goes on. As in MMDetection, the variance is
-    the mean of the ranks' variances. In a single process there is nothing to do. A checkpoint that is written before
-    its epoch's validation has rank 0's own; with `sync_buffers`, which averages before that, this hook has nothing left
-    to do. Where `ema` averages them too (`update_buffers`), its averages are averaged over the ranks likewise: they are
-    what is evaluated, saved and published. `distributed.sync_batchnorm` is another thing: all ranks' batches are
-    normalised together.
+    Each rank's statistics come from its own batches, and the engine evaluates with those of rank 0. They stay averaged,
+    on every rank, when training continues. As in MMDetection, the variance is the mean of the ranks' variances. A
+    checkpoint that is written before its epoch's validation contains rank 0's statistics; `sync_buffers` averages
+    before that and makes this hook unnecessary. If `ema` averages the statistics (`update_buffers`), its averages are
+    averaged over the ranks too, because they are evaluated, saved and published. With one process there is nothing to
+    do. `distributed.sync_batchnorm` is different: it normalises the batches of all ranks together.
 
-    Mount points: before_val, before_test: before `ema` puts other weights into the model (in before_val_epoch), and
-    before the engine gives all ranks rank 0's buffers. Priority NORMAL, MMDetection's. Cost: one all-reduce an
-    evaluation, for all layers together; no host sync. No state, no options. From MMDetection's SyncNormHook.
+    Mount points: before_val, before_test: before `ema` puts its weights into the model (in before_val_epoch), and
+    before the engine broadcasts rank 0's buffers. Priority NORMAL, MMDetection's. Cost: one all-reduce per evaluation
+    for all layers; no host sync. No state, no options. From MMDetection's SyncNormHook.
     """
 
     priority = Priority.NORMAL
@@ -41,7 +40,7 @@ class SyncNormHook(Hook):
         _average(engine)
 
     def before_test(self, engine: Engine) -> None:
-        """Average; the weights of a checkpoint file are the same on all ranks, and stay as they are."""
+        """Average; the weights of a checkpoint file are equal on all ranks and do not change."""
         _average(engine)
 
 

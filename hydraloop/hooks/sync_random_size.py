@@ -1,4 +1,4 @@
-"""SyncRandomSizeHook: training at input sizes that change, the same on every rank."""
+"""SyncRandomSizeHook: trains at changing input sizes, the same on every rank."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hydraloop.engine.device.batch_transfer import tensors_of
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -26,46 +27,36 @@ log = logging.getLogger(__name__)
 
 
 class SyncRandomSizeHook(Hook):
-    """Multi-scale training: a new input size every `interval` iterations, drawn from (seed, iteration).
+    """Multi-scale training: draws a new input size every `interval` iterations from (seed, iteration).
 
-    All ranks so have the same size without asking each other, and a resumed run has the sizes it would have had.
-    Heights are multiples of `divisor` within `min_ratio` .. `max_ratio` of the batch's own height, each as likely; the
-    width follows, in proportion. Validation and test are at the data's own size.
+    So all ranks use the same size without communication, and a resumed run uses the sizes that it would have used.
+    Heights are multiples of `divisor` within `min_ratio` .. `max_ratio` of the batch's height, with equal probability;
+    the width keeps the proportion. Validation and test use the data's size.
 
-    The model's first input `[N, C, H, W]`, floating, is interpolated (bilinear) on its device, by a forward pre-hook of
-    torch that is on the model while it trains: whatever the batch looks like, and whatever calls the model. Targets are
-    left as they are. A task whose targets have to follow (boxes, masks) has `set_input_size(size: tuple[int, int])`: it
-    is then told (height, width) in place of the interpolation, before the first iteration of each size, and applies it
-    in `forward`, not in `evaluate`.
+    A forward pre-hook of torch interpolates (bilinear) the model's first input `[N, C, H, W]`, floating, on its device
+    while the model trains. Targets are unchanged. A task whose targets must change too (boxes, masks) has
+    `set_input_size(size: tuple[int, int])`: it is called with (height, width) before the first iteration of each size,
+    instead of the interpolation, and the task applies it in `forward`, not in `evaluate`.
 
-    A model that takes one size only (`Flatten` and `Linear`) fails somewhere inside: with an error while the input has
-    another size than the data's comes a warning that says so. Another warning: the range has one size only.
+    A model for one input size only (`Flatten` and `Linear`) fails with an error of its own; a warning then explains the
+    reason. The hook also warns if the range contains one size only.
 
-    Mount points: before_train (puts the pre-hook on), before_train_iter, on_exception (the first warning), after_train
-    (takes the pre-hook off). Priority NORMAL, MMDetection's. No host sync; the interpolation costs a pass over the
-    images, and the largest size the memory. With `engine.compile` torch compiles the model twice: for the first size,
-    then for any. No state: sizes are a function of seed and iteration. Source: YOLOX (Z. Ge et al., 2021);
-    MMDetection's SyncRandomSizeHook, which changes sizes by epoch, and its successor BatchSyncRandomResize, whose
-    interval is the default.
-
-    Args:
-        interval: iterations at one size, at least 1; the first size is drawn too.
-        min_ratio: of the smallest height to the data's own, above 0.
-        max_ratio: of the largest height to the data's own, at least `min_ratio`.
-        divisor: heights and widths are multiples of it, at least 1.
+    Mount points: before_train (adds the pre-hook), before_train_iter, on_exception (the warning), after_train (removes
+    the pre-hook). Priority NORMAL, MMDetection's. No host sync; the interpolation costs a pass over the images, and the
+    largest size determines the memory. With `engine.compile`, torch compiles the model twice: for the first size, then
+    for any. No state: sizes are a function of seed and iteration. Options: `SyncRandomSizeHookConf`. From YOLOX (Z. Ge
+    et al., 2021) and MMDetection's SyncRandomSizeHook, which changes sizes by epoch, and its successor
+    BatchSyncRandomResize.
 
     Raises:
-        UserError: an option is out of range; in the first iteration: the input is no image, or no multiple of `divisor`
-            is in the range.
+        UserError: an option is out of range; in the first iteration, the input is not an image, or the range contains
+            no multiple of `divisor`.
     """
 
     priority = Priority.NORMAL
 
     def __init__(self, *, interval: int = 10, min_ratio: float = 0.7, max_ratio: float = 1.3, divisor: int = 1) -> None:
-        if interval < 1:
-            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 for a new size each iteration.")
-        if divisor < 1:
-            raise UserError(f"{divisor} is below 1", key="divisor", remedy="Use 1 for any size.")
+        check_at_least(1, interval=interval, divisor=divisor)
         if not min_ratio > 0:
             raise UserError(f"{min_ratio} is not above 0", key="min_ratio", remedy="Use 0.7 for 70 % of the height.")
         if not min_ratio <= max_ratio < math.inf:
@@ -80,12 +71,12 @@ class SyncRandomSizeHook(Hook):
         self._tell: Callable[[tuple[int, int]], object] | None = None
         self._told = False
         self._resized: tuple[tuple[int, ...], tuple[int, int]] | None = None
-        """(the data's size, the one in its place), of the model's last call in this iteration."""
+        """(the data's size, the size that replaced it) in the model's last call of this iteration."""
         self._warned = False
         self._on_model: RemovableHandle | None = None
 
     def before_train(self, engine: Engine) -> None:
-        """Draw the size that holds at this iteration; put the pre-hook on the model."""
+        """Draw the size of this iteration; add the pre-hook to the model."""
         self._resized = None
         since = engine.progress.iteration
         while since and not self._every.due(since):
@@ -94,15 +85,15 @@ class SyncRandomSizeHook(Hook):
         self._tell = getattr(engine.task, "set_input_size", None)
         if self._tell is None:
             resize: Callable[..., Any] = self._resize
-            if "torch._dynamo" in sys.modules:  # which takes 1.2 s to import; a compiled model has done it
+            if "torch._dynamo" in sys.modules:  # imported by compiled models only; takes 1.2 s
                 resize = torch.compiler.disable(resize)  # type: ignore[no-untyped-call]  # else compiled for each size
             self._on_model = engine.model.register_forward_pre_hook(resize)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """Draw a new size, if one is due; tell it a task that wants to know.
+        """Draw a new size if one is due; tell it to a task that asks for it.
 
         Raises:
-            UserError: the task wants to know, and there is no image in the batch.
+            UserError: the task asks for it, and the batch contains no image.
         """
         self._resized = None
         if self._every.due(engine.progress.iteration):
@@ -115,20 +106,20 @@ class SyncRandomSizeHook(Hook):
             self._told = True
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Say that the input had another size, which may be why."""
+        """Warn that the input had another size, which may be the reason."""
         if self._resized is not None and isinstance(error, Exception):
             own, new = ("x".join(map(str, size)) for size in self._resized)
-            log.warning("%s: the model's input was %s in place of the data's %s when the following was raised; a model "
+            log.warning("%s: the model's input was %s instead of the data's %s when the following was raised; a model "
                         "that takes one size only cannot be trained with this hook", self.key, new, own)  # fmt: skip
 
     def after_train(self, engine: Engine) -> None:
-        """Take the pre-hook off."""
+        """Remove the pre-hook."""
         if self._on_model is not None:
             self._on_model.remove()
             self._on_model = None
 
     def _draw(self, seed: int, iteration: int) -> None:
-        # Of a string, Random's seed is a hash that is the same everywhere, and random() is the same in every Python.
+        # Random hashes a string seed in the same way on every machine, and random() is the same in every Python.
         self._drawn = random.Random(f"size {seed} {iteration}").random()
         self._told = False
 
@@ -147,7 +138,7 @@ class SyncRandomSizeHook(Hook):
         return (interpolate(images, size, mode="bilinear", align_corners=False), *inputs[1:])
 
     def _size_of(self, images: Tensor) -> tuple[int, int]:
-        """(height, width) in place of the images' own."""
+        """Return the (height, width) that replace those of the images."""
         height, width = images.shape[2:]
         low = max(math.ceil(self.min_ratio * height / self.divisor - 1e-6), 1)  # 1.1 * 100 is a little above 110
         high = math.floor(self.max_ratio * height / self.divisor + 1e-6)
@@ -170,7 +161,7 @@ class SyncRandomSizeHook(Hook):
         return UserError(
             f"it changes the size of floating images [N, C, H, W], and {problem}",
             key=self.key,
-            remedy="Leave the hook out, or give the task a set_input_size(size).",
+            remedy="Leave the hook out, or add set_input_size(size) to the task.",
         )
 
 

@@ -1,4 +1,4 @@
-"""TensorBoardLoggerHook: the run's records in TensorBoard, with histograms of weights and gradients as an option."""
+"""TensorBoardLoggerHook: writes the run to TensorBoard, and optionally histograms of weights and gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.interval import Every
-from hydraloop.errors import UserError
 from hydraloop.hooks.shared.histograms import histograms as counted
+from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import position
 from hydraloop.tracking.choices import check_only_one
 from hydraloop.tracking.hook import TrackerHook
@@ -20,38 +20,30 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 HISTOGRAMS = "histograms"
-"""The folder of what was counted, in the run directory, and the record's entry that names a file there."""
+"""The folder of the counts in the run directory, and the record's entry that names a file there."""
 
 
 class TensorBoardLoggerHook(TrackerHook):
     """Shows the run in TensorBoard: `tensorboard --logdir <run_dir>/tensorboard`, or the directory of a sweep.
 
-    A process of its own writes event files to `<run_dir>/tensorboard/`: every number of every record, `train/loss` or
-    `val/accuracy`, over the iteration; the pictures of `visualization`; and, for the HPARAMS tab, what the run was
-    trained with, how it ended, and as its metrics the last ones of validation and test and the training loss. A run
-    that is resumed goes on in the same charts: what it does again is cut from the older files.
+    A separate process, the follower, writes event files to `<run_dir>/tensorboard/`: every number of every record,
+    `train/loss` or `val/accuracy`, over the iteration; the pictures of `visualization`; and for the HPARAMS tab the
+    options of the run, how it ended, and as metrics the last values of validation and test and the training loss. A
+    resumed run continues the same charts: repeated iterations are cut from the older files.
 
-    With `histograms`, every so many iterations the weights and the gradients of all trainable parameters are counted in
-    64 bins, at the next optimizer step: gradients as the optimizer gets them, unscaled and behind `grad_clip`, so after
-    clipping; weights as these gradients were taken at. Entries that are not finite are counted apart, as
-    `nonfinite/gradients/…`. The counts are in `<run_dir>/histograms/iter_400.json`, announced by a record, `{"mode",
-    "epoch", "iteration", "histograms": "histograms/iter_400.json"}`. Of a sharded model (FSDP) they are those of
-    rank 0's shards. Sparse gradients are left out.
+    With `histograms`, weights and gradients of all trainable parameters are counted in 64 bins, at the next optimizer
+    step: gradients unscaled and clipped, as the optimizer uses them; weights before the step. Entries that are not
+    finite are counted as `nonfinite/gradients/…`. The counts are in `<run_dir>/histograms/iter_400.json`, announced by
+    a record, `{"mode", "epoch", "iteration", "histograms": "histograms/iter_400.json"}`. For a sharded model (FSDP)
+    they are those of rank 0's shards. Sparse gradients are left out.
 
     Mount points: before_run, before_train, before_optimizer_step, after_train_iter, on_log, after_run. Priority
-    VERY_LOW: gradients are clipped by then, and other hooks' records of an iteration stand in front. Rank 0 only. No
-    host sync but where histograms are due: two then, and a file of some 2 kB a parameter; without histograms it is not
-    called in an iteration. No state. Errors warn: no training fails for its charts.
-
-    Args:
-        histograms: iterations between two histograms, at least 1; None: none.
-        hparams: keys of the config, or beginnings of keys up to a dot (`optimizer`), that are columns of the HPARAMS
-            table; None: those given on the command line, and a few well-known ones.
-        pictures: whether pictures are put into the event files too.
-        flush_timeout: seconds that writing the rest may take after the run's end, from 0 to 86,400.
+    VERY_LOW: gradients are clipped by then, and other hooks' records of an iteration come first. Runs on rank 0 only.
+    Cost: two host syncs for each histogram, no host sync and nothing in an iteration otherwise. No state. Options:
+    `TensorBoardLoggerHookConf`.
 
     Raises:
-        UserError: an interval below 1; a `flush_timeout` out of its range; a second hook of this class in a run.
+        UserError: `histograms` or `flush_timeout` is out of range, or the run has a second hook of this class.
     """
 
     kind = "tensorboard"
@@ -64,13 +56,12 @@ class TensorBoardLoggerHook(TrackerHook):
         pictures: bool = True,
         flush_timeout: float = 10.0,
     ) -> None:
-        if histograms is not None and histograms < 1:
-            raise UserError(f"{histograms} is below 1", key="histograms", remedy="Use 1 or more, or null for none.")
+        check_at_least(1, histograms=histograms)
         chosen = None if hparams is None else [str(key) for key in hparams]
         super().__init__(flush_timeout=flush_timeout, options={"hparams": chosen, "pictures": pictures})
         self._due = Every(histograms).due
         self._seen = 0
-        """The iteration up to which nothing is due any more."""
+        """The iteration up to which all histograms were counted."""
         self._counted: dict[str, Any] | None = None
         if histograms is None:
             self.idle_points = ("before_optimizer_step", "after_train_iter")
@@ -79,25 +70,25 @@ class TensorBoardLoggerHook(TrackerHook):
         """Start the follower.
 
         Raises:
-            UserError: there is another hook of this class, which would write to the same files.
+            UserError: another hook of this class would write the same files.
         """
         check_only_one(engine, self, "write the same files")
         super().before_run(engine)
 
     def before_train(self, engine: Engine) -> None:
-        """Let the follower begin; count from where the run goes on."""
+        """Let the follower begin; count from the iteration where the run continues."""
         self._seen, self._counted = engine.progress.iteration, None
         super().before_train(engine)
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Count weights and gradients where they are due, or have become due since the last step."""
-        iteration = engine.progress.iteration + 1  # that one is not completed yet
+        """Count weights and gradients if that is due, or has become due since the last step."""
+        iteration = engine.progress.iteration + 1  # not completed yet
         if self._due(iteration, done=self._seen):
             self._seen = iteration
             self._counted = counted(_tensors(engine))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Write down what was counted, and announce it."""
+        """Write the counts and announce them."""
         if self._counted is None:
             return
         content, self._counted = self._counted, None
@@ -108,7 +99,7 @@ class TensorBoardLoggerHook(TrackerHook):
 
 
 def _tensors(engine: Engine) -> dict[str, Tensor]:
-    """Trainable weights and their gradients; of sharded ones this rank's part."""
+    """Return trainable weights and their gradients; for sharded ones this rank's part."""
     found = {}
     for name, parameter in engine.model.named_parameters():
         if not parameter.requires_grad or parameter.is_complex():

@@ -1,4 +1,4 @@
-"""VisualizationHook: what the model says of the first images of each validation and test, to look at."""
+"""VisualizationHook: draws the model's predictions for the first images of each validation and test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.report.summary import number, shown
-from hydraloop.errors import UserError
 from hydraloop.hooks.shared.data_sets import data_sets_with
+from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.pictures import Tile, grid, to_pixels
 from hydraloop.hooks.shared.record_entries import position
 
@@ -23,44 +23,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FOLDER = "visualization"
-"""Of the pictures, in the run directory."""
+"""Folder of the pictures in the run directory."""
 _NUMBERS = 3
-"""Shown of a vector."""
+"""How many numbers of a vector are shown."""
 _LONGEST = 16
-"""Vector that is one; anything larger (a map of classes) is shown by its shape."""
+"""The longest vector shown by its numbers; anything larger (a map of classes) is shown by its shape."""
 
 
 class VisualizationHook(Hook):
-    """Draws images of each validation and test with their labels and predictions, a PNG file each time.
+    """Draws images of each validation and test with their labels and predictions, as a PNG file.
 
-    A picture, `<run_dir>/visualization/val_iter_400.png` or `test_iter_400.png`, is a grid of images, green with a tick
-    where the prediction is right, red with a cross where it is wrong. With `ema` or `tta` the predictions are theirs,
-    as in the metrics. Each picture is announced by a record, `{"mode", "epoch", "iteration", "picture":
+    A picture, `<run_dir>/visualization/val_iter_400.png` or `test_iter_400.png`, is a grid of images: green with a tick
+    if the prediction is right, red with a cross if it is wrong. With `ema` or `tta` the predictions are theirs, as in
+    the metrics. Each picture is announced by a record, `{"mode", "epoch", "iteration", "picture":
     "visualization/val_iter_400.png"}` (relative to the run directory), for `metrics.jsonl` and trackers.
 
-    Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]`, of floats or uint8; with anything else one warning
-    is all. Predictions are `outputs["predictions"]`, else the largest of `outputs["outputs"]` for class indices and the
-    outputs themselves for other targets; class indices are shown by name where the data set has `classes`, a list of
-    names, numbers as they are. Normalised images are brought back by the data set's `mean` and `std` where it has them
-    (in the order of the channels). Each is the outermost data set's that has it, of several side by side the first
-    one's; wrappers are looked through (`dataset`, `datasets`). Then uint8, 0..1 and 0..255 are taken as they are, other
-    ranges are stretched to what is there.
+    Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]` of floats or uint8; with other batches the hook
+    warns once and draws nothing. Predictions are `outputs["predictions"]`, else for class indices the largest of
+    `outputs["outputs"]`, else the outputs. Class indices are shown by name if the data set has `classes`, a list of
+    names. Images are denormalised with the data set's `mean` and `std` (one number per channel) if it has them. These
+    attributes are those of the outermost data set that has them, the first one of several; wrappers (`dataset`,
+    `datasets`) are searched. Then uint8, 0..1 and 0..255 are drawn as they are, and other ranges are stretched.
 
     Mount points: before_train, after_val_iter, after_val_epoch, after_test_iter, after_test_epoch. Priority LOWEST: its
-    record comes behind that of the metrics. On rank 0 only, of the samples it evaluates. Cost: copies to the host, a
-    host sync, for each batch drawn from, none in other batches; drawing 32 images takes some 50 ms. No state. Errors
-    warn: no training fails for its picture. From MMEngine's NaiveVisualizationHook, whose `interval` counts batches
-    too.
-
-    Args:
-        interval: batches of an evaluation between two that are drawn from, at least 1: 1 takes the first ones.
-        num_images: most images in a picture, at least 1; with them it is full, whatever the interval.
-        per_batch: most images of one batch, at least 1; None: all.
-        size: pixels of an image's longer side in the picture, at least 1: smaller images are enlarged by whole numbers
-            up to it, larger ones reduced to it.
-
-    Raises:
-        UserError: a number below 1.
+    record follows that of the metrics. Runs on rank 0 only, with the samples of this rank. Cost: a host sync for each
+    batch that is drawn from, to copy its images; none for other batches; drawing 32 images takes about 50 ms. No state.
+    Options: `VisualizationHookConf`. From MMEngine's NaiveVisualizationHook, whose `interval` counts batches too.
     """
 
     priority = Priority.LOWEST
@@ -70,14 +58,7 @@ class VisualizationHook(Hook):
     def __init__(
         self, *, interval: int = 1, num_images: int = 32, per_batch: int | None = None, size: int = 128
     ) -> None:
-        for key, value in (
-            ("interval", interval),
-            ("num_images", num_images),
-            ("per_batch", per_batch),
-            ("size", size),
-        ):
-            if value is not None and value < 1:
-                raise UserError(f"{value} is below 1", key=key, remedy="Use 1 or more.")
+        check_at_least(1, interval=interval, num_images=num_images, per_batch=per_batch, size=size)
         self._due = Every(interval).due
         self._num_images, self._per_batch, self._size = num_images, per_batch, size
         self._samples: list[_Sample] = []
@@ -85,7 +66,7 @@ class VisualizationHook(Hook):
         self._interval = interval
 
     def before_train(self, engine: Engine) -> None:
-        """Warn where there will be no picture."""
+        """Warn if there will be no picture."""
         val = engine.loaders.val if engine.settings.val_interval is not None else None
         test = engine.loaders.test if engine.settings.test else None
         batches = [len(loader) for loader in (val, test) if loader is not None]
@@ -98,24 +79,24 @@ class VisualizationHook(Hook):
             )  # fmt: skip
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Take images, where there is room for more and the batch is due."""
+        """Keep images if the batch is due and the picture is not full."""
         self._take("val", batch_idx, batch, outputs)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Draw what was taken from the validation."""
+        """Draw the images kept from the validation."""
         self._draw(engine, "val", engine.loaders.val)
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Take images, where there is room for more and the batch is due."""
+        """Keep images if the batch is due and the picture is not full."""
         self._take("test", batch_idx, batch, outputs)
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Draw what was taken from the test."""
+        """Draw the images kept from the test."""
         self._draw(engine, "test", engine.loaders.test)
 
     def _take(self, mode: Mode, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         if batch_idx == 0:
-            self._samples.clear()  # of an evaluation that did not come to its end
+            self._samples.clear()  # of an evaluation that was interrupted
         room = self._num_images - len(self._samples)
         if room <= 0 or self._idle or not self._due(batch_idx + 1):
             return
@@ -123,7 +104,7 @@ class VisualizationHook(Hook):
         if problem is not None:
             self._idle = True
             log.warning(
-                "%s: it draws batches (images [N, 1 or 3, H, W], targets), and those of the %s have %s: no pictures",
+                "%s: it draws batches (images [N, 1 or 3, H, W], targets), but those of the %s have %s: no pictures",
                 self.key, mode, problem,
             )  # fmt: skip
             return
@@ -151,7 +132,7 @@ class VisualizationHook(Hook):
 
 @dataclass(frozen=True)
 class _Sample:
-    """On the host."""
+    """An image with its label and prediction, on the host."""
 
     image: Tensor
     label: Tensor | None
@@ -166,13 +147,13 @@ class _Sample:
 
 
 def _comparable(label: Tensor, prediction: Tensor) -> bool:
-    """Whether they are classes, of which one can say that they are the same."""
+    """Return whether both are classes, so that the prediction is right or wrong."""
     both = (label, prediction)
     return label.numel() == prediction.numel() <= _LONGEST and not any(value.is_floating_point() for value in both)
 
 
 def _no_images(batch: Any) -> str | None:
-    """What a batch has instead of images; None where it has some."""
+    """Return what a batch contains instead of images; None if it has images."""
     if not isinstance(batch, Sequence) or not batch:
         return f"a {type(batch).__name__}"
     images = batch[0]
@@ -195,12 +176,12 @@ def _samples(batch: Sequence[Any], outputs: Mapping[str, Any], most: int) -> lis
 
 
 def _kept(tensor: Tensor, most: int) -> Tensor:
-    """The first ones on the host; a copy, since a view would keep the whole batch, which may be filled again, too."""
+    """Copy the first entries to the host; a view would keep the whole batch alive."""
     return tensor[:most].detach().to("cpu", copy=True)
 
 
 def _of_samples(value: Any, count: int) -> Tensor | None:
-    """The value, if it is a tensor with something for each of `count` samples."""
+    """Return the value if it is a tensor with one entry for each of `count` samples."""
     return value.detach() if isinstance(value, Tensor) and value.ndim and len(value) == count else None
 
 
@@ -214,7 +195,7 @@ def _predictions(labels: Tensor | None, outputs: Mapping[str, Any]) -> Any:
 
 
 def _text(value: Tensor, classes: Any) -> str:
-    """A class by its name, or numbers."""
+    """Return the name of a class, or numbers."""
     if value.numel() > _LONGEST:
         return "x".join(str(length) for length in value.shape)
     values = value.flatten()[:_NUMBERS].tolist()
@@ -226,7 +207,7 @@ def _text(value: Tensor, classes: Any) -> str:
 
 
 def _name(classes: Any, index: int) -> str | None:
-    """A class's name; None where `classes`, of whatever a user's data set has, does not tell it."""
+    """Return the name of a class; None if `classes`, which may be anything, does not contain it."""
     if index < 0 or isinstance(classes, str):
         return None
     try:
@@ -236,6 +217,6 @@ def _name(classes: Any, index: int) -> str | None:
 
 
 def _of_data(loader: Any, attribute: str) -> Any:
-    """What the outermost data set that has the attribute says, the first of several side by side; else None."""
+    """Return the attribute of the outermost data set that has it, the first of several; else None."""
     found = data_sets_with(attribute, loader, outermost=True)
     return getattr(found[0], attribute) if found else None

@@ -1,4 +1,4 @@
-"""WandbLoggerHook: the run's records at Weights & Biases."""
+"""WandbLoggerHook: sends the run's records to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,45 +18,27 @@ _MODES = ("auto", "online", "offline", "disabled")
 
 
 class WandbLoggerHook(TrackerHook):
-    """Shows the run at Weights & Biases, or leaves files in `<run_dir>/wandb/` that `wandb sync` uploads.
+    """Shows the run at Weights & Biases, or writes files to `<run_dir>/wandb/` that `wandb sync` uploads.
 
-    A process of its own makes one W&B run: each record of `metrics.jsonl` a row of its history (`train/loss`,
-    `val/accuracy`, …; the record's line is W&B's step, the iteration is the axis), pictures of `visualization`, the
-    config (secrets masked, nested; how it was started is under `hydraloop` in it), W&B's system metrics, and at the end
-    status, error, best validation and `result.json`. Whatever happens to W&B's processes or the network, each record is
-    there once in the end, with `sync.py` at the latest.
+    A separate process, the follower, makes one W&B run: each record of `metrics.jsonl` is a row of its history
+    (`train/loss`, `val/accuracy`, …; W&B's step is the line of the record, the axis is the iteration). It also sends
+    pictures of `visualization`, the nested config (secrets masked; `hydraloop` in it describes how the run was
+    started), W&B's system metrics, and at the end status, error, best validation and `result.json`. If W&B's processes
+    or the network fail, `sync.py` completes the records later.
 
-    A resumed run goes on as the same W&B run. Online the rows that were cut are taken back, where the service rewinds;
-    else a run with an id of its own, `<name> (part 2)` in the same group, begins there. Offline its file is written
-    anew as a whole, and the one before moves to `wandb/replaced/` (with the system metrics it has); where that one was
-    uploaded already, a part 2 goes on behind it. What was changed in the config is `resume_1/…`. Each job of a sweep
-    is a run, in a group with the sweep's name; `WANDB_RUN_ID` and W&B's other variables of one run are not followed,
-    but for the names below, where an option is None.
+    A resumed run continues the same W&B run. Online, repeated rows are rewound if the service can; otherwise a second
+    run, `<name> (part 2)` in the same group, begins there. Offline, the file is written again completely, and the
+    previous one moves to `wandb/replaced/` (with its system metrics); if that one was already uploaded, a part 2
+    follows it. Changes of the config are `resume_1/…`. Each job of a sweep is a run, in a group named after the sweep.
+    `WANDB_RUN_ID` and other variables for a single run are ignored, except for those that replace options which are
+    None.
 
     Mount points: before_run, before_train, on_log, after_run. Priority VERY_LOW: other hooks' records of an iteration
-    stand in front. Rank 0 only. No host sync, and nothing in an iteration: the follower reads what the logger has
-    written. No state. Errors warn: no training fails for its charts.
-
-    Args:
-        mode: `online`, `offline`, `disabled`, or `auto`: `WANDB_MODE`, else online where an API key is configured,
-            else offline; never a question in the terminal.
-        project: at most 128 characters, none of `/\\\\#?%:`; None: `WANDB_PROJECT`, else the experiment's name.
-        entity: user or team; None: `WANDB_ENTITY`, else W&B's default.
-        group: at most 128 characters; None: `WANDB_RUN_GROUP`, else the sweep's name, else the run's.
-        job_type: a label; None: `WANDB_JOB_TYPE`, else none.
-        tags: labels of 1 to 64 characters; None: `WANDB_TAGS`, else none.
-        notes: a description; None: `WANDB_NOTES`, else none.
-        name: of the run; None: `WANDB_NAME`, else the job's overrides in a sweep, else date, time and id of its
-            directory.
-        pictures: whether pictures are sent too.
-        log_code: whether `code.patch`, the uncommitted changes of the code, is sent as a file.
-        checkpoints: which are sent as artifacts of type model: `best` and `last` at the end, `all` as they are
-            written; None: none.
-        system_metrics: whether W&B measures the training process and its machine.
-        flush_timeout: seconds that sending the rest may take after the run's end, from 0 to 86,400.
+    come first. Runs on rank 0 only. No host sync, and nothing in an iteration: the follower reads what the logger has
+    written. No state. Options: `WandbLoggerHookConf`.
 
     Raises:
-        UserError: one of these is not as it should be; a second hook of this class in a run.
+        UserError: an option is out of range, or the run has a second hook of this class.
     """
 
     kind = "wandb"
@@ -79,7 +61,7 @@ class WandbLoggerHook(TrackerHook):
         flush_timeout: float = 10.0,
     ) -> None:
         if mode not in _MODES:
-            raise UserError(f"{mode!r} is no mode", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
+            raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
         check_checkpoints(checkpoints)
         names = names_of(
             {"project": project, "entity": entity, "group": group, "job_type": job_type, "tags": tags, "notes": notes}
@@ -94,7 +76,7 @@ class WandbLoggerHook(TrackerHook):
         """Start the follower, unless it is disabled.
 
         Raises:
-            UserError: there is another hook of this class, which would make the same W&B run.
+            UserError: another hook of this class would make the same W&B run.
         """
         check_only_one(engine, self, "make the same W&B run")
         self._disabled = is_disabled(self._options["mode"])
@@ -102,7 +84,7 @@ class WandbLoggerHook(TrackerHook):
             super().before_run(engine)
 
     def after_run(self, engine: Engine) -> None:
-        """Send the rest, in bounded time; or say that nothing was sent."""
+        """Send the rest, in bounded time, or report that nothing was sent."""
         super().after_run(engine)
         if self._disabled:
             told = {**(engine.messages.read("tracked") or {}), self.name: "disabled, nothing was sent"}

@@ -200,7 +200,7 @@ def test_of_another_loader_the_number_of_the_batch(tmp_path: Path) -> None:
     loader = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(5)]
     error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook(), "poison": Poison([4])}, loader=loader))
     assert (error.batch_idx, error.samples) == (3, None)
-    assert "batch 3 (from 0) of epoch 1; which samples are in it, this loader does not say" in str(error)
+    assert "batch 3 (from 0) of epoch 1; this loader does not know its samples" in str(error)
 
 
 def test_accumulated_iterations_count_one_by_one(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_long_batch_is_cut_off_in_the_message(tmp_path: Path) -> None:
 def test_an_interval_below_one_is_refused(interval: int) -> None:
     with pytest.raises(UserError) as raised:
         CheckInvalidLossHook(interval=interval)
-    assert (raised.value.key, raised.value.remedy) == ("interval", "Use 1 to look at every iteration.")
+    assert (raised.value.key, raised.value.remedy) == ("interval", "Use 1 or more.")
 
 
 # Ranks. --------------------------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def test_a_stopped_run_is_stopped_when_it_is_resumed(
     hooks = {"early_stopping": EarlyStoppingHook(**options), "behind": Behind()}
     resumed = _engine(tmp_path / "resumed", VALUES, hooks, resume=saved).train()
     assert (resumed.status, resumed.reason, resumed.progress) == ("stopped", whole.reason, whole.progress)
-    assert "this run had been stopped; to train on" in caplog.text
+    assert "this run had been stopped; to continue training" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def _forgetful(run_dir: Path, hook: EarlyStoppingHook) -> Engine:
 
 def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert _forgetful(tmp_path, EarlyStoppingHook(patience=2)).train().progress["epoch"] == 4
-    assert "hooks.early_stopping: the validation has no 'score', only: loss; it is left out" in caplog.text
+    assert "hooks.early_stopping: the validation has no 'score', only: loss; it does not count" in caplog.text
     with pytest.raises(RuntimeError, match="no 'score', only: loss"):
         _forgetful(tmp_path, EarlyStoppingHook(patience=2, strict=True)).train()
 

@@ -263,7 +263,7 @@ def test_behind_an_error_at_another_size_stands_a_warning(tmp_path: Path, caplog
         engine.train()
     (_, warning) = warnings(caplog)
     assert warning == (
-        "hooks.sync_random_size: the model's input was 16x24 in place of the data's 8x12 when the following was "
+        "hooks.sync_random_size: the model's input was 16x24 instead of the data's 8x12 when the following was "
         "raised; a model that takes one size only cannot be trained with this hook"
     )
 

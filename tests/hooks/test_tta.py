@@ -441,8 +441,8 @@ def test_other_loaders_are_left_to_the_test(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("net", "options", "key", "problem"),
     [
-        (nn.Conv2d(1, 3, 1), {}, "hooks.tta.transforms", "another part of the image"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), {"merge": "probabilities"}, "hooks.tta.merge", "no logits"),
+        (nn.Conv2d(1, 3, 1), {}, "hooks.tta.transforms", "each view moves the image"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), {"merge": "probabilities"}, "hooks.tta.merge", "not logits"),
         (nn.Flatten(1, 2), {"transforms": ["identity", lambda x: x[..., 1:]]}, "hooks.tta.transforms", "in shape"),
     ],
 )
@@ -477,7 +477,7 @@ def test_views_that_the_model_cannot_take_are_refused_before_training(tmp_path: 
         return images[..., 1:]
 
     engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=["identity", cut]))
-    with pytest.raises(UserError, match="fails with these views, and does not without them: RuntimeError: ") as raised:
+    with pytest.raises(UserError, match="fails with these views, and works without them: RuntimeError: ") as raised:
         engine.train()
     assert raised.value.key == "hooks.tta.transforms"
     assert engine.progress.iteration == 0
@@ -544,7 +544,7 @@ def test_a_run_without_a_test_is_told_once(
     if tested:
         engine.loaders = Loaders(engine.loaders.train, engine.loaders.val)
     engine.train()
-    assert _warnings(caplog) == [f"hooks.tta: nothing is tested ({why}), so nothing will be augmented"]
+    assert _warnings(caplog) == [f"hooks.tta: there will be no test ({why}), so the hook has no effect"]
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

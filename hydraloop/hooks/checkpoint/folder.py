@@ -1,4 +1,4 @@
-"""The folder that a run's checkpoints go to, and how their paths survive a move of it."""
+"""The folder of a run's checkpoints, and paths that survive moving it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class CheckpointFolder:
     """A folder of checkpoints.
 
     Args:
-        path: the folder; made by `open`.
-        resumed_beside: the folder of the checkpoint that the run was resumed from, None for a new run.
+        path: the folder; `open` creates it.
+        resumed_beside: the folder of the checkpoint that the run was resumed from; None for a new run.
     """
 
     path: Path
     resumed_beside: Path | None = None
 
     def open(self, run_dir: Path, default: Path, *, key: str) -> None:
-        """Make the folder and try to write into it; leave the way back to the run where it is not `default`.
+        """Create the folder and try to write to it; if it is not `default`, write a file that names the run.
 
         Raises:
-            UserError: it cannot be written to, has the checkpoints of another run, or is one of Python's; names `key`.
+            UserError: it cannot be written to, contains checkpoints of another run, or is one of Python's; names `key`.
         """
         if self.path.resolve().name in ("site-packages", "dist-packages"):
             raise UserError(
-                f"Python reads .pth files in {self.path} at its start, and would take checkpoints for its own",
+                f"Python reads .pth files in {self.path} at its start and would run checkpoints as code",
                 key=key,
                 remedy="Use another folder.",
             )
@@ -53,18 +53,18 @@ class CheckpointFolder:
 
     def _point_to(self, run_dir: Path, key: str) -> None:
         owner = run_directory.owner(self.path) or run_dir
-        # A run that continues from a file in this folder is the one whose folder it is; it may have been moved.
-        goes_on = self.resumed_beside is not None and self.resumed_beside.resolve() == self.path.resolve()
-        if owner != run_dir and not goes_on and any(self.path.glob(f"*{SUFFIX}")):
+        # A run that is resumed from a file in this folder owns it; the run may have been moved.
+        resumed_here = self.resumed_beside is not None and self.resumed_beside.resolve() == self.path.resolve()
+        if owner != run_dir and not resumed_here and any(self.path.glob(f"*{SUFFIX}")):
             raise UserError(
                 f"{self.path} has checkpoints of another run, {owner}, which would be overwritten",
                 key=key,
-                remedy="Use a folder of its own for each run.",
+                remedy="Use a separate folder for each run.",
             )
         atomic.write_text(self.path / RUN_DIR_FILE, f"{run_dir}\n")
 
     def resume_from(self, path: Path, run_dir: Path) -> None:
-        """Make a later start continue from `path` too, also if this one is killed before its first checkpoint.
+        """Make later starts resume from `path`, even if this run is killed before its first checkpoint.
 
         Does nothing if the file does not belong to the run.
         """
@@ -73,11 +73,12 @@ class CheckpointFolder:
             point_to(path)
 
     def relative(self, path: Path) -> str:
-        """How a checkpoint's state names a file: relative to the folder where it is in it, so that both can move."""
+        """Return a file's name for a checkpoint's state: relative to the folder if it is inside, so that both can be
+        moved."""
         return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
 
     def locate(self, name: str) -> Path:
-        """The file that `relative` named: in the folder, or in that of the resumed file where it has changed."""
+        """Find the file that `relative` named: in the folder, or in that of the resumed file if it has changed."""
         here = self.path / name
         if self.resumed_beside is not None and not here.is_file() and (self.resumed_beside / name).is_file():
             return self.resumed_beside / name
@@ -85,17 +86,17 @@ class CheckpointFolder:
 
 
 def expanded(out_dir: str | os.PathLike[str]) -> Path:
-    """The folder an option names, `~` made out.
+    """Return the folder that an option names, with `~` expanded.
 
     Raises:
         UserError: there is no such user.
     """
     try:
         return Path(out_dir).expanduser()
-    except RuntimeError as error:  # ~somebody, whom this machine does not know
-        raise UserError(f"{out_dir}: {error}", key="out_dir", remedy="Write the path out.") from None
+    except RuntimeError as error:  # ~name of an unknown user
+        raise UserError(f"{out_dir}: {error}", key="out_dir", remedy="Write the full path.") from None
 
 
 def in_file_name(metric: str) -> str:
-    """A metric's name with everything that has a meaning in paths and globs replaced: `val/acc` becomes `val_acc`."""
+    """Replace characters of a metric's name that are special in paths and globs: `val/acc` becomes `val_acc`."""
     return re.sub(r"[^\w.@=+-]", "_", metric)

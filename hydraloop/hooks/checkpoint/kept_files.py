@@ -1,4 +1,4 @@
-"""What the checkpoint hook knows of its files: which there are, which are the best, which are to be deleted."""
+"""The checkpoint hook's records of its files: the best ones, the regular ones, and those to delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydraloop.hooks.checkpoint.folder import CheckpointFolder
 
 @dataclass(frozen=True, slots=True)
 class BestFile:
-    """The best validation of one metric so far."""
+    """The best validation of one metric."""
 
     value: float
     iteration: int
@@ -22,29 +22,30 @@ class BestFile:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The files of a run; each change makes new records, so that those from before a failed write can be put back."""
+    """The files of a run. Each change returns new records, so that the previous ones can be restored after a failed
+    write."""
 
     best: Mapping[str, BestFile] = field(default_factory=dict)
     """By metric."""
     kept: tuple[Path, ...] = ()
-    """Regular files, oldest first; those past `max_keep_ckpts` are deleted already."""
+    """Regular files, oldest first, without those deleted by `max_keep_ckpts`."""
     replaced: tuple[Path, ...] = ()
-    """Best files that a better one stands in for, to be deleted."""
+    """Best files that a better one has replaced, to be deleted."""
     last_saved: int = 0
     """The iteration of the newest regular file."""
 
     def with_regular(self, path: Path, iteration: int) -> Records:
-        """The same with one more regular file, the newest."""
+        """Add a regular file, the newest."""
         kept = (*(other for other in self.kept if other != path), path)
         return replace(self, kept=kept, last_saved=iteration)
 
     def with_best(self, better: Mapping[str, BestFile]) -> Records:
-        """The same with better files of some metrics."""
+        """Replace the best files of some metrics."""
         before = tuple(self.best[name].path for name in better if name in self.best)
         return replace(self, best={**self.best, **better}, replaced=(*self.replaced, *before))
 
     def as_main_finds_them(self, distributed: Distributed) -> tuple[Records, dict[str, BestFile]]:
-        """With the best files that are there for rank 0, the same on all ranks; and those that are gone."""
+        """Return the records with the best files that exist for rank 0, equal on all ranks, and the missing ones."""
         mine = {
             name: [best.path.is_file(), best.value, best.iteration, str(best.path)] for name, best in self.best.items()
         }
@@ -55,7 +56,7 @@ class Records:
         return replace(self, best=there), gone
 
     def state(self, folder: CheckpointFolder) -> dict[str, Any]:
-        """As plain values; paths as the folder names them."""
+        """Return plain values, with paths as the folder names them."""
         return {
             "best": {
                 name: {"value": best.value, "iteration": best.iteration, "checkpoint": folder.relative(best.path)}
@@ -68,7 +69,7 @@ class Records:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], folder: CheckpointFolder, names: Collection[str]) -> Records:
-        """Those of a `state`, with the best files of these metrics, whether they are there or not."""
+        """Restore records from a `state`, with the best files of these metrics, whether they exist or not."""
         return cls(
             best={
                 name: BestFile(entry["value"], entry["iteration"], folder.locate(entry["checkpoint"]))

@@ -1,4 +1,4 @@
-"""Published files: a checkpoint without what only its own run needs, and its weights as safetensors."""
+"""Published files: selected entries of a checkpoint, and its weights as safetensors."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from hydraloop.run.config_yaml import plain
 log = logging.getLogger(__name__)
 
 ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress")
-"""What a checkpoint has, and a published file can keep."""
+"""Entries of a checkpoint that a published file can keep."""
 
 
 def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) -> None:
-    """Refuse to publish nothing, or a key that no checkpoint of the run will have.
+    """Reject keys that no checkpoint of the run will contain, or that leave nothing to publish.
 
     Args:
         left_out: entries that the run does not save.
-        of_any: whether there is a checkpoint to publish: the last one, or a best one.
+        of_any: whether there is a checkpoint to publish, the last one or a best one.
 
     Raises:
-        UserError: there is none, or one is unknown; names the close ones.
+        UserError: there is nothing to publish, or a key is unknown; names similar ones.
     """
-    weights_and_more = "For the weights and where they come from: [meta,state_dict]."
+    weights_and_more = "For the weights and their origin, use [meta,state_dict]."
     if not keys:
         raise UserError(
-            "a published file would have nothing in it",
+            "a published file would be empty",
             key="published_keys",
-            remedy=f"Use null for no such files. {weights_and_more}",
+            remedy=f"Use null for no published files. {weights_and_more}",
         )
     if not of_any:
         raise UserError(
@@ -57,20 +57,20 @@ def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) ->
 
 
 def published_files(path: Path) -> tuple[Path, Path]:
-    """Where the files published of a checkpoint are, or would be: the `.pth` and the `.safetensors`."""
+    """Return the paths of the files published from a checkpoint: the `.pth` and the `.safetensors`."""
     target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
     return target, target.with_suffix(SAFETENSORS)
 
 
 def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
-    """Write `<stem>_published.pth` beside a checkpoint, with only the `keys` of it.
+    """Write `<stem>_published.pth` next to a checkpoint, with only the `keys` of it.
 
-    With `state_dict` among them, `<stem>_published.safetensors` too: the same weights by the same names and, of `meta`,
-    the plain facts as JSON, under `meta` in the file's own metadata. Not where the state dict holds anything that such
-    a file cannot; a line in the log says so.
+    With `state_dict` among them, also write `<stem>_published.safetensors`: the same weights under the same names, and
+    the plain values of `meta` as JSON, under `meta` in the file's metadata. If the state dict contains something that
+    safetensors does not support, this file is left out and a line in the log gives the reason.
 
     Args:
-        weights: `averaged`: its `state_dict` is the averaged weights where there are any; `raw`: the raw ones.
+        weights: `averaged`: `state_dict` is the averaged weights if there are any; `raw`: the raw ones.
 
     Returns:
         The files written, the `.pth` first.
@@ -80,7 +80,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
     if "state_dict" in published:
         published["state_dict"] = evaluation_weights(checkpoint, weights)
     if "meta" in published:
-        # They are the state dict now; who loads the file must not look for them among the hooks.
+        # The averaged weights are the state dict now.
         facts = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
         published["meta"] = {**facts, "published_from": path.name}
     target, tensors = published_files(path)
@@ -90,7 +90,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
     obstacle = _write_safetensors(tensors, published["state_dict"], published.get("meta"), like=target)
     if obstacle is not None:
         log.info("%s is not written: %s", tensors.name, obstacle)
-        tensors.unlink(missing_ok=True)  # of an earlier run, and not these weights
+        tensors.unlink(missing_ok=True)  # from an earlier run, with other weights
         return [target]
     return [target, tensors]
 
@@ -98,7 +98,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
 def _write_safetensors(
     path: Path, state: Mapping[str, Any], meta: Mapping[str, Any] | None, *, like: Path
 ) -> str | None:
-    """Write a state dict, readable to whom the file `like` is. Returns what stands in the way, None where nothing does.
+    """Write a state dict with the file mode of `like`. Return why that is not possible, or None.
 
     Raises:
         OSError: the file cannot be written.
@@ -109,13 +109,13 @@ def _write_safetensors(
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
         return f"{others[0]} is a {type(state[others[0]]).__name__}, not a tensor"
-    # The format is the kind of tensors, as transformers and others ask for it.
+    # transformers and others require the format entry.
     facts = {"format": "pt"} if meta is None else {"format": "pt", "meta": json.dumps(plain(_facts(meta)))}
     try:
         with atomic.replacing(path) as unfinished:
             save_file(_apart(state), unfinished, metadata=facts)
-            unfinished.chmod(like.stat().st_mode & 0o777)  # it would be this user's alone
-    except SafetensorError as error:  # what the system says is in its text
+            unfinished.chmod(like.stat().st_mode & 0o777)  # safetensors makes it readable for this user only
+    except SafetensorError as error:  # contains the message of the system
         raise OSError(f"{path} cannot be written: {error}") from error
     except (ValueError, KeyError) as error:  # sparse and quantized tensors, complex128
         return f"safetensors has no {error}" if isinstance(error, KeyError) else str(error)
@@ -123,12 +123,12 @@ def _write_safetensors(
 
 
 def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each in memory of its own: safetensors refuses shared ones, and strict loading wants every name."""
+    """Return the tensors in separate memory: safetensors rejects shared memory, and strict loading needs every name."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, value in state.items():
         apart[name] = value
-        if value.layout is torch.strided:  # it refuses the others
+        if value.layout is torch.strided:  # safetensors rejects the others
             storage = value.untyped_storage().data_ptr()
             apart[name] = value.clone(memory_format=torch.contiguous_format) if storage in seen else value.contiguous()
             seen.add(storage)
@@ -136,7 +136,7 @@ def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _facts(value: Any) -> Any:
-    """Leave out what JSON does not have."""
+    """Leave out values without a JSON form."""
     if isinstance(value, Mapping):
         return {name: _facts(item) for name, item in value.items() if _is_fact(item)}
     return [_facts(item) for item in value if _is_fact(item)] if isinstance(value, list | tuple) else value

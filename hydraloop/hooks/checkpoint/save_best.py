@@ -1,4 +1,4 @@
-"""Which metrics the checkpoint hook has a best file of, and which of their values are better."""
+"""Which metrics have a best checkpoint, and which of their values are better."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class SaveBest:
-    """The options `save_best`, `rule`, `greater_keys` and `less_keys`, as `CheckpointHook` describes them.
+    """The options `save_best`, `rule`, `greater_keys` and `less_keys` of `CheckpointHookConf`.
 
     Raises:
-        UserError: there is no such rule, there are too many or too few, or a metric is named twice.
+        UserError: an unknown rule, a wrong number of rules, or a metric named twice.
     """
 
     def __init__(
@@ -37,27 +37,27 @@ class SaveBest:
             raise UserError(
                 f"{len(self._rules)} rules for {len(self.names)} metrics in save_best",
                 key="rule",
-                remedy="Give one rule for all of them, or a list with one for each.",
+                remedy="Set one rule for all, or a list with one rule for each.",
             )
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise UserError(f"{twice!r} is there twice", key="save_best", remedy="Name each metric once.")
+            raise UserError(f"{twice!r} is named twice", key="save_best", remedy="Name each metric once.")
 
     def higher(self, engine: Engine, *, key: str) -> dict[str, bool]:
-        """{metric: whether its high values are good}, in the order of `save_best`.
+        """Return {metric: whether its high values are good}, in the order of `save_best`.
 
         Args:
             key: the hook's key in the config, for the errors.
 
         Raises:
-            UserError: there is no such metric, or nothing says what is better.
+            UserError: there is no such metric, or no rule applies to it.
         """
         names, rules = self.names, self._rules
         if names == ["auto"]:
             names = list(engine.metric_names[:1])
         if "auto" in names:
             raise UserError(
-                "'auto' stands for one metric and cannot be combined with others",
+                "'auto' means one metric and cannot be combined with others",
                 key=f"{key}.save_best",
                 remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
             )
@@ -77,5 +77,5 @@ def _names(save_best: str | bool | Sequence[str] | None) -> list[str]:
 
 
 def _listed(option: str | Sequence[Any] | None) -> list[Any]:
-    """An option that is one value or a list of them, as a list."""
+    """Return an option that is one value or a list of them as a list."""
     return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]

@@ -1,3 +1,3 @@
-"""The ema hook: `hook.py`; `averaging.py` has the averages."""
+"""The ema hook is in `hook.py`, the averages in `averaging.py`."""
 
 from hydraloop.hooks.ema.hook import EMAHook as EMAHook

@@ -1,4 +1,4 @@
-"""Averages of a model's weights: how much each update takes of the new ones, and the tensors it is done on."""
+"""Averages of a model's weights: the weight of each update, and the averaged tensors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from hydraloop.engine.distributed.fsdp import local, part_of, sharded_like
 from hydraloop.errors import UserError, suggestion
+from hydraloop.hooks.shared.option_checks import check_at_least
 
 Weighting = Callable[[int], float]
-"""From the number of updates done (at least 1: the first is a copy) to the weight of the new values, in (0, 1]."""
+"""Maps the number of updates done (at least 1: the first is a copy) to the weight of the new values, in (0, 1]."""
 
 EMA_TYPES: tuple[str, ...] = ("exponential", "stochastic", "momentum_annealing", "exp_momentum", "linear_momentum")
 DEFAULT_GAMMA: dict[str, float] = {"momentum_annealing": 100.0, "exp_momentum": 2000.0}
-"""mmengine's for MomentumAnnealingEMA, MMDetection's for ExpMomentumEMA."""
+"""Defaults of MMEngine's MomentumAnnealingEMA and MMDetection's ExpMomentumEMA."""
 DEFAULT_WARM_UP = 100
-"""Of `linear_momentum`, MMDetection's."""
+"""For `linear_momentum`; MMDetection's default."""
 
 
 def weighting(
@@ -31,23 +32,23 @@ def weighting(
     warm_up: int = DEFAULT_WARM_UP,
     interval: int = 1,
 ) -> Weighting:
-    """The weight of the new values, as a function of the updates done: `average += weight * (new - average)`.
+    """Return the weight of the new values as a function of the updates done: `average += weight * (new - average)`.
 
-    With u updates done and s = u * interval, the optimizer steps since the first update, which mmengine calls `steps`:
+    With u updates done and s = u * interval, the optimizer steps since the first update, which MMEngine calls `steps`:
 
-    * `exponential`: `momentum`; with `warmup` max(momentum, 9 / (10 + u)), so that a short run's average does not
+    * `exponential`: `momentum`; with `warmup` max(momentum, 9 / (10 + u)), so that the average of a short run does not
       consist of its initial weights (TensorFlow's ExponentialMovingAverage with num_updates).
-    * `stochastic`: 1 / (1 + u), the plain mean (Izmailov et al., 2018; mmengine's StochasticWeightAverage).
-    * `momentum_annealing`: max(momentum, gamma / (gamma + s)) (mmengine's MomentumAnnealingEMA).
+    * `stochastic`: 1 / (1 + u), the plain mean (Izmailov et al., 2018; MMEngine's StochasticWeightAverage).
+    * `momentum_annealing`: max(momentum, gamma / (gamma + s)) (MMEngine's MomentumAnnealingEMA).
     * `exp_momentum`: momentum + (1 - momentum) * exp(-(1 + s) / gamma) (MMDetection's ExpMomentumEMA, from YOLOX).
     * `linear_momentum`: min(momentum, (1 + s) / (warm_up + s)) (MMDetection's LinearMomentumEMAHook). It grows towards
-      `momentum` only where that is above 1 / warm_up; the default momentum is below and stays as it is. There the bound
-      is momentum ** interval, left from when `momentum` was the share of the old average: of a share of the new
-      weights, a power would make the average all but stand still. And there the average begins with the weights before
-      the first step; here, as with the other types, with those of the first update.
+      `momentum` only if that is above 1 / warm_up; the default momentum is below and stays constant. Two differences to
+      MMDetection: its bound is momentum ** interval, which would nearly stop the average, because `momentum` is now the
+      share of the new weights; and its average begins with the weights before the first step, here with those of the
+      first update, as for the other types.
 
     Raises:
-        UserError: no such type, a number out of range, or one that is of another type.
+        UserError: an unknown type, a number out of range, or an option of another type.
     """
     if ema_type not in EMA_TYPES:
         remedy = suggestion(str(ema_type), EMA_TYPES)
@@ -61,8 +62,7 @@ def weighting(
     scale = DEFAULT_GAMMA.get(ema_type, 1.0) if gamma is None else gamma
     if not scale > 0.0:
         raise UserError(f"{gamma} is not above 0", key="gamma", remedy="Use null for the default of the type.")
-    if not warm_up >= 1:
-        raise UserError(f"{warm_up} is below 1", key="warm_up", remedy="Use 1 or more optimizer steps.")
+    check_at_least(1, warm_up=warm_up)
     _check_used(ema_type, gamma, warm_up)
 
     def exponential(updates: int) -> float:
@@ -86,37 +86,37 @@ def weighting(
 
 
 def _check_used(ema_type: str, gamma: float | None, warm_up: int) -> None:
-    """Refuse an option of another type, which would do nothing."""
+    """Reject an option of another type, which would have no effect."""
     if gamma is not None and ema_type not in DEFAULT_GAMMA:
         raise UserError(
             f"the ema_type {ema_type} has no gamma",
             key="gamma",
-            remedy=f"Leave it out, or use one that has: {', '.join(DEFAULT_GAMMA)}.",
+            remedy=f"Leave it out, or use {' or '.join(DEFAULT_GAMMA)}.",
         )
     if warm_up != DEFAULT_WARM_UP and ema_type != "linear_momentum":
         raise UserError(
-            f"warm_up is of linear_momentum, and the ema_type is {ema_type}",
+            f"the ema_type {ema_type} has no warm_up",
             key="warm_up",
-            remedy="Leave it out. Whether exponential begins with larger shares is said by `warmup` (true or false).",
+            remedy="Leave it out, or use linear_momentum. For exponential there is `warmup` (true or false).",
         )
 
 
 class Averaged:
-    """Averages of a model's tensors, in float32 or wider; shared tensors are averaged once, shards each on its rank.
+    """Averages of a model's tensors, in float32 or wider. Shared tensors are averaged once, shards on their ranks.
 
-    Bound to the parameters (and buffers) that the model has when it is made. Values may change in place, as optimizers
-    change them; `rebind` finds storages that were replaced.
+    Bound to the parameters (and buffers) that the model has at construction. Their values may change in place; `rebind`
+    finds replaced storages.
 
     Args:
-        model: whose tensors are averaged; it is never changed but by `swapped_in`.
-        buffers: average floating-point buffers too, and copy the others.
+        model: its tensors are averaged; only `swapped_in` changes it.
+        buffers: also average floating-point buffers, and copy the others.
     """
 
     def __init__(self, model: nn.Module, *, buffers: bool) -> None:
         own = {id(parameter) for parameter in model.parameters()}
         if buffers:
             own.update(id(buffer) for buffer in model.buffers())
-        # A state dict's keys: what a checkpoint is loaded by, a shared tensor under each of its names.
+        # By the keys of the state dict, which has a shared tensor under each of its names.
         named = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in own}
         self._tensors = list({id(tensor): tensor for tensor in named.values()}.values())
         self._position = {id(tensor): index for index, tensor in enumerate(self._tensors)}
@@ -127,20 +127,20 @@ class Averaged:
         self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
 
     def average_of(self, tensor: Tensor) -> Tensor | None:
-        """Of one of the model's tensors the average (of this rank's shard), not a copy; None before `start`."""
+        """Return the average of one of the model's tensors (of this rank's shard), not a copy; None before `start`."""
         index = self._position.get(id(tensor))
         return None if index is None or not self._averages else self._averages[index]
 
     def start(self) -> None:
-        """Begin with copies of the model's present values."""
+        """Begin with copies of the model's current values."""
         self._averages = [local(tensor).to(_wide(tensor), copy=True) for tensor in self._tensors]
         self.rebind()
 
     def rebind(self) -> None:
-        """Look the model's storages up again; cheap, and needed only if something replaced a parameter's `.data`."""
+        """Find the model's storages again; cheap, and needed only if a parameter's `.data` was replaced."""
         if not self._averages:
             return
-        # Detached views, made once: an update on them needs no no_grad() around it, which costs more than its Python.
+        # Detached views, made once: updating them needs no no_grad(), which would cost more than the update's Python.
         pairs = [(average, local(tensor)) for average, tensor in zip(self._averages, self._tensors, strict=True)]
         floats = [pair for pair in pairs if _is_float(pair[1])]
         self._floats = _unzip([pair for pair in floats if pair[0].dtype == pair[1].dtype])
@@ -151,11 +151,11 @@ class Averaged:
         """Move every average towards the model's value: `average += weight * (value - average)`. No host sync."""
         averages, values = self._floats
         if averages:
-            # torch documents the _foreach_ functions, as beta. On a GPU they are few kernels, not one for each tensor.
+            # torch documents the _foreach_ functions as beta. On a GPU they are few kernels instead of one per tensor.
             torch._foreach_lerp_(averages, values, weight)
         averages, values = self._narrow
         if averages:
-            # lerp takes one dtype only; an addition widens on the way.
+            # lerp takes one dtype only; an addition widens.
             torch._foreach_mul_(averages, 1.0 - weight)
             torch._foreach_add_(averages, values, alpha=weight)
         averages, values = self._others
@@ -164,9 +164,9 @@ class Averaged:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model with the averages as its values, in place; its own bits are back afterwards, whatever happens.
+        """Put the averages into the model in place, and restore its own values at the end, also after an error.
 
-        Costs a second copy of the averaged tensors for as long as it lasts.
+        Costs a second copy of the averaged tensors during that time.
         """
         values = [local(tensor) for tensor in self._tensors]
         own = [value.clone() for value in values]
@@ -177,21 +177,21 @@ class Averaged:
             torch._foreach_copy_(values, own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages (not copies of them) by state-dict key, in shards where the model is; empty before `start`."""
+        """Return the averages (not copies) by state-dict key, sharded like the model; empty before `start`."""
         if not self._averages:
             return {}
         named = self._index_of.items()
         return {key: sharded_like(self._averages[index], self._tensors[index]) for key, index in named}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool, key: str) -> None:
-        """Take averages over; where they have none (only if not strict), begin with the model's present value.
+        """Load averages; if not strict, missing ones begin with the model's current value.
 
         Raises:
-            UserError: with `strict`, an entry is missing or unknown; names it, and `key`.
+            UserError: with `strict`, an entry is missing or unknown; names it and `key`.
         """
         missing, unknown = self._index_of.keys() - state.keys(), state.keys() - self._index_of.keys()
         if strict and (missing or unknown):
-            what = "no average of" if missing else "an average of what is not averaged here:"
+            what = "no average of" if missing else "an unknown average, of"
             raise UserError(
                 f"the checkpoint has {what} {min(missing or unknown)}",
                 key=key,
@@ -208,7 +208,7 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """At least float32: in 16 bits an update of 0.0002 of the difference would be rounded away."""
+    """Return at least float32: in 16 bits, an update of 0.0002 of the difference would be rounded away."""
     return torch.promote_types(tensor.dtype, torch.float32) if _is_float(tensor) else tensor.dtype
 
 

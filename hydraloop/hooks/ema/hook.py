@@ -10,6 +10,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import DEFAULT_WARM_UP, Averaged, weighting
+from hydraloop.hooks.shared.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,43 +19,26 @@ if TYPE_CHECKING:
 
 
 class EMAHook(Hook):
-    """Averages the weights over optimizer steps and evaluates on the average; training itself does not notice.
+    """Averages the weights over optimizer steps and evaluates on the average; training is unchanged.
 
-    The first update copies the weights, each further one moves the average towards them by a weight that `ema_type`
-    gives (`averaging.py` has the formulas and their sources). Before the first update, and with `weights=raw`,
-    validation and test run on the raw weights; after it on the average, put into the model in place (parameters keep
-    their identity) and taken out again whatever happens. An fp16 step that was skipped is no step and no update.
+    The first update copies the weights. Each further update moves the average towards them, with a weight that depends
+    on `ema_type` (`averaging.py` has the formulas and sources). Before the first update, and with `weights=raw`,
+    validation and test use the raw weights. After it, they use the average: it is copied into the model's parameters
+    (which keep their identity), and the raw weights are always restored. A step that fp16 skips is not an update.
 
     Mount points: before_run, before_train, before_train_epoch, after_train_iter, after_train_epoch, before_val_epoch,
     before_test_epoch, before_save_checkpoint. Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average
-    of the same step. No host sync; an update is one foreach kernel over all parameters, and needs memory for one more
-    model (two during evaluation). State: the averages, the number of updates, and the first step of `begin_epoch`.
-    Defaults are mmengine's but for `warmup`.
-
-    Args:
-        ema_type: `exponential`, `stochastic`, `momentum_annealing`, `exp_momentum` or `linear_momentum`.
-        momentum: the share of the new weights in an update, in (0, 1).
-        warmup: a larger share at first, max(momentum, 9 / (10 + updates)); of `exponential` only.
-        interval: optimizer steps (epochs with `by_epoch`) between two updates, at least 1. Without a begin, the first
-            update is at step `interval`, by the rule of all intervals here; mmengine copies at step 1.
-        by_epoch: update at the end of epochs.
-        begin_epoch: the epoch (from 1) whose first optimizer step has the first update (with `by_epoch`, whose end);
-            0 and 1: no begin.
-        begin_iter: the optimizer step (from 1) that has the first update; 0 and 1: no begin.
-        update_buffers: average the buffers too (the statistics of normalisation layers), and copy integer ones;
-            False: the averaged model uses the raw model's. Of several ranks rank 0's average counts; with
-            `sync_norm` or `sync_buffers` the mean of all ranks' averages, in whatever order the hooks come.
-        gamma: how slowly `momentum_annealing` and `exp_momentum` reach `momentum`, in optimizer steps; None: 100 and
-            2000. Of these two only.
-        warm_up: the same of `linear_momentum`, of that only.
+    of the same step. Cost: no host sync; an update is one foreach kernel over all parameters; memory for one more
+    model, two during evaluation. State: the averages, the number of updates, and the first step of `begin_epoch`.
+    Options: `EMAHookConf`. Defaults are MMEngine's, except `warmup`.
 
     Raises:
-        UserError: an option is out of range or of another `ema_type`, two of them contradict each other, or (before
-            the first iteration, as in mmengine) training would end before the first update.
+        UserError: an option is out of range or belongs to another `ema_type`, two options contradict each other, or
+            (before the first iteration, as in MMEngine) training would end before the first update.
     """
 
     priority = Priority.NORMAL
-    collective = True  # all ranks gather their shards for it
+    collective = True  # all ranks gather the shards
 
     def __init__(
         self,
@@ -70,20 +54,17 @@ class EMAHook(Hook):
         gamma: float | None = None,
         warm_up: int = DEFAULT_WARM_UP,
     ) -> None:
-        if interval < 1:
-            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 to average every step.")
-        if begin_epoch < 0 or begin_iter < 0:
-            key = "begin_epoch" if begin_epoch < 0 else "begin_iter"
-            raise UserError("a begin cannot be negative", key=key, remedy="Use 0 to begin at the start.")
+        check_at_least(1, interval=interval)
+        check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
         if begin_iter and (begin_epoch or by_epoch):
             raise UserError(
-                "begin_iter counts optimizer steps, and the begin is given in epochs",
+                "begin_iter counts optimizer steps, but the begin is given in epochs",
                 key="begin_iter",
-                remedy="Use begin_epoch alone, or begin_iter alone with by_epoch=false.",
+                remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
             )
         self.update_buffers = update_buffers
         self.updates = 0
-        """Updates done, the first copy included."""
+        """Number of updates, including the first copy."""
         self._weight = weighting(
             ema_type, momentum=momentum, warmup=warmup, gamma=gamma, warm_up=warm_up, interval=interval
         )
@@ -92,25 +73,26 @@ class EMAHook(Hook):
         self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
         self._begin_epoch = begin_epoch
         self._begins_in_epoch = begin_epoch > 1 and not by_epoch
-        self._begin: int | None = None  # the first optimizer step of `begin_epoch`, known once that has begun
+        self._begin: int | None = None
+        """The first optimizer step of `begin_epoch`; None until that epoch begins."""
         self._strict = True
         self._averaged: Averaged | None = None
 
     # The run. ------------------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
-        """Find the model's tensors, of which a checkpoint may bring averages."""
-        if self._averaged is None:  # an engine that is used again keeps what it has averaged
+        """Find the model's tensors, whose averages a checkpoint may contain."""
+        if self._averaged is None:  # an engine that trains again keeps its averages
             self._averaged = Averaged(engine.model, buffers=self.update_buffers)
         self._strict = engine.settings.resume_strict
 
     def before_train(self, engine: Engine) -> None:
-        """Refuse options with which there would be no average.
+        """Reject options with which there would be no average.
 
         Raises:
             UserError: training ends before the first update.
         """
-        if engine.progress.iteration or not engine.max_iters:  # a run that goes on was checked when it began
+        if engine.progress.iteration or not engine.max_iters:  # a resumed run was checked at its start
             return
         every = self._every
         last = engine.max_iters // engine.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
@@ -126,13 +108,13 @@ class EMAHook(Hook):
             )
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Follow storages that something replaced between epochs; begin in `begin_epoch`."""
+        """Find storages that were replaced between epochs; begin in `begin_epoch`."""
         self._of_model.rebind()
         if self._begins_in_epoch and self._begin is None and engine.progress.epoch + 1 >= self._begin_epoch:
             self._begin_at(engine.progress.optimizer_step + 1)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update, if the optimizer stepped and an update is due."""
+        """Update if the optimizer stepped and an update is due."""
         if not engine.stepped:
             return
         progress = engine.progress
@@ -140,7 +122,7 @@ class EMAHook(Hook):
             self._update()
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """Update, if one is due: with `by_epoch` only."""
+        """Update if that is due; with `by_epoch` only."""
         if self._every.due(engine.progress.epoch):
             self._update()
 
@@ -149,31 +131,31 @@ class EMAHook(Hook):
         engine.during_evaluation(self._swapped(engine))
 
     def before_test_epoch(self, engine: Engine) -> None:
-        """Test on the average; the weights of a checkpoint file are evaluated as they are."""
+        """Test on the average, except for the weights of a checkpoint file."""
         engine.during_evaluation(self._swapped(engine))
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Say that the averaged weights are in this hook's state."""
+        """Add to the metadata that this hook's state contains averaged weights."""
         if self.updates:
             checkpoint["meta"]["averaged_weights"] = self.name
 
     def average_of(self, tensor: Tensor) -> Tensor | None:
-        """The average of a tensor of the model, to be changed in place; None where there is none (yet).
+        """Return the average of one of the model's tensors, to be changed in place; None if there is none (yet).
 
-        By this `sync_norm` and `sync_buffers` find what to average over the ranks.
+        `sync_norm` and `sync_buffers` use it to average over the ranks.
         """
         return None if self._averaged is None else self._averaged.average_of(tensor)
 
     # State. --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """`averaged`: the averages by state-dict key of the model; `updates`: how many went into them; `begin`: the
+        """Return `averaged`, the averages by the model's state-dict keys; `updates`, their number; and `begin`, the
         first optimizer step of `begin_epoch`, None if that has not begun."""
         averaged = {} if self._averaged is None else self._averaged.state_dict()
         return {"averaged": averaged, "updates": self.updates, "begin": self._begin}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the averages of a checkpoint; the model has its raw weights already.
+        """Continue with the averages of a checkpoint; the model already has its raw weights.
 
         Raises:
             UserError: an average is missing or unknown, unless `resume_strict=false`.
@@ -214,6 +196,6 @@ class EMAHook(Hook):
 
 
 def _steps(engine: Engine, iterations: int) -> int:
-    """Optimizer steps in so many iterations from the start; an epoch's last accumulation window may be a short one."""
+    """Return the optimizer steps in the first `iterations`; an epoch's last accumulation window may be short."""
     epochs, rest = divmod(iterations, engine.epoch_length)
     return epochs * -(-engine.epoch_length // engine.accumulate) + -(-rest // engine.accumulate)

@@ -1,4 +1,4 @@
-"""Data sets behind a loader: what they wrap."""
+"""Find the data sets of a loader, through wrappers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 
 def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -> list[Any]:
-    """The data sets behind a loader that have the attribute (and not as None), from the outside in.
+    """Return the data sets of a loader that have the attribute (and not as None), from the outside in.
 
-    What wraps another data set (`dataset`, as torch's Subset has) or several (`datasets`, as ConcatDataset) is looked
-    through. A loader without a data set, such as a list of batches, has none.
+    Data sets that wrap another one (`dataset`, as torch's Subset) or several (`datasets`, as ConcatDataset) are
+    searched too. A loader without a data set, such as a list of batches, has none.
 
     Args:
-        attribute: a method, usually.
-        loader: anything, None included.
-        outermost: leave out what is inside of one that has it.
+        attribute: usually a method.
+        loader: any object, or None.
+        outermost: leave out data sets inside one that has the attribute.
     """
     found: list[Any] = []
     seen: set[int] = set()
-    waiting = [getattr(loader, "dataset", None)]  # of the user's own kinds: attributes are all that is known of them
+    waiting = [getattr(loader, "dataset", None)]  # the user's classes: only attributes are known
     while waiting:
         data = waiting.pop(0)
         if data is None or id(data) in seen:

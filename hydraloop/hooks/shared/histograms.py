@@ -1,4 +1,4 @@
-"""Histograms of many tensors with two copies to the host in all: what TensorBoard's HistogramProto holds."""
+"""Histograms of many tensors with two host syncs: the contents of TensorBoard's HistogramProto."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 BINS = 64
-"""Of equal width; TensorBoard itself draws 30."""
+"""Number of bins of equal width; TensorBoard draws 30."""
 _PIECE = 1 << 24
-"""Entries counted at once: torch counts in float32, which is exact up to here, and needs copies of this size only."""
+"""Entries counted at once. torch counts in float32, which is exact up to here; copies have this size."""
 _FLOAT_MAX = torch.finfo(torch.float32).max
 
 
 def histograms(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Count the entries of each tensor in bins between its least and its greatest finite one.
+    """Count the entries of each tensor in bins between its smallest and its largest finite one.
 
-    Two host syncs, however many tensors there are. Sums are torch's, in float32.
+    Two host syncs, regardless of the number of tensors. Sums are computed by torch in float32.
 
     Args:
         tensors: by name, real numbers of any shape on one device; empty ones are left out.
 
     Returns:
         For each name `{"min", "max", "num", "sum", "sum_squares", "bucket_limit", "bucket", "nonfinite"}`, plain
-        numbers of its finite entries; `nonfinite` counts the others. Without any finite entry there are no buckets.
+            numbers of its finite entries; `nonfinite` counts the others. Without finite entries there are no buckets.
     """
     pieces = [(name, piece) for name, tensor in tensors.items() for piece in _pieces(tensor)]
     if not pieces:
@@ -46,7 +46,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _facts(piece: Tensor) -> Tensor:
-    """Least, greatest, sum and sum of squares of the finite entries, and how many are not; on the device."""
+    """Return minimum, maximum, sum, sum of squares of the finite entries, and the number of others; on the device."""
     values = piece.float()
     finite = values.isfinite()
     filled = values.where(finite, 0.0)
@@ -81,7 +81,7 @@ def _count(pieces: list[tuple[str, Tensor]], found: Mapping[str, dict[str, Any]]
             counted.append((name, piece))
             facts["bucket"] = [0] * BINS
             facts["bucket_limit"] = [facts["min"] + width * (n + 1) / BINS for n in range(BINS - 1)] + [facts["max"]]
-        elif facts["num"]:  # all the same, or so far apart that float32 has no distance for them
+        elif facts["num"]:  # all equal, or the width overflows float32
             facts.update(bucket=[facts["num"]], bucket_limit=[facts["max"]])
         else:
             facts.update(min=0.0, max=0.0)
@@ -96,9 +96,9 @@ def _count(pieces: list[tuple[str, Tensor]], found: Mapping[str, dict[str, Any]]
 
 @contextmanager
 def _in_any_order() -> Iterator[None]:
-    """For operations that torch refuses in a deterministic run: counts do not depend on the order of counting."""
+    """Allow a nondeterministic operation: counts do not depend on the order of counting."""
     if not torch.are_deterministic_algorithms_enabled():
-        yield  # Even setting what is set already imports the compiler, which takes a second.
+        yield  # setting the mode imports the compiler, which takes a second
         return
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)

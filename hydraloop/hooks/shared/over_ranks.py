@@ -1,4 +1,4 @@
-"""The mean of tensors over all ranks, in place: of buffers, which each rank has computed on its own batches."""
+"""Average tensors over all ranks in place: buffers, which each rank computes from its own batches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from hydraloop.engine.hook import Hook
 
 @runtime_checkable
 class HasAverages(Protocol):
-    """A hook that keeps averages of the model's tensors, and evaluates on them, as `ema` does."""
+    """A hook that averages the model's tensors and evaluates on the averages, as `ema` does."""
 
     def average_of(self, tensor: Tensor) -> Tensor | None:
-        """The average of one of the model's tensors, to be changed in place; None where there is none (yet)."""
+        """Return the average of one of the model's tensors, to be changed in place; None if there is none (yet)."""
 
 
 def with_averages(tensors: Iterable[Tensor], hooks: Mapping[str, Hook]) -> Iterator[Tensor]:
-    """Each of the model's tensors, and behind it what the hooks have averaged of it: evaluation may run on that.
+    """Yield each of the model's tensors, followed by its averages in hooks, because evaluation may use those.
 
-    A mean over updates and a mean over ranks can be taken in either order, so it does not matter either which of the
-    hooks comes first.
+    Means over updates and over ranks commute, so the order of the hooks does not matter.
     """
     averaging = [hook for hook in hooks.values() if isinstance(hook, HasAverages)]
     for tensor in tensors:
@@ -35,11 +34,10 @@ def with_averages(tensors: Iterable[Tensor], hooks: Mapping[str, Hook]) -> Itera
 
 @torch.no_grad()
 def average_over_ranks(tensors: Iterable[Tensor], ranks: Distributed) -> None:
-    """Put the mean over all ranks into each tensor; called on every rank, with the same tensors. No host sync.
+    """Replace each tensor by its mean over all ranks; called on every rank with the same tensors. No host sync.
 
-    One all-reduce for all tensors of a device, in float64: what is equal on all ranks stays as it is to the last bit
-    (anything shorter than float64, that is), and means of integers are exact. Of integers the mean is rounded; boolean
-    tensors stay as they are.
+    One all-reduce per device, in float64: values that are equal on all ranks stay identical (in types shorter than
+    float64), and means of integers are exact, then rounded. Boolean tensors do not change.
     """
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:

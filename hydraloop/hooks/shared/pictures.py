@@ -1,4 +1,4 @@
-"""Pictures of samples: images as pixels, a grid of them with captions. Needs Pillow, imported where it draws."""
+"""Draw a grid of images with captions. Needs Pillow, which is imported when it draws."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 _GREEN, _RED, _GREY, _BLACK, _WHITE = (0, 115, 80), (200, 50, 0), (150, 150, 150), (20, 20, 20), (255, 255, 255)
-"""Green and red that colour-blind people tell apart (after Okabe and Ito)."""
+"""Colour-blind people can distinguish this green and red (after Okabe and Ito)."""
 _FRAME, _GAP, _LINE, _FONT = 3, 6, 17, 14
-"""Pixels: the coloured frame, the space around a tile, the height of a line of text, of its letters."""
+"""Pixels: the coloured frame, the space around a tile, the height of a line of text and of its letters."""
 _LEAST_WIDTH = 112
-"""Of a tile, in pixels, so that a name fits below it."""
+"""Minimum width of a tile in pixels, so that a name fits below it."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Tile:
     label: str | None
     prediction: str | None
     right: bool | None
-    """Whether the two are the same; None where that is no question (numbers, or one of them is missing)."""
+    """Whether the two are equal; None if they are not comparable (numbers, or one is missing)."""
 
 
 def to_pixels(images: Sequence[Tensor], mean: Any = None, std: Any = None) -> list[Tensor]:
-    """Images `[C, H, W]` of any kind of number as uint8, on the scale they were made for, as far as that can be seen.
+    """Convert images `[C, H, W]` of any number type to uint8, on a scale guessed from their values.
 
-    With `mean` and `std` (a number, or one for each channel) normalised ones are brought back first. uint8 stays, 0..1
-    and 0..255 are taken for what they are; anything else is stretched from the least to the greatest finite value of
-    them all. Infinite values are drawn as the greatest and the least, NaN as the least.
+    With `mean` and `std` (a number, or one per channel), images are denormalised first. uint8, 0..1 and 0..255 keep
+    their scale; other values are stretched from the smallest to the largest finite value of all images. Infinities are
+    drawn as the largest and smallest value, NaN as the smallest.
     """
     if all(image.dtype == torch.uint8 for image in images):
         return list(images)
@@ -62,17 +62,17 @@ def _denormalised(image: Tensor, mean: Any, std: Any) -> Tensor:
         return image
     by_channel = [torch.as_tensor(value, dtype=torch.float32).cpu().flatten() for value in (mean, std)]
     if any(len(values) not in (1, len(image)) for values in by_channel):
-        return image  # they are of something else
+        return image  # not meant for these channels
     means, stds = (values.view(-1, 1, 1) for values in by_channel)
     return image * stds + means
 
 
 def grid(tiles: Sequence[Tile], title: str, *, size: int) -> Image:
-    """The tiles in rows, about twice as many columns as rows, below a title.
+    """Arrange the tiles in rows, about twice as many columns as rows, below a title.
 
     Args:
         tiles: at least one.
-        size: pixels of each image's longer side: reduced to it, or enlarged by the largest whole number up to it.
+        size: pixels of each image's longer side, which is reduced to it or enlarged by the largest whole factor.
     """
     from PIL import Image, ImageDraw
 
@@ -106,7 +106,7 @@ def _scaled(pixels: Tensor, size: int) -> Image:
 
 
 def _put(picture: Image, draw: ImageDraw, corner: tuple[int, int], width: int, tile: Tile, image: Image) -> None:
-    """A framed image in the middle of its place, and below it the label, then the prediction with its sign."""
+    """Draw a framed image centred in its place, and below it the label, then the prediction with its sign."""
     left, top = corner
     colour = _GREY if tile.right is None else _GREEN if tile.right else _RED
     x = left + (width - image.width) // 2 - _FRAME
@@ -126,7 +126,7 @@ def _put(picture: Image, draw: ImageDraw, corner: tuple[int, int], width: int, t
 
 
 def _sign(draw: ImageDraw, corner: tuple[int, int], right: bool, colour: tuple[int, int, int]) -> None:
-    """A tick or a cross: for who does not see the colour."""
+    """Draw a tick or a cross, for readers who do not see the colour."""
     x, y = corner
     if right:
         draw.line((x + 1, y + 7, x + 5, y + 11, x + 12, y + 2), fill=colour, width=2)
@@ -136,7 +136,7 @@ def _sign(draw: ImageDraw, corner: tuple[int, int], right: bool, colour: tuple[i
 
 
 def _cut(text: str, width: int) -> str:
-    """The text, shortened to a width in pixels."""
+    """Shorten the text to a width in pixels."""
     if _font().getlength(text) <= width:
         return text
     while text and _font().getlength(text + "…") > width:

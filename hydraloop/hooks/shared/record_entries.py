@@ -1,4 +1,4 @@
-"""Where in the run a record belongs: the entries that each has in front."""
+"""The entries of every record that say where in the run it belongs."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:
     from hydraloop.engine.hook import Mode
 
 POSITION = ("mode", "epoch", "iteration")
-"""The entries in front."""
+"""The first entries."""
 RESERVED = (*POSITION, NONFINITE, STAMP)
-"""With those at the end of the line: the time, and what is not finite."""
+"""Also the last entries: the time, and the names of values that are not finite."""
 
 
 def position(engine: Engine, mode: Mode) -> dict[str, Any]:
-    """The first entries of a record made now: `{"mode", "epoch", "iteration"}`.
+    """Return the first entries of a record: `{"mode", "epoch", "iteration"}`. No host sync.
 
-    `epoch` counts from 1, the current one included; `iteration` those completed. No host sync.
+    `epoch` counts from 1 and includes the current one; `iteration` counts completed ones.
     """
     progress = engine.progress
     return {"mode": mode, "epoch": progress.epoch + (progress.batch_in_epoch > 0), "iteration": progress.iteration}
 
 
 def check_names(names: Iterable[str], *, key: str | None = None, remedy: str) -> None:
-    """Refuse entries that would hide where in the run their record belongs.
+    """Reject names that every record already uses.
 
     Args:
-        key: where the name is given, up to the name itself; None where no key applies.
+        key: the key in the config under which the names are given; None if there is none.
 
     Raises:
-        UserError: a name is one of `position`'s, the time's, or `nonfinite`.
+        UserError: a name is one of `RESERVED`.
     """
     for name in names:
         if name in RESERVED:
             raise UserError(
-                f"the name {name!r} is that of an entry of every record, which says where in the run it belongs",
+                f"every record already has an entry {name!r}",
                 key=None if key is None else f"{key}.{name}",
                 remedy=remedy,
             )

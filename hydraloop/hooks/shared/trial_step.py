@@ -1,4 +1,4 @@
-"""A step of the test on a sample or two, before anything is trained: mistakes that only the test would see."""
+"""A test step on one or two samples before training, to find mistakes that only the test would show."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def some_batch(loader: Any) -> Any:
-    """A batch of two samples (of one, where there is no other), as the loader would make it, or a list's first batch.
+    """Return a batch of two samples (one if there is only one) as the loader would make it, or a list's first batch.
 
-    None where it cannot be had without a risk. With worker processes nothing is read: a data set may open files at its
-    first sample, and must do so in each worker. The generators stay where they are.
+    Returns None if a batch cannot be made without side effects: with worker processes nothing is read, because a data
+    set may open files at its first sample, separately in each worker. The random generators are unchanged.
     """
     if isinstance(loader, Sequence):
         return loader[0] if loader else None
@@ -28,7 +28,7 @@ def some_batch(loader: Any) -> Any:
     generators = seeding.rng_state()
     try:
         dataset, fetch = loader.dataset, getattr(loader.dataset, "__getitems__", None)
-        # Two: of a single one, some models drop the dimension.
+        # Two, because some models drop a dimension of size 1.
         indices = list(range(min(2, len(dataset))))
         return loader.collate_fn([dataset[index] for index in indices] if fetch is None else fetch(indices))
     finally:
@@ -37,12 +37,12 @@ def some_batch(loader: Any) -> Any:
 
 @torch.no_grad()
 def try_test(engine: Engine, batch: Any) -> None:
-    """One step of the test, as the engine would do it; metrics, modes and generators stay as they are."""
+    """Do one step of the test as the engine would; metrics, modes and generators are unchanged."""
     task = engine.task
     generators = seeding.rng_state()
     try:
         with in_eval_mode(task):
-            task.reset_metrics()  # which are on the device then
+            task.reset_metrics()  # moves them to the device
             with task.uncounted():
                 for moved in engine.on_device([batch]):
                     engine.evaluate_batch(moved)
@@ -51,7 +51,8 @@ def try_test(engine: Engine, batch: Any) -> None:
 
 
 def can_try(engine: Engine) -> bool:
-    """Whether a step more is harmless: a model in shards needs all ranks, a compiled one a compilation for its size."""
+    """Return whether an additional step is harmless: a sharded model needs all ranks, a compiled one another
+    compilation."""
     # torch has no public way to ask whether a module is compiled, by module.compile() or by torch.compile(module).
     compiled = any(
         getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

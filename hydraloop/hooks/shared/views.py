@@ -1,4 +1,4 @@
-"""Views of an image batch, and a model that merges what it says of them: the machinery of the `tta` hook."""
+"""Views of an image batch, and a model that merges its outputs for them; used by the `tta` hook."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from torch import Tensor, nn
 from hydraloop.errors import UserError
 
 View = Callable[[Tensor], Tensor]
-"""From a batch of inputs to the same samples, seen differently."""
+"""Transforms a batch of inputs, without changing the meaning of the samples."""
 Merge = Callable[[Tensor], Tensor]
-"""From the outputs of all views `[V, N, ...]` to one `[N, ...]`."""
+"""Merges the outputs of all views `[V, N, ...]` into `[N, ...]`."""
 
 
 def identity(images: Tensor) -> Tensor:
-    """The images as they are."""
+    """Return the images unchanged."""
     return images
 
 
 def hflip(images: Tensor) -> Tensor:
-    """Left and right exchanged."""
+    """Swap left and right."""
     return images.flip(-1)
 
 
 def vflip(images: Tensor) -> Tensor:
-    """Top and bottom exchanged."""
+    """Swap top and bottom."""
     return images.flip(-2)
 
 
 def turned(quarters: int) -> View:
-    """Turned anticlockwise by a number of quarters; with an odd one, height and width are exchanged."""
+    """Rotate anticlockwise by 90 degrees times `quarters`; an odd number swaps height and width."""
     return lambda images: torch.rot90(images, quarters, (-2, -1))
 
 
 def shifted(down: int, right: int) -> View:
-    """Moved by pixels; what comes in at an edge repeats that edge, so that a background of any value goes on."""
+    """Move images by pixels; the edge is repeated to fill the gap, so that a background of any value continues."""
 
     def shift(images: Tensor) -> Tensor:
         for dimension, pixels in ((-2, down), (-1, right)):
@@ -53,7 +53,7 @@ def shifted(down: int, right: int) -> View:
 
 
 def named_views(shift: int) -> dict[str, tuple[View, ...]]:
-    """The views that each name stands for; of images `[N, ..., H, W]`.
+    """Return the views that each name means, for images `[N, ..., H, W]`.
 
     Args:
         shift: pixels by which the four views of `shift` are moved.
@@ -70,32 +70,32 @@ def named_views(shift: int) -> dict[str, tuple[View, ...]]:
 
 
 def mean_output(outputs: Tensor) -> Tensor:
-    """The mean over the views."""
+    """Average over the views."""
     return outputs.mean(0)
 
 
 def mean_probability(logits: Tensor) -> Tensor:
-    """The mean of the views' class probabilities, as its logarithm: `[V, N, C, ...]` to `[N, C, ...]`.
+    """Average the views' class probabilities and return the logarithm: `[V, N, C, ...]` to `[N, C, ...]`.
 
-    A softmax of it gives the mean itself, so that a cross-entropy, and whatever else takes logits, is right.
+    Its softmax is the mean itself, so that a cross-entropy and other consumers of logits are right.
     """
     return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
 
 
 class Views(nn.Module):
-    """A model that looks at each batch several times, one view after the other, and merges what it says.
+    """Calls a model with several views of each batch, one after the other, and merges the outputs.
 
-    Each view is made of a copy of the inputs, so that a model or a view that changes them in place spoils no other.
-    Needs the memory of one batch more and the time of as many as there are views. What is not the forward pass
-    (`num_classes`, other methods) is the model's own.
+    Each view is made from a copy of the inputs, so that changes in place do not affect the other views. Needs the
+    memory of one more batch, and the time of one forward pass per view. Other attributes (`num_classes`, methods) are
+    those of the model.
 
     Args:
-        model: called with each view of the first argument, and the further ones as they are.
+        model: called with each view of the first argument; further arguments are passed unchanged.
         views: at least one.
-        merge: of the outputs.
-        turns: whether a view moves pixels about, so that inputs have to be images, and outputs must not be.
-        key: the hook's, for errors.
-        shift: pixels by which views are moved; 0 where none is.
+        merge: applied to the stacked outputs.
+        turns: whether a view moves pixels, so that inputs must be images and outputs must not be maps.
+        key: the hook's key in the config, for errors.
+        shift: pixels by which views are moved; 0 if none is.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Views(nn.Module):
         super().__init__()
         self.model = model
         self.called = False
-        """Whether the forward pass has been asked for."""
+        """Whether forward has been called."""
         self._views, self._merge, self._turns, self._key, self._shift = tuple(views), merge, turns, key, shift
 
     def __getattr__(self, name: str) -> Any:
@@ -114,10 +114,10 @@ class Views(nn.Module):
             return getattr(super().__getattr__("model"), name)
 
     def forward(self, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The merged output, in float32 or wider. No host sync.
+        """Return the merged output, in float32 or wider. No host sync.
 
         Raises:
-            UserError: inputs or outputs are not what can be viewed or merged.
+            UserError: the inputs cannot be viewed, or the outputs cannot be merged.
         """
         self.called = True
         if self._turns:
@@ -131,7 +131,7 @@ class Views(nn.Module):
         first = outputs[0]
         if not isinstance(first, Tensor) or not first.is_floating_point():
             raise UserError(
-                f"the model returned {_shown(first)}; what can be merged is one tensor of floats [N, ...]",
+                f"the model returned {_shown(first)}; only a tensor of floats [N, ...] can be merged",
                 key=self._key,
                 remedy="Leave the hook out, or let the model return its logits.",
             )
@@ -144,29 +144,29 @@ class Views(nn.Module):
             )
         if self._turns and first.ndim > 2:
             raise UserError(
-                f"the model returned {_shown(first)}, in the place of which each view has another part of the image",
+                f"the model returned {_shown(first)}, a map in which each view moves the image",
                 key=f"{self._key}.transforms",
-                remedy="These are for one output a sample, [N] or [N, C]; for maps, leave the hook out.",
+                remedy="These views are for one output per sample, [N] or [N, C]; for maps, leave the hook out.",
             )
         if self._merge is mean_probability and (first.ndim < 2 or first.shape[1] < 2):
             raise UserError(
-                f"the model returned {_shown(first)}, which are no logits [N, C] of two classes or more",
+                f"the model returned {_shown(first)}, not logits [N, C] of two or more classes",
                 key=f"{self._key}.merge",
                 remedy="Use merge=outputs, the plain mean.",
             )
 
 
 def check_images(inputs: Any, *, key: str, shift: int = 0) -> None:
-    """Refuse inputs in which there is nothing to flip, or nothing left of an image that is moved by `shift` pixels.
+    """Reject inputs that are not images, or images that a shift by `shift` pixels would empty.
 
     Raises:
-        UserError: they are no batch of images, or of images that small.
+        UserError: the inputs are not a batch of images, or the images are too small.
     """
     if not isinstance(inputs, Tensor) or inputs.ndim < 4:
         raise UserError(
-            f"these transforms are for images [N, C, H, W], and the test has inputs of {_shown(inputs)}",
+            f"these transforms are for images [N, C, H, W], but the test has inputs of {_shown(inputs)}",
             key=f"{key}.transforms",
-            remedy="Leave the hook out, or name transforms of your own: [{_target_: my_project.views.Jitter}].",
+            remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
         )
     height, width = inputs.shape[-2:]
     if shift >= min(height, width):

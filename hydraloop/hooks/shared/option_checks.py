@@ -1,0 +1,16 @@
+"""Checks of numbers that several hooks take as options."""
+
+from __future__ import annotations
+
+from hydraloop.errors import UserError
+
+
+def check_at_least(least: int, **options: float | None) -> None:
+    """Reject options below `least`; None is accepted.
+
+    Raises:
+        UserError: an option is below `least`, or NaN; names it.
+    """
+    for name, value in options.items():
+        if value is not None and not value >= least:
+            raise UserError(f"{value} is below {least}", key=name, remedy=f"Use {least} or more.")
