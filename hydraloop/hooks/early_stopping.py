@@ -86,22 +86,14 @@ class EarlyStoppingHook(Hook):
         self._training = False
 
     def before_run(self, engine: Engine) -> None:
-        """Determine the metric and the rule.
-
-        Raises:
-            UserError: there is no such metric, or no rule applies to it.
-        """
+        """Determine the metric and the rule."""
         name = engine.metric_names[0] if self.monitor is None else self.monitor
         check_metric(name, engine, key=f"{self.key}.monitor")
         self._higher = higher_is_better(name, engine, rule=self.rule, key=self.key)
         self.monitor = name
 
     def before_train(self, engine: Engine) -> None:
-        """Count validations from here on; stop at once if the run had been stopped by the same options.
-
-        Raises:
-            UserError: there is no validation.
-        """
+        """Count validations from here on; stop at once if the run had been stopped by the same options."""
         check_validated(engine, key=self.key)
         self._training = True
         if self._stopped_by != self._options:

@@ -49,11 +49,7 @@ class ModeSwitchHook(Hook):
         self._last: bool | None = None
 
     def before_train(self, engine: Engine) -> None:
-        """Find what can be switched.
-
-        Raises:
-            UserError: there is nothing to switch.
-        """
+        """Find what can be switched."""
         self._data_sets = data_sets_with("set_strong_augmentation", engine.loaders.train)
         owners = (owner for owner in (engine.task, engine.model) if hasattr(owner, "set_extra_loss"))
         self._with_loss = next(owners, None)

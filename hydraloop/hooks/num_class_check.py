@@ -42,11 +42,7 @@ class NumClassCheckHook(Hook):
         self.ignore = ("rpn_head",) if ignore is None else given
 
     def before_run(self, engine: Engine) -> None:
-        """Compare each number with each data set.
-
-        Raises:
-            UserError: two differ.
-        """
+        """Compare each number with each data set."""
         found = _numbers_of(engine.task)
         checked = {name: number for name, number in found.items() if not name.endswith(self.ignore)}
         unmatched = [end for end in self._given if not any(name.endswith(end) for name in found)]

@@ -92,7 +92,12 @@ class ProfilerHook(Hook):
             self._handlers.append("chrome_trace")
         self._json_path = json_trace_path or f"{FOLDER}/chrome_trace.json"
         self._row_limit = row_limit
-        self._shapes, self._memory, self._stack, self._flops = record_shapes, profile_memory, with_stack, with_flops
+        self._recorded = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
         self._profile: profile | None = None
         self._left = 0
         """Iterations until the profiler stops."""
@@ -149,26 +154,19 @@ class ProfilerHook(Hook):
             # With any schedule, torch marks the iterations in the trace.
             schedule=(lambda _: always) if self._schedule is None else profiling.schedule(**self._schedule),
             on_trace_ready=lambda trace: self._ready(engine, trace),
-            record_shapes=self._shapes,
-            profile_memory=self._memory,
-            with_stack=self._stack,
-            with_flops=self._flops,
+            **self._recorded,
         )
         profiler.start()
         self._profile = profiler
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Step the profiler, or stop it."""
-        if self._profile is not None:
-            self._left -= 1
-            if self._left > 0:
-                self._step()
-            else:
-                self._stop()
+        self._left -= 1
+        self._advance(stop=self._left <= 0)
 
     def after_train(self, engine: Engine) -> None:
         """Stop if training ended or failed before; what was recorded is written."""
-        self._stop()
+        self._advance(stop=True)
 
     # What `npu_profiler` replaces. -----------------------------------------------------------------------------------
 
@@ -190,50 +188,43 @@ class ProfilerHook(Hook):
 
     # Within. ---------------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        # Cleared here and in _stop: torch crashes if a profiler is used again after an exception inside it (a Ctrl-C
-        # while the trace is written), or stopped twice.
+    def _advance(self, *, stop: bool) -> None:
+        """Step or stop the profiler, if it is running; raise what a handler raised."""
+        # Cleared meanwhile: torch crashes if a profiler is used again after an exception inside it (a Ctrl-C while the
+        # trace is written), or stopped twice.
         profiler, self._profile = self._profile, None
-        if profiler is not None:
+        if profiler is None:
+            return
+        if stop:
+            profiler.stop()
+            if not self._traces:
+                log.warning("%s: profiling ended before an iteration was recorded; there is no trace", self.key)
+        else:
             with warnings.catch_warnings():
                 # torch warns that each cycle has only its own events, as intended.
                 warnings.filterwarnings("ignore", message="Warning: Profiler clears events", category=UserWarning)
                 profiler.step()
             self._profile = profiler
-            self._raise_what_handlers_raised()
-
-    def _stop(self) -> None:
-        profiler, self._profile = self._profile, None
-        if profiler is not None:
-            profiler.stop()
-            if not self._traces:
-                log.warning("%s: profiling ended before an iteration was recorded; there is no trace", self.key)
-            self._raise_what_handlers_raised()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
 
     def _ready(self, engine: Engine, trace: profile) -> None:
         """Pass a recorded cycle to the handlers. torch calls this and must not see an error in the middle of a step."""
         self._traces += 1
         self._written = None
+        own = {"tb_trace": self._tensorboard_trace, "chrome_trace": self._chrome_trace, "log_trace": self._log_table}
         try:
             for handler in self._handlers:
-                self._handle(engine, trace, handler)
+                if callable(handler):
+                    handler(trace)
+                else:
+                    own[handler](engine, trace)
         except Exception as error:
             self._failed = error
 
-    def _raise_what_handlers_raised(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-
-    def _handle(self, engine: Engine, trace: profile, handler: str | TraceHandler) -> None:
-        if callable(handler):
-            handler(trace)
-        elif handler == "tb_trace":
-            self._tensorboard_trace(engine, trace)
-        elif handler == "chrome_trace":
-            self._write(engine, trace, engine.run_dir / self._json_path)
-        else:
-            self._log_table(engine, trace)
+    def _chrome_trace(self, engine: Engine, trace: profile) -> None:
+        self._write(engine, trace, engine.run_dir / self._json_path)
 
     def _write(self, engine: Engine, trace: profile, path: Path) -> None:
         """Write the trace; a second file is a copy, because torch exports a trace only once."""

@@ -90,11 +90,7 @@ class SyncRandomSizeHook(Hook):
             self._on_model = engine.model.register_forward_pre_hook(resize)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """Draw a new size if one is due; tell it to a task that asks for it.
-
-        Raises:
-            UserError: the task asks for it, and the batch contains no image.
-        """
+        """Draw a new size if one is due; tell it to a task that asks for it."""
         self._resized = None
         if self._every.due(engine.progress.iteration):
             self._draw(engine.seed, engine.progress.iteration)

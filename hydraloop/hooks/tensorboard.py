@@ -67,11 +67,7 @@ class TensorBoardLoggerHook(TrackerHook):
             self.idle_points = ("before_optimizer_step", "after_train_iter")
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower.
-
-        Raises:
-            UserError: another hook of this class would write the same files.
-        """
+        """Start the follower."""
         check_only_one(engine, self, "write the same files")
         super().before_run(engine)
 

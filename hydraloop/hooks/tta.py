@@ -67,11 +67,7 @@ class TestTimeAugmentationHook(Hook):
         self._shift = shift if "shift" in self._named else 0
 
     def before_train(self, engine: Engine) -> None:
-        """Try a step of the test; warn if there will be no test.
-
-        Raises:
-            UserError: the step fails because of the views.
-        """
+        """Try a step of the test; warn if there will be no test."""
         if engine.loaders.test is None or not engine.settings.test:
             if engine.distributed.is_main:
                 why = "there is no test data" if engine.loaders.test is None else "engine.test=false"

@@ -73,11 +73,7 @@ class WandbLoggerHook(TrackerHook):
         self._disabled = False
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower, unless it is disabled.
-
-        Raises:
-            UserError: another hook of this class would make the same W&B run.
-        """
+        """Start the follower, unless it is disabled."""
         check_only_one(engine, self, "make the same W&B run")
         self._disabled = is_disabled(self._options["mode"])
         if not self._disabled:

@@ -109,11 +109,7 @@ class CheckpointHook(Hook):
     # The run. ------------------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
-        """Determine the metrics and the folder.
-
-        Raises:
-            UserError: there is no such metric, no rule applies to it, or the folder cannot be written to.
-        """
+        """Determine the metrics and the folder."""
         self._higher = self._save_best.higher(engine, key=self.key)
         default, resume = engine.run_dir / "checkpoints", engine.settings.resume
         self._settled = CheckpointFolder(
@@ -135,11 +131,7 @@ class CheckpointHook(Hook):
         self._resumed = engine.settings.resume
 
     def before_train(self, engine: Engine) -> None:
-        """Start to count validations; request the best files that were not written before the run was killed.
-
-        Raises:
-            UserError: `save_best` is set, and there is no validation.
-        """
+        """Start to count validations; request the best files that were not written before the run was killed."""
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
         self._training = True

@@ -65,24 +65,14 @@ def weighting(
     check_at_least(1, warm_up=warm_up)
     _check_used(ema_type, gamma, warm_up)
 
-    def exponential(updates: int) -> float:
-        return max(momentum, 9.0 / (10.0 + updates)) if warmup else momentum
-
-    def stochastic(updates: int) -> float:
-        return 1.0 / (1.0 + updates)
-
-    def momentum_annealing(updates: int) -> float:
-        return max(momentum, scale / (scale + updates * interval))
-
-    def exp_momentum(updates: int) -> float:
-        return momentum + (1.0 - momentum) * math.exp(-(1.0 + updates * interval) / scale)
-
-    def linear_momentum(updates: int) -> float:
-        steps = updates * interval
-        return min(momentum, (1.0 + steps) / (warm_up + steps))
-
-    chosen = (exponential, stochastic, momentum_annealing, exp_momentum, linear_momentum)
-    return dict(zip(EMA_TYPES, chosen, strict=True))[ema_type]
+    weights: dict[str, Weighting] = {
+        "exponential": lambda u: max(momentum, 9.0 / (10.0 + u)) if warmup else momentum,
+        "stochastic": lambda u: 1.0 / (1.0 + u),
+        "momentum_annealing": lambda u: max(momentum, scale / (scale + u * interval)),
+        "exp_momentum": lambda u: momentum + (1.0 - momentum) * math.exp(-(1.0 + u * interval) / scale),
+        "linear_momentum": lambda u: min(momentum, (1.0 + u * interval) / (warm_up + u * interval)),
+    }
+    return weights[ema_type]
 
 
 def _check_used(ema_type: str, gamma: float | None, warm_up: int) -> None:

@@ -87,11 +87,7 @@ class EMAHook(Hook):
         self._strict = engine.settings.resume_strict
 
     def before_train(self, engine: Engine) -> None:
-        """Reject options with which there would be no average.
-
-        Raises:
-            UserError: training ends before the first update.
-        """
+        """Reject options with which there would be no average."""
         if engine.progress.iteration or not engine.max_iters:  # a resumed run was checked at its start
             return
         every = self._every
