@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from typing import TextIO
 
 from hydraloop.safety.secrets import mask_text
+
+_COLOURS = {"header": 1, "val": 36, "test": 36, "best": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}
+"""Codes of ANSI terminals by a message's `style` (an attribute of the log record), else by its level."""
 
 
 class ConsoleHandler(logging.Handler):
     """Prints the plain message for INFO, with the level's name in front for anything else; errors to standard error.
+
+    In a terminal, the first line has a colour, unless NO_COLOR is set: `log.info(…, extra={"style": "best"})`.
 
     The stream is looked up at each message, not kept: a progress bar that puts itself in the place of `sys.stdout` gets
     the message and prints it above itself. One write a message, so that lines of several processes do not mix.
@@ -24,7 +31,12 @@ class ConsoleHandler(logging.Handler):
         """Print one message."""
         try:
             stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
-            stream.write(self.format(record) + "\n")
+            text = self.format(record)
+            colour = _COLOURS.get(getattr(record, "style", record.levelname))
+            if colour is not None and _shows_colours(stream):
+                first, *rest = text.split("\n", 1)
+                text = "\n".join([f"\x1b[{colour}m{first}\x1b[0m", *rest])
+            stream.write(text + "\n")
             stream.flush()
         except RecursionError:
             raise
@@ -32,6 +44,11 @@ class ConsoleHandler(logging.Handler):
             self.setLevel(logging.CRITICAL + 1)
         except Exception:
             self.handleError(record)
+
+
+def _shows_colours(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal with colours, and NO_COLOR (https://no-color.org) is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 class MaskingFormatter(logging.Formatter):

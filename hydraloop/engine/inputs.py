@@ -118,6 +118,7 @@ class Settings:
     device: str = "auto"
     peak_tflops: float | None = None
     prefetch: bool = True
+    verbose: bool = False
     channels_last: bool = False
     """Whether images are moved to the device channels last."""
     resume: Path | None = None

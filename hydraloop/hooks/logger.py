@@ -1,4 +1,4 @@
-"""LoggerHook: every few iterations one record; to a file those of every hook, as trackers see them."""
+"""LoggerHook: makes a record every few iterations, prints it, and writes the records of all hooks to a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hydraloop.engine.device.gpu_peak import peak_tflops
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.engine.report.summary import clock, duration, number
+from hydraloop.engine.report.record_table import RecordTable
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.record_entries import check_names, position
 from hydraloop.run.record_log import FILENAME, RecordLog
@@ -24,44 +24,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HIDDEN = frozenset({"mode", "epoch", "iteration", "momentum"})
-"""In the record, not repeated in the terminal's line."""
-
 
 class LoggerHook(Hook):
-    """Makes the records of a run, and keeps those of every hook.
+    """Makes the records of training, validation and test, and writes the records of all hooks to a file.
 
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
-    "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, what there is of it; scalars are means over
+    "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, as far as available. Scalars are means over
     the iterations since the last record and over all ranks. After each validation and test: `{"mode": "val" or
-    "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1, the current one included; `iteration` those
-    completed. `memory` is the peak so far, on rank 0: allocated by torch on an accelerator, else of the process.
-    `mfu`, 0 .. 1, is the share of the device's peak (`engine.peak_tflops`) that the model's own operations of the
-    last batch, in the mean time, make use of; there where the task counts them (`Task.flops`). `skipped`: optimizer
-    steps that fp16 has skipped so far, if any.
+    "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1 and includes the current one; `iteration` counts the
+    completed ones. `memory` is the peak on rank 0 until now: memory allocated by torch on an accelerator, otherwise
+    memory of the process. `mfu` (0 .. 1) is the share of the device's peak (`engine.peak_tflops`) that the model's
+    operations on the last batch use, in the mean time; it is there if the task counts them (`Task.flops`). `skipped` is
+    the number of optimizer steps that fp16 has skipped, if any.
 
-    It gives them to `engine.log_record`, as any hook does, and a line of each to the terminal. Whatever comes through
-    `engine.log_record`, from whatever hook, goes to `<run_dir>/metrics.jsonl`, one line of JSON a record, flushed, with
-    a `timestamp` [s since 1970] at its end: the file is the truth, and trackers are views of it. What another hook has
-    to say in the terminal it says itself. JSON has no NaN and no infinity: there the value is null, and `"nonfinite":
-    {"loss": "nan"}` (or "inf", "-inf") says what it was. A resumed run first takes out the records behind its
-    checkpoint, which it will make again; they are kept in `metrics.cut_<n>.jsonl`.
+    Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
+    a new column. A validation that is the best until now (`best` of `runtime_info`) is marked.
 
-    A record is flat: numbers, strings and None; one that does not say where in the run it belongs gets the present
-    place. One that is made before this hook's before_run or behind its after_run is written, too. No scalar and no
-    metric may be called `mode`, `epoch`, `iteration`, `nonfinite` or `timestamp`.
+    Every record that any hook passes to `engine.log_record` is written to `<run_dir>/metrics.jsonl`: one line of JSON,
+    flushed, that ends with a `timestamp` [s since 1970]. This file is the source of truth; trackers are copies. Other
+    hooks print their own messages. JSON has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss":
+    "nan"}` (or "inf", "-inf") names it. A resumed run first moves the records after its checkpoint to
+    `metrics.cut_<n>.jsonl`, because it makes them again.
+
+    A record is flat: numbers, strings and None. A record without a position gets the current one. A record made before
+    this hook's before_run or after its after_run is also written. No scalar and no metric may have the name `mode`,
+    `epoch`, `iteration`, `nonfinite` or `timestamp`.
 
     Mount points: before_run, before_train, after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run.
-    Priority BELOW_NORMAL, MMEngine's: behind `runtime_info`, `timer` and `grad_clip`, whose numbers it takes, and
-    before `param_scheduler`, so that `lr` is the one this iteration used; a hook behind it finds a record in the file
-    when its own `on_log` is called. One host sync and one exchange among the hosts a record, none in between. No state.
+    Priority BELOW_NORMAL, as in MMEngine: after `runtime_info`, `timer` and `grad_clip`, whose numbers it reads, and
+    before `param_scheduler`, so that `lr` is the one of this iteration. Later hooks find the record in the file when
+    their `on_log` is called. One host sync and one exchange between the hosts per record, none in between. No state.
 
     Args:
-        interval: iterations between two records of training; None makes none.
-        ignore_last: whether to leave the rest of an epoch, shorter than `interval`, for the next record.
+        interval: iterations between two records of training; None: no records of training.
+        ignore_last: True leaves the rest of an epoch, shorter than `interval`, to the next record.
 
     Raises:
-        UserError: an interval below 1; a metric or a scalar with the name of an entry at the front of each record.
+        UserError: an interval below 1; a metric or a scalar has a reserved name.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -76,21 +75,22 @@ class LoggerHook(Hook):
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
         self._file: RecordLog | None = None
-        self._running = self._warned = self._resumed = False
+        self._table: RecordTable | None = None
+        self._running = self._training = self._warned = self._resumed = False
 
     def before_run(self, engine: Engine) -> None:
         """Check the names of the metrics, and tell the trackers that there is a record log.
 
         Raises:
-            UserError: a metric has the name of an entry at the front of each record.
+            UserError: a metric has a reserved name.
         """
         check_names(engine.metric_names, key="task.metrics", remedy="Give the metric another name.")
-        self._running = True
+        self._running, self._training, self._table = True, False, None
         path = engine.run_dir / FILENAME
         engine.messages.provide("record_log", lambda: path)
 
     def before_train(self, engine: Engine) -> None:
-        """Where a run is resumed, bring the file back to where its checkpoint was written."""
+        """Restore the file of a resumed run to the position of its checkpoint."""
         if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
             progress = engine.progress
             cut_behind(
@@ -98,24 +98,24 @@ class LoggerHook(Hook):
                 iteration=progress.iteration,
                 last_validation=progress.last_validation,
             )
-        self._resumed = True
+        self._resumed = self._training = True
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Make a record where one is due."""
+        """Make a record if one is due."""
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
             means = engine.messages.means(engine.distributed)
-            check_names(means, remedy="A hook or task adds it to engine.messages: let it use another name.")
+            check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
             if engine.distributed.is_main:
                 self._warn_of_nonfinite(engine, means)
                 self._put(engine, _train_record(engine, means, batch))
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Write a record, whoever made it.
+        """Write a record of any hook.
 
         Raises:
-            TypeError: there is something in it that is no plain number or string.
+            TypeError: the record contains something other than plain numbers and strings.
         """
-        if "iteration" not in record:  # whoever reads the file later cannot know
+        if "iteration" not in record:  # a reader of the file could not find out
             record = {**position(engine, "train"), **record}
         if self._file is None:
             self._file = RecordLog(engine.run_dir / FILENAME)
@@ -132,7 +132,7 @@ class LoggerHook(Hook):
         self._evaluated(engine, "test", metrics)
 
     def after_run(self, engine: Engine) -> None:
-        """Close the file; a record that comes later opens it for itself alone."""
+        """Close the file. A later record opens it again, for that record only."""
         self._running = False
         self._close()
 
@@ -142,12 +142,12 @@ class LoggerHook(Hook):
             self._file = None
 
     def _warn_of_nonfinite(self, engine: Engine, means: Mapping[str, float]) -> None:
-        """Once a run: everything after a loss that is not finite is usually lost time."""
+        """Warn once a run: training after a loss that is not finite is usually wasted."""
         loss = means.get("loss", 0.0)
         if self._warned or math.isfinite(loss):
             return
         self._warned = True
-        log.warning("the loss is %s since iteration %d or a little earlier", loss, engine.progress.iteration)
+        log.warning("the loss is %s at iteration %d or since shortly before", loss, engine.progress.iteration)
 
     def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
         if engine.distributed.is_main:
@@ -155,8 +155,28 @@ class LoggerHook(Hook):
 
     def _put(self, engine: Engine, record: dict[str, Any]) -> None:
         if log.isEnabledFor(logging.INFO):
-            log.info("%s", format_record(record, engine.max_epochs, engine.max_iters))
+            self._print(engine, record)
         engine.log_record(record)
+
+    def _print(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        """Print a record as a line of the table. `style` is for the colours of `ConsoleHandler`."""
+        if self._table is None:
+            evaluated = engine.loaders.val is not None or engine.loaders.test is not None
+            self._table = RecordTable(engine.max_epochs, engine.max_iters, engine.metric_names if evaluated else ())
+        note = self._best_note(engine) if record["mode"] == "val" else ""
+        header = self._table.header(record)
+        if header is not None:
+            log.info("%s", header, extra={"style": "header"})
+        log.info("%s", self._table.line(record, note), extra={"style": "best" if note else record["mode"]})
+
+    def _best_note(self, engine: Engine) -> str:
+        """Return `best accuracy` if the validation just done is the best one until now, otherwise nothing."""
+        best = engine.messages.read("best")
+        if not self._training or best is None or best.iteration != engine.progress.iteration:
+            return ""
+        # Without `save_best`, the earlier validations of a resumed run are not known.
+        unknown = engine.began_at > 0 and engine.best is None
+        return f"best {best.metric}" + (f" since iteration {engine.began_at}" if unknown else "")
 
 
 def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:
@@ -180,36 +200,16 @@ def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[s
     return record
 
 
-def format_record(record: Mapping[str, Any], max_epochs: int, max_iters: int) -> str:
-    """One line for people: `epoch 3/20  iter 60/400  lr 9.1e-04  eta 0:00:04  time 4.2ms  …  loss 0.1234`."""
-    parts = [] if record["mode"] == "train" else [record["mode"]]
-    parts += [f"epoch {record['epoch']}/{max_epochs}", f"iter {record['iteration']}/{max_iters}"]
-    train = record["mode"] == "train"
-    for name, value in record.items():
-        if name not in _HIDDEN:
-            parts.append(_FORMATS[name](value) if train and name in _FORMATS else f"{name} {number(value)}")
-    return "  ".join(parts)
-
-
-_FORMATS = {
-    "lr": lambda value: f"lr {value:.1e}",
-    "eta": lambda value: f"eta {clock(value)}",
-    "time": lambda value: f"time {duration(value)}",
-    "data_time": lambda value: f"data {duration(value)}",
-    "memory": lambda value: f"memory {value:.0f}MiB",
-}
-
-
 def peak_memory(device: torch.device) -> float:
-    """The peak so far in MiB: allocated by torch on an accelerator, resident memory of the process on a CPU.
+    """Return the peak in MiB: memory allocated by torch on an accelerator, resident memory of the process on a CPU.
 
-    No host sync. On mps, which keeps no peak, what is allocated now.
+    On mps, which does not keep a peak, it is the memory allocated now. No host sync.
     """
     if device.type == "cpu":
         return _peak_rss() / 2**20
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**20
-    if device.type == "cuda":  # Without the flattening and sorting in max_memory_allocated.
+    if device.type == "cuda":  # max_memory_allocated would also flatten and sort all statistics
         return float(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]) / 2**20
     return float(torch.get_device_module(device).max_memory_allocated(device)) / 2**20
 

@@ -1,4 +1,4 @@
-"""ProgressHook: a progress bar, where somebody is looking."""
+"""ProgressHook: shows a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _SMOOTHING = 0.3
-"""Weight of the newest rate in the one shown: steady within a second at ten updates a second."""
+"""Weight of the newest rate in the one shown: at ten updates a second, it adapts within a second."""
 
 
 class ProgressHook(Hook):
-    """One progress bar for the training: epoch, iterations, rate, time left, the last loss and metric.
+    """Shows a progress bar of the training: epoch, iterations, rate, time left, the last loss and metric.
 
-    Loss and metric are the last record's, so the bar needs no host sync. What is printed meanwhile, through
-    `sys.stdout` (as hydraloop's `ConsoleHandler` does), comes out above the bar, in whole lines.
+    Loss and metric are those of the last record, so the bar needs no host sync. Text printed through `sys.stdout` (as
+    hydraloop's `ConsoleHandler` does) appears above the bar, in whole lines.
 
     Mount points: before_train, after_train_iter, before_val, after_val, on_log, on_exception, after_train.
-    Priority LOWEST: it shows what everybody else has done. On rank 0 only. An update takes about a millisecond, all
-    other calls compare two clock readings. No state. Errors warn: nothing here is worth ending a run.
+    Priority LOWEST: it shows the results of the other hooks. On rank 0 only. An update takes about a millisecond; all
+    other calls compare two clock readings. No state. Errors warn, because a bar must not end a run.
 
     Args:
-        enabled: `auto` shows the bar where the output is a terminal that can move its cursor; true always; false never.
-        refresh_per_second: most updates a second.
+        enabled: `auto` shows the bar if the output is a terminal that can move its cursor; true always; false never.
+        refresh_per_second: the most updates in a second, above 0.
 
     Raises:
         UserError: another value of `enabled`, or a rate of 0 or less.
@@ -45,12 +45,12 @@ class ProgressHook(Hook):
 
     def __init__(self, *, enabled: bool | str = "auto", refresh_per_second: float = 10) -> None:
         if enabled not in (True, False, "auto"):
-            raise UserError(f"{enabled!r} is neither", key="enabled", remedy="Use auto, true or false.")
+            raise UserError(f"{enabled!r} is not a valid value", key="enabled", remedy="Use auto, true or false.")
         if not refresh_per_second > 0:
             raise UserError(
-                f"{refresh_per_second} updates a second are none",
+                f"{refresh_per_second} is not above 0",
                 key="refresh_per_second",
-                remedy="Use a number above 0, or enabled=false for no bar.",
+                remedy="Use a number above 0, or enabled=false to show no bar.",
             )
         self._enabled = enabled
         if enabled is False or (enabled == "auto" and not sys.stdout.isatty()):
@@ -64,7 +64,7 @@ class ProgressHook(Hook):
         self._shown: dict[str, str] = {}
 
     def before_train(self, engine: Engine) -> None:
-        """Put the bar up."""
+        """Show the bar."""
         bar = _new_bar(force=self._enabled is True)
         if self._enabled == "auto" and bar.console.is_dumb_terminal:
             return
@@ -77,7 +77,7 @@ class ProgressHook(Hook):
         self._due = 0.0
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update the bar where the last update is old enough; without a bar it never is."""
+        """Update the bar if the last update is old enough; without a bar, do nothing."""
         now = perf_counter()
         if now >= self._due:
             self._due = now + self._period
@@ -85,28 +85,28 @@ class ProgressHook(Hook):
             self._update(engine, "epoch")
 
     def before_val(self, engine: Engine) -> None:
-        """Say that the iterations pause."""
+        """Show that a validation runs."""
         self._update(engine, "val")
 
     def after_val(self, engine: Engine) -> None:
-        """The iterations go on; the pause does not count into their rate."""
+        """Continue with the iterations; the validation does not count in their rate."""
         self._last = (perf_counter(), engine.progress.iteration)
         self._update(engine, "epoch")
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Keep the loss, or the first metric, for the next update."""
-        mode = record.get("mode", "train")  # any hook may make records, and some say less
+        mode = record.get("mode", "train")  # a record of another hook may have no mode
         name = "loss" if mode == "train" else next(iter(engine.metric_names), "loss")
         if name in record:
             label = name if mode == "train" else f"{mode} {name}"
             self._shown[label] = number(record[name])
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Take the bar down before anything about the error is printed."""
+        """Remove the bar before the error is printed."""
         self._stop(engine)
 
     def after_train(self, engine: Engine) -> None:
-        """Give the terminal back, whatever happened; the bar stays as it stood last."""
+        """Stop the bar and restore `sys.stdout`; the last state of the bar stays in the terminal."""
         self._stop(engine)
 
     def _measure(self, now: float, iteration: int) -> None:
@@ -143,19 +143,19 @@ class ProgressHook(Hook):
 
 
 def _new_bar(*, force: bool) -> Bar:
-    """A bar without a thread: it is drawn when the hook says so."""
+    """Return a bar that is drawn when the hook updates it, without a thread of its own."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    # soft_wrap: lines printed above the bar are left to the terminal to wrap, so that copying gives them back whole.
+    # soft_wrap: the terminal wraps long lines above the bar, so that copying them gives whole lines.
     console = Console(soft_wrap=True, force_terminal=True if force else None)
     return Progress(
         TextColumn("{task.fields[epoch]}"),
-        BarColumn(bar_width=20),  # The one column that may shrink: the others do not wrap.
+        BarColumn(bar_width=20),  # the only column that may shrink: the others do not wrap
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         *(TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in ("rate", "eta", "info")),
         console=console,
         auto_refresh=False,
-        # Where standard error goes to a file, it belongs there.
+        # standard error that goes to a file stays there
         redirect_stderr=sys.stderr.isatty(),
     )

@@ -1,4 +1,4 @@
-"""RuntimeInfoHook: where the run stands, for everybody who asks."""
+"""RuntimeInfoHook: provides the progress, metrics, losses, lr and momentum of the run to other hooks."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ if TYPE_CHECKING:
 
 
 class BestSeen(NamedTuple):
-    """The best validation of this process so far."""
+    """The best validation until now: of the run with `save_best`, else of this process."""
 
     metric: str
     value: float
     epoch: int
-    """Completed epochs then."""
+    """Epochs completed at that validation."""
     iteration: int
-    """Completed iterations then."""
+    """Iterations completed at that validation."""
 
 
 class RuntimeInfoHook(Hook):
-    """Puts where the run stands into `engine.messages`.
+    """Provides the state of the run in `engine.messages`.
 
-    Facts, read when somebody asks (MMEngine writes them every iteration): `epoch` and `iter` (completed ones),
-    `max_epochs`, `max_iters`, `metrics` (of the last validation), `best` (a `BestSeen` of the first metric;
-    None where nothing says which values of it are good) and `losses` (of the iteration just done, by name, tensors left
-    on their device) from before_run on; `lr` and `momentum` (of the first parameter group; the first beta of Adam; None
-    where the optimizer has none) from before_train on. Scalars, added every iteration: the same losses, which are each
-    scalar in the outputs whose name contains "loss".
+    Facts are computed when they are read (MMEngine writes them every iteration). From before_run on: `epoch` and `iter`
+    (completed), `max_epochs`, `max_iters`, `metrics` (of the last validation), `best` and `losses` (of the last
+    iteration, by name, tensors on their device). From before_train on: `lr` and `momentum` of the first parameter group
+    (the first beta of Adam; None if the optimizer has none).
 
-    Mount points: before_run, before_train, after_train_iter, after_val_epoch. Priority VERY_HIGH, MMEngine's: others
-    read it at the same mount point. No host sync (reading `lr` is one where the optimizer keeps it as a tensor). No
-    state, no options.
+    `best` is a `BestSeen` of the metric in the checkpoint hook's `save_best`, otherwise of the task's first metric. It
+    is None before the first validation, and if it is not known whether high or low values are good.
+
+    Scalars, added every iteration: the same losses, which are each scalar in the outputs whose name contains "loss".
+
+    Mount points: before_run, before_train, after_train_iter, after_val_epoch. Priority VERY_HIGH, as in MMEngine: other
+    hooks read the facts at the same mount point. No host sync, except for reading `lr` if the optimizer keeps it as a
+    tensor. No state, no options.
     """
 
     priority = Priority.VERY_HIGH
 
     def __init__(self) -> None:
         self._best: BestSeen | None = None
-        self._higher: bool | None = None
+        self._monitor: tuple[str, bool] | None = None
         self._losses: dict[str, float | Tensor] = {}
 
     def before_run(self, engine: Engine) -> None:
@@ -59,35 +62,39 @@ class RuntimeInfoHook(Hook):
         provide("best", lambda: self._best)
         provide("losses", lambda: self._losses)
         self._best, self._losses = None, {}
-        self._higher = _direction(engine)
+        self._monitor = _first_metric(engine)
 
     def before_train(self, engine: Engine) -> None:
-        """Provide the facts about the optimizer, which only training needs."""
-        optimizer = engine.optimizer
+        """Provide the facts about the optimizer, and continue with the best validation of a resumed run."""
+        known, optimizer = engine.best, engine.optimizer
+        if known is not None:
+            epoch = known.iteration // max(engine.epoch_length, 1)
+            self._best = BestSeen(known.metric, known.value, epoch, known.iteration)
         engine.messages.provide("lr", lambda: float(optimizer.param_groups[0]["lr"]))
         engine.messages.provide("momentum", lambda: _momentum(optimizer.param_groups[0]))
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Remember the best value of the first metric so far."""
-        if self._higher is None:
+        """Keep the best value of the monitored metric."""
+        monitor: tuple[str, bool] | None = engine.messages.read("monitor", self._monitor)
+        if monitor is None or monitor[0] not in metrics:
             return
-        name = engine.metric_names[0]
-        than = None if self._best is None else self._best.value
-        if is_better(metrics[name], than, higher=self._higher):
+        name, higher = monitor
+        best = None if self._best is None else self._best.value
+        if is_better(metrics[name], best, higher=higher):
             self._best = BestSeen(name, metrics[name], engine.progress.epoch, engine.progress.iteration)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the losses of this iteration; they stay on the device."""
         add, losses = engine.messages.add, {}
         for name, value in outputs.items():
-            if name == "loss":  # A detached scalar: the engine has seen to it.
+            if name == "loss":  # The engine has checked that it is a scalar, and detached it.
                 losses[name] = value
                 add(name, value)
             elif "loss" in name:
                 if isinstance(value, Tensor):
                     if value.numel() != 1:  # A loss per sample: an output, not a scalar.
                         continue
-                    if value.requires_grad:  # Kept with its graph it would keep every activation alive.
+                    if value.requires_grad:  # With its graph, it would keep all activations in memory.
                         value = value.detach()
                     if value.ndim:
                         value = value.reshape(())
@@ -105,9 +112,10 @@ def _momentum(group: Mapping[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
-def _direction(engine: Engine) -> bool | None:
-    """Whether high values of the first metric are good; None where nothing says it."""
+def _first_metric(engine: Engine) -> tuple[str, bool] | None:
+    """Return the first metric and whether high values are good; None if there is no metric or this is not known."""
     try:
-        return higher_is_better(engine.metric_names[0], engine, key="runtime_info")
+        name = engine.metric_names[0]
+        return name, higher_is_better(name, engine, key="runtime_info")
     except (UserError, IndexError):
         return None

@@ -1,4 +1,4 @@
-"""IterTimerHook: how long iterations take, how much of that is waiting for data, and when training will be done."""
+"""IterTimerHook: measures how long iterations take and how long they wait for data, and estimates the time left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _MOST_FOR_ETA = 500
-"""Latest iterations whose mean the eta is: with many records among them, since a host sync makes their times differ."""
+"""Most iterations over which the eta averages: many records are among them, whose host sync makes the times differ."""
 
 
 class IterTimerHook(Hook):
@@ -23,21 +23,21 @@ class IterTimerHook(Hook):
 
     Adds two scalars to `engine.messages`, in seconds. `data_time` is the time that the loader takes to return the
     batch and that its copy to the device takes on the host. With a copy stream, the host only starts the copy, and
-    loads one batch ahead. `time` is the whole iteration, with its hooks: from the end of the last iteration to the end
-    of this one. The first iteration of an epoch, and one after a validation or a checkpoint, is timed from the moment
-    when its batch is asked for, so that `time` does not contain what was done before. (In MMEngine, `data_time` also
-    contains the time of hooks that run after an iteration.)
+    loads one batch ahead. `time` is the whole iteration with its hooks, from the end of the last iteration to the end
+    of this one. The first iteration of an epoch, and the first after a validation or a checkpoint, is timed from the
+    request for its batch, so that `time` does not contain the work in between. (In MMEngine, `data_time` also contains
+    the time of hooks that run after an iteration.)
 
     Facts: `eta` (seconds of training left, without validation; None before the first iteration), `timing`
-    (`summary()`). `eta` assumes the mean of the latest half of this process's iterations, at most the latest 500. It
-    therefore soon forgets compilation in the first iterations, and follows when the speed changes. (MMEngine uses the
-    mean of all iterations.)
+    (`summary()`). `eta` uses the mean of the latest half of this process's iterations, at most the latest 500. It
+    therefore soon forgets compilation in the first iterations, and adapts to a change of speed. (MMEngine uses the mean
+    of all iterations.)
 
     The clock is the host's. An accelerator runs asynchronously, so the time of a single iteration shows how long it
     took to launch; only the mean shows how long the device took.
 
     Mount points: before_run, before_train_epoch, after_train_iter, before_val, before_save_checkpoint. Priority
-    NORMAL, MMEngine's. No host sync. No state: a resumed run measures its own machine. No options, as in MMEngine.
+    NORMAL, as in MMEngine. No host sync. No state: a resumed run measures its own machine. No options, as in MMEngine.
     """
 
     priority = Priority.NORMAL
@@ -45,10 +45,7 @@ class IterTimerHook(Hook):
     def __init__(self) -> None:
         self._iterations = Durations()
         self._recent: deque[float] = deque(maxlen=2 * _MOST_FOR_ETA)
-        self._waited = 0.0
-        self._whole = self._in_hooks = 0.0
-        """Seconds of the iterations that nothing interrupted, and of hooks in these."""
-        self._end = self._hooks_then = 0.0
+        self._waited = self._end = 0.0
         self._interrupted = True
 
     def before_run(self, engine: Engine) -> None:
@@ -70,15 +67,9 @@ class IterTimerHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Measure the iteration that ends here; the next one begins."""
-        now, waited, hooks = perf_counter(), engine.data_seconds, engine.stages.all_seconds[0]
-        if self._interrupted:
-            self._interrupted = False
-            taken = now - engine.asked_at
-        else:
-            taken = now - self._end
-            self._whole += taken
-            self._in_hooks += hooks - self._hooks_then
-        self._end, self._hooks_then = now, hooks
+        now, waited = perf_counter(), engine.data_seconds
+        taken = now - (engine.asked_at if self._interrupted else self._end)
+        self._interrupted, self._end = False, now
         self._waited += waited
         self._iterations.add(taken)
         self._recent.append(taken)
@@ -86,7 +77,7 @@ class IterTimerHook(Hook):
         engine.messages.add("time", taken)
 
     def summary(self) -> Timing | None:
-        """Statistics over the iterations of this process so far; None before the first."""
+        """Return statistics over all iterations of this process; None before the first."""
         taken = self._iterations
         if not taken.count:
             return None
@@ -98,7 +89,6 @@ class IterTimerHook(Hook):
             p90=taken.quantile(0.9),
             max=taken.max,
             data_share=self._waited / taken.total if taken.total else 0.0,
-            hook_share=self._in_hooks / self._whole if self._whole else None,
         )
 
     def _eta(self, engine: Engine) -> float | None:

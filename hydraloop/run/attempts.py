@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hydraloop.safety.secrets import mask_overrides
 
 RECORDS = ".hydra"
 """Folder of a run directory: the config, as Hydra writes it."""
@@ -23,6 +28,16 @@ def following(run_dir: Path) -> Path:
     """Return the folder for the next attempt to resume a run. It is not made."""
     last = newest(run_dir)
     return run_dir / RECORDS / f"{_PREFIX}{1 if last is None else _number(last) + 1}"
+
+
+def typed_overrides(run_dir: Path) -> list[str]:
+    """Return the overrides of the newest attempt as typed, secrets masked; empty for a run started from Python."""
+    records = newest(run_dir) or run_dir / RECORDS
+    try:
+        found: Any = yaml.safe_load((records / "overrides.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return []
+    return mask_overrides([str(line) for line in found or []])
 
 
 def is_attempt(records: Path) -> bool:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from os import getpid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from hydraloop.run import attempts, code_patch
 from hydraloop.run.processes import started
 from hydraloop.run.result import command, git_commit, versions
-from hydraloop.safety.secrets import mask_command, mask_overrides, mask_text, masked
+from hydraloop.safety.secrets import mask_command, mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.tracker import Attempt, Run
 
@@ -63,7 +63,7 @@ def _attempt(engine: Engine, run_dir: Path) -> Attempt:
 
 def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
     tags = {
-        "command": mask_command([*command().split(), *_overrides(run_dir)]),
+        "command": mask_command([*command().split(), *attempts.typed_overrides(run_dir)]),
         "host": socket.gethostname(),
         "world_size": str(engine.distributed.world_size),
         "device": str(engine.device),
@@ -86,19 +86,9 @@ def _user() -> str | None:
         return None
 
 
-def _overrides(run_dir: Path) -> list[str]:
-    """What was typed for this attempt, masked; empty where the run was started from Python."""
-    records = attempts.newest(run_dir) or run_dir / attempts.RECORDS
-    try:
-        found: Any = yaml.safe_load((records / "overrides.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return []
-    return list(mask_overrides([str(line) for line in found or []]))
-
-
 def _job_name(run_dir: Path, axes: Sequence[str]) -> str:
     """`optimizer.lr=0.01,hooks=[ema]`: what is swept of a job's overrides; all of them where that is not known."""
-    lines = _overrides(run_dir)
+    lines = attempts.typed_overrides(run_dir)
     swept = [line for line in lines if line.partition("=")[0].lstrip("+") in axes]
     return ",".join(swept or lines) or run_dir.name
 

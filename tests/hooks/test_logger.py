@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task
 from tests.helpers import at, failing, logged
+from tests.hooks.tiny_runs import Scripted, engine_of
 from tests.ranks import on_ranks
 
 
@@ -141,15 +142,64 @@ def test_interval_null_leaves_the_evaluations(tmp_path: Path) -> None:
 def test_lines_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
     _engine(tmp_path, LoggerHook(interval=7)).train()
-    lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
+    messages = [record for record in caplog.records if record.name == "hydraloop.hooks.logger"]
+    header, *lines = (" ".join(record.getMessage().split()) for record in messages)
     assert len(lines) == len(_lines(tmp_path)) == 5
+    assert header == "epoch iter lr eta time data memory loss"
     span = r"[\d.]+(?:µs|ms|s)"
-    assert re.fullmatch(
-        rf"epoch 1/2  iter 7/14  lr 1\.0e-02  eta 0:00:0\d  time {span}  data {span}  memory \d+MiB  loss \d\.\d{{4}}",
-        lines[0],
-    )
-    assert re.fullmatch(r"val  epoch 1/2  iter 7/14  loss \d\.\d{4}", lines[1])
-    assert lines[-1].startswith("test  epoch 2/2  iter 14/14  loss ")
+    assert re.fullmatch(rf"train 1/2 7/14 1\.0e-02 0:00:0\d {span} {span} \d+MiB \d\.\d+", lines[0])
+    assert re.fullmatch(r"val 1/2 7/14 \d\.\d+ best loss", lines[1])
+    assert lines[-1].startswith("test 2/2 14/14 ")
+    styles = [getattr(record, "style", None) for record in messages]
+    assert styles == ["header", "train", "best", "train", "best" if lines[3].endswith("best loss") else "val", "test"]
+
+
+def _notes(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    values: Sequence[float],
+    save_best: str | None = None,
+    **settings: Any,
+) -> list[str]:
+    """Train with validations of these accuracies. Returns the notes at the end of their lines."""
+    caplog.clear()
+    caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
+    hooks = {
+        "runtime_info": RuntimeInfoHook(),
+        "logger": LoggerHook(interval=None),
+        "checkpoint": CheckpointHook(save_best=save_best),
+    }
+    engine_of(tmp_path, hooks, metrics={"accuracy": Scripted(values, True)}, **settings).train()
+    lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
+    return [line.partition("  best ")[2] for line in lines if line.startswith("val")]
+
+
+def test_a_validation_that_is_the_best_is_marked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert _notes(tmp_path, caplog, [0.5, 0.4, 0.6, 0.6], max_epochs=4) == ["accuracy", "", "accuracy", ""]
+
+
+def test_the_mark_is_of_the_metric_that_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notes = _notes(tmp_path, caplog, [0.5, 0.6, 0.7], save_best="loss")
+    assert notes[0] == "loss"
+    assert set(notes) <= {"loss", ""}
+
+
+@pytest.mark.parametrize(
+    ("save_best", "notes"), [("auto", ["", "accuracy"]), (None, ["accuracy since iteration 8"] * 2)]
+)
+def test_a_resumed_run_compares_with_what_it_knows(
+    save_best: str | None, notes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _notes(tmp_path, caplog, [0.7, 0.6], save_best, max_epochs=2)
+    resume = tmp_path / "checkpoints" / "epoch_2.pth"  # before the second validation, which is made again
+    assert _notes(tmp_path, caplog, [0.6, 0.8], save_best, max_epochs=3, resume=resume) == notes
+
+
+def test_a_validation_without_training_is_not_marked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
+    hooks = {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook()}
+    engine_of(tmp_path, hooks, metrics={"accuracy": Scripted([0.5], True)}).validate()
+    assert "best" not in caplog.text
 
 
 def test_any_json_reader_can_read_a_diverged_run(tmp_path: Path) -> None:
@@ -287,7 +337,7 @@ def test_records_of_other_hooks_are_in_the_file_in_order(tmp_path: Path, caplog:
     assert isinstance(listener, Listener)
     assert listener.records == records, "each once, and everybody the same"
     lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
-    assert [line.split()[0] for line in lines] == ["epoch", "val", "epoch", "val", "test"], "its own, one line each"
+    assert [line.split()[0] for line in lines] == ["epoch", "train", "val", "train", "val", "test"], "its own records"
 
 
 def test_a_record_without_a_mode_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

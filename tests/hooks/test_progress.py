@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import os
 import pty
@@ -123,7 +124,8 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
     assert [line for line in lines if line in (LONG, "warning: a warning", "printed")] == [
         LONG, "warning: a warning", "printed",
     ]  # fmt: skip
-    assert sum(line.startswith("epoch 1/2  iter 5/20  lr 1.0e-01  eta") for line in lines) == 1
+    assert sum(re.match(r"train +1/2 +5/20 +1\.0e-01 +0:00:0\d ", line) is not None for line in lines) == 1
+    assert re.search("\x1b\\[[0-9;]*32m *val [^\n]*best loss", written), "the best validation is green"
     # The terminal is given back: cursor on, sys.stdout its own.
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert "stdout is TextIOWrapper" in lines
@@ -140,6 +142,7 @@ def test_no_bar_in_a_pipe(tmp_path: Path) -> None:
     done = subprocess.run(_command(tmp_path), capture_output=True, text=True, env=_environment(), check=True)
     assert "━" not in done.stdout + done.stderr
     assert "\x1b" not in done.stdout + done.stderr
+    assert re.search(r"^train    1/2   5/20  1.0e-01  0:00:0\d ", done.stdout, re.MULTILINE)
     assert LONG in done.stdout.splitlines()
 
 
@@ -267,3 +270,29 @@ def test_console_follows_sys_stdout_and_names_levels(
         logger.info("to another")
     logger.error("careful")
     assert capsys.readouterr().err == "error: careful\n"
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "colours"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"TERM": ""}, False)],
+)
+def test_only_a_terminal_has_colours(
+    environment: dict[str, str], colours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TERM": "xterm", "NO_COLOR": "", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", stdout := Terminal())
+    logger = logging.Logger("test")
+    logger.addHandler(ConsoleHandler())
+    logger.info("plain", extra={"style": "train"})
+    logger.info("val 1/2\nmore", extra={"style": "best"})
+    logger.warning("careful")
+    coloured = "plain\n\x1b[32mval 1/2\x1b[0m\nmore\n\x1b[33mwarning: careful\x1b[0m\n"
+    assert stdout.getvalue() == (coloured if colours else "plain\nval 1/2\nmore\nwarning: careful\n")

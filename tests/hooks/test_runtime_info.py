@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
 from tests.hooks.tiny_runs import BATCHES, Scripted, engine_of
@@ -83,6 +84,18 @@ def test_the_best_is_the_first_metrics_in_the_direction_it_declares(tmp_path: Pa
         engine.train()
         seen = engine.messages.read("best")
         assert seen == (None if best is None else ("mine", best[0], best[1], best[1] * BATCHES))
+
+
+def test_the_best_of_a_resumed_run_is_known_if_it_was_saved(tmp_path: Path) -> None:
+    def run(values: list[float], **settings: Any) -> Any:
+        hooks = {"runtime_info": RuntimeInfoHook(), "checkpoint": CheckpointHook(save_best="acc")}
+        engine = engine_of(tmp_path, hooks, metrics={"x": Scripted([0.0] * 4), "acc": Scripted(values)}, **settings)
+        engine.train()
+        return engine.messages.read("best")
+
+    assert run([0.25, 0.75], max_epochs=2) == ("acc", 0.75, 2, 2 * BATCHES)
+    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
+    assert run([0.5, 0.5], max_epochs=4, resume=resume) == ("acc", 0.75, 2, 2 * BATCHES)
 
 
 def test_lr_is_read_when_asked(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What a person reads before and after training."""
+"""What a person reads before, during and after training."""

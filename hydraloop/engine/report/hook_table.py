@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from hydraloop.engine.hook import MOUNT_POINTS
 from hydraloop.engine.hook_order import Slot
+
+_COLUMNS = 90
+"""Width of the list of all hooks: with a label it fits into 100 columns."""
 
 
 def by_mount_point(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
@@ -20,9 +24,45 @@ def by_mount_point(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
 
 def format_order(slots: Sequence[Slot]) -> str:
     """Return the order by mount point, one line for each."""
-    rows = [
-        (point, ", ".join(f"{slot.name} ({slot.priority})" for slot in found))
-        for point, found in by_mount_point(slots).items()
-    ]
-    width = max((len(point) for point, _ in rows), default=0)
-    return "\n".join(f"  {point:<{width}}  {hooks}" for point, hooks in rows)
+    return _lines(
+        {
+            point: ", ".join(f"{slot.name} ({slot.priority})" for slot in found)
+            for point, found in by_mount_point(slots).items()
+        }
+    )
+
+
+def format_folded(slots: Sequence[Slot], defaults: Mapping[str, int]) -> tuple[str, str]:
+    """Return the order in short: all hooks once, and a line for each mount point of a custom hook.
+
+    The order is the same at each mount point. A default hook with a changed priority counts as a custom hook; the other
+    default hooks are folded to `…` in the lines.
+
+    Args:
+        slots: in calling order.
+        defaults: by name, the priority of the hook's class.
+
+    Returns:
+        The list of all hooks with a legend, 90 columns wide; the lines of mount points, empty if there are none.
+    """
+
+    def named(slot: Slot) -> bool:
+        return not slot.is_default or slot.priority != defaults[slot.name]
+
+    rows: dict[str, str] = {}
+    for point, found in by_mount_point(slots).items():
+        if any(map(named, found)):
+            names = [slot.name if named(slot) else "…" for slot in found]
+            rows[point] = ", ".join(
+                name for index, name in enumerate(names) if name != "…" or index == 0 or names[index - 1] != "…"
+            )
+    legend = "called in this order at each mount point (engine.verbose=true lists the mount points)"
+    if rows:
+        legend = "called in this order; below, … stands for default hooks (engine.verbose=true names them)"
+    order = ", ".join(f"{slot.name}\xa0({slot.priority})" for slot in slots)  # a name and its number stay together
+    return "\n".join([textwrap.fill(order, _COLUMNS).replace("\xa0", " "), legend]), _lines(rows)
+
+
+def _lines(rows: Mapping[str, str]) -> str:
+    width = max((len(point) for point in rows), default=0)
+    return "\n".join(f"  {point:<{width}}  {hooks}" for point, hooks in rows.items())

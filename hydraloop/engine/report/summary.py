@@ -1,92 +1,129 @@
-"""What a person reads before and after training. Plain text; no host sync."""
+"""What is printed before and after training, as plain text. Does not synchronize with the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from datetime import timedelta
 from math import isfinite
 from pathlib import Path
+from signal import SIGINT, Signals
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.device.model_preparation import class_name
-from hydraloop.engine.report.hook_table import format_order
+from hydraloop.engine.hook import Priority
+from hydraloop.engine.report.hook_table import format_folded, format_order
+from hydraloop.run.attempts import typed_overrides
 from hydraloop.run.result import command
+from hydraloop.safety.secrets import mask_command
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
     from hydraloop.engine.report.timing import Timing
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_MOST_HOOKS = 6
-"""Hooks listed with their time; the rest, the cheapest, are summed up."""
+_REPLACED = ("resume", "load_from")
+"""Options that do not go with the `resume=…` of the command that continues a run."""
+_MOST_HOOKS = 3
+"""Hooks that the summary lists with their time, the most expensive first."""
 
 
 def format_start(engine: Engine) -> str:
-    """What is about to run: model, data, device, horizon, run directory, and the hooks in the order they are called."""
+    """Return what is about to run: model, data, device, length, run directory, and the order of the hooks."""
+    ranks = engine.distributed.world_size
     rows = {
         "model": _model(engine),
         "data": _data(engine),
         "device": f"{engine.device}, {engine.precision.name}"
-        + (f", {_ranks(engine)}" if engine.distributed.world_size > 1 else ""),
-        "horizon": f"{_count(engine.max_iters, 'iteration')} in {_count(engine.max_epochs, 'epoch')}, "
+        + (f", {ranks} processes ({'fsdp2' if engine.distributed.sharded else 'ddp'})" if ranks > 1 else ""),
+        "training": f"{_count(engine.max_iters, 'iteration')} in {_count(engine.max_epochs, 'epoch')}, "
         f"{engine.epoch_length:,} per epoch"
         + (f", {engine.accumulate} per optimizer step" if engine.accumulate > 1 else ""),
         "run": shown(engine.run_dir),
     }
     if engine.loaders.train is None:
-        del rows["horizon"]
-    if engine.stages.slots:
-        rows["hooks"] = "in the order they are called, priority in brackets"
-    return "\n".join([*_aligned(rows), *filter(None, [format_order(engine.stages.slots)])])
+        del rows["training"]
+    slots, hooks = engine.stages.slots, ""
+    if slots and engine.settings.verbose:
+        rows["hooks"] = "in the order they are called at each mount point, with priority"
+        hooks = format_order(slots)
+    elif slots:
+        rows["hooks"], hooks = format_folded(
+            slots, {name: Priority.of(hook.priority) for name, hook in engine.hooks.items()}
+        )
+    return "\n".join([*_aligned(rows), *filter(None, [hooks])])
 
 
 def format_summary(engine: Engine, seconds: float | None = None) -> str:
-    """How the run ended: status, metrics, best checkpoint, time by iteration and hook, and commands to go on with.
+    """Return how the run ended: status, metrics, checkpoints, speed, where the time went, and the command to continue.
 
     Args:
-        seconds: of the whole run, its closing hooks included; None: as `result.json` says, without them.
+        seconds: of the whole run, its closing hooks included; None: those of `result.json`, without closing hooks.
     """
-    result = engine.result
-    rows: dict[str, str] = {}
-    if result is not None:
-        # Of several ranks, the launcher knows which one failed first, and says so after this.
-        why = result.reason if engine.distributed.world_size > 1 else result.error or result.reason
-        rows["status"] = result.status + (f": {why}" if why else "")
-        here = engine.progress.iteration - engine.began_at
-        rows["trained"] = f"{here:,} of {_count(engine.max_iters, 'iteration')} in {duration(result.seconds)}" + (
-            f" (resumed at {engine.began_at:,})" if engine.began_at else ""
-        )
-    if engine.best is not None:
-        rows["best"] = (
-            f"{engine.best.metric} {number(engine.best.value)} at iteration {engine.best.iteration}, "
-            f"{shown(Path(engine.best.checkpoint))}"
-        )
-    else:
-        best = engine.messages.read("best")
-        if best is not None:
-            rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration}" + (
-                f" (of the validations since iteration {engine.began_at:,})" if engine.began_at else ""
-            )
-    if engine.last_checkpoint is not None:
-        rows["checkpoint"] = shown(engine.last_checkpoint)
+    run = seconds or (engine.result.seconds if engine.result else 0.0)
+    rows = _ended(engine, run)
+    rows.update(_best(engine))
     if engine.metrics:
         rows["validation"] = _metrics(engine.metrics)
     if engine.test_metrics:
-        rows["test"] = _metrics(engine.test_metrics)
-    timing: Timing | None = engine.messages.read("timing")
-    if timing is not None:
-        in_hooks = "" if timing.hook_share is None else f", {timing.hook_share:.0%} in hooks"
-        rows["iteration"] = (
-            f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
-            f"max {duration(timing.max)}; {timing.data_share:.0%} of the time waiting for data{in_hooks}"
-        )
-    rows.update(_hook_times(engine, seconds))
+        best = " (of the best checkpoint)" if engine.best is not None else ""
+        rows["test"] = _metrics(engine.test_metrics) + best
+    rows.update(_time(engine, run))
     rows.update(_what_next(engine))
     return "\n".join(_aligned(rows))
 
 
-def _ranks(engine: Engine) -> str:
-    return f"{engine.distributed.world_size} processes, {'fsdp2' if engine.distributed.sharded else 'ddp'}"
+def _ended(engine: Engine, run: float) -> dict[str, str]:
+    result, error = engine.result, engine.error
+    if result is None:
+        return {}
+    # With several ranks, the launcher reports the error: it knows which rank failed first.
+    why = result.reason or (result.error if engine.distributed.world_size == 1 else None)
+    status = f"{result.status}: {why}" if why else result.status
+    if isinstance(error, KeyboardInterrupt):
+        signal = getattr(error, "number", SIGINT)  # launch.outcome.Terminated has its signal's number
+        status = f"{result.status} by " + ("Ctrl-C (SIGINT)" if signal == SIGINT else Signals(signal).name)
+    done = engine.progress.iteration - engine.began_at
+    resumed = f", resumed at {engine.began_at:,}" if engine.began_at else ""
+    return {
+        "status": status,
+        "trained": f"{done:,} of {_count(engine.max_iters, 'iteration')} in {duration(run)}{resumed}",
+    }
+
+
+def _best(engine: Engine) -> dict[str, str]:
+    """Return the best validation and the checkpoints: the best one, which is the one to use, and the last one."""
+    rows: dict[str, str] = {}
+    best = engine.best or engine.messages.read("best")
+    if best is not None:
+        since = f", since iteration {engine.began_at:,}" if engine.best is None and engine.began_at else ""
+        rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration:,}{since}"
+    last = engine.last_checkpoint
+    if engine.best is not None:
+        rows["checkpoint"] = f"{shown(Path(engine.best.checkpoint))} (the best)"
+        if last is not None and last != Path(engine.best.checkpoint):
+            rows["checkpoint"] += f"\n{shown(last)} (the last)"
+    elif last is not None:
+        rows["checkpoint"] = f"{shown(last)} (the last)"
+    return rows
+
+
+def _time(engine: Engine, run: float) -> dict[str, str]:
+    """Return the speed, and where the time went, in shares of the run's `run` seconds."""
+    rows, parts = {}, []
+    timing: Timing | None = engine.messages.read("timing")
+    if timing is not None:
+        rows["speed"] = (
+            f"{1 / timing.mean:.3g} iterations/s; an iteration takes {duration(timing.mean)} on average "
+            f"(p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, max {duration(timing.max)})"
+        )
+        parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
+    cells = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)
+    in_hooks = sum(taken for taken, _ in cells)
+    if in_hooks:
+        most = ", ".join(f"{name} {duration(taken)}" for taken, name in cells[:_MOST_HOOKS] if taken)
+        parts.append(f"{in_hooks / run:.0%} in hooks ({most}{', …' if len(cells) > _MOST_HOOKS else ''})")
+    if parts:
+        rows["time"] = f"of {duration(run)}, {', '.join(parts)}"
+    return rows
 
 
 def _model(engine: Engine) -> str:
@@ -113,21 +150,6 @@ def _size(loader: Sized) -> str:
     return _count(len(dataset), "sample") if isinstance(dataset, Sized) else _count(len(loader), "batch", "es")
 
 
-def _hook_times(engine: Engine, run: float | None) -> dict[str, str]:
-    """`hooks: 0.12s in all, 3% of the run: checkpoint 0.10s (80%), …`, the most expensive first."""
-    seconds = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)
-    total = sum(taken for taken, _ in seconds)
-    if not total:
-        return {}
-    run = run or (engine.result.seconds if engine.result else None)
-    of_run = f", {total / run:.0%} of the run" if run else ""
-    listed = [f"{name} {duration(taken)} ({taken / total:.0%})" for taken, name in seconds[:_MOST_HOOKS]]
-    if len(seconds) > _MOST_HOOKS:
-        rest = sum(taken for taken, _ in seconds[_MOST_HOOKS:])
-        listed.append(f"{len(seconds) - _MOST_HOOKS} others {duration(rest)}")
-    return {"hooks": f"{duration(total)} in all{of_run}: {', '.join(listed)}"}
-
-
 def _what_next(engine: Engine) -> dict[str, str]:
     rows: dict[str, str] = {}
     records: Path | None = engine.messages.read("record_log")
@@ -142,7 +164,8 @@ def _what_next(engine: Engine) -> dict[str, str]:
         and engine.result.status != "finished"
         and any((engine.run_dir / "checkpoints").glob("*.pth"))
     ):
-        rows["to go on"] = f"{command()} resume={shown(engine.run_dir)}"
+        typed = [line for line in typed_overrides(engine.run_dir) if line.partition("=")[0] not in _REPLACED]
+        rows["continue"] = mask_command([*command().split(), *typed, f"resume={shown(engine.run_dir)}"])
     return rows
 
 
@@ -151,8 +174,8 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 
 
 def _aligned(rows: Mapping[str, str]) -> list[str]:
-    width = max((len(name) for name in rows), default=0)
-    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+    width = max((len(name) for name in rows), default=0) + 2
+    return [f"{name:<{width}}" + value.replace("\n", "\n" + " " * width) for name, value in rows.items()]
 
 
 def _count(n: int, noun: str, ending: str = "s") -> str:
@@ -160,7 +183,7 @@ def _count(n: int, noun: str, ending: str = "s") -> str:
 
 
 def shown(path: Path) -> str:
-    """A path for people: relative to the working directory where it is inside, else absolute."""
+    """Return a path for people: relative to the working directory if it is inside, otherwise absolute."""
     path = path.absolute()
     try:
         return str(path.relative_to(Path.cwd()))
@@ -169,14 +192,14 @@ def shown(path: Path) -> str:
 
 
 def number(value: object) -> str:
-    """A number of any size in 6 or so characters: `0.1234`, `1.235e-05`, `nan`; anything else as it is."""
-    if not isinstance(value, float) or not isfinite(value):
+    """Return a number with 4 significant digits: `0.1234`, `12.35`, `1.235e-05`, `nan`; other values as they are."""
+    if not isinstance(value, float) or not isfinite(value) or value == 0:
         return str(value)
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+    return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in a fitting unit: `85µs`, `4.2ms`, `1.23s`, `0:04:10`."""
+    """Return seconds in a fitting unit: `85µs`, `4.2ms`, `1.23s`, `0:04:10`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f}µs"
     if seconds < 1:
@@ -185,5 +208,6 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as hours, minutes and seconds: `0:00:04`, `1 day, 2:03:04`."""
-    return str(timedelta(seconds=round(seconds)))
+    """Return seconds as hours, minutes and seconds: `0:00:04`, `26:03:04`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

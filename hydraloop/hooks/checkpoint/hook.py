@@ -111,6 +111,8 @@ class CheckpointHook(Hook):
     def before_run(self, engine: Engine) -> None:
         """Determine the metrics and the folder."""
         self._higher = self._save_best.higher(engine, key=self.key)
+        if self._higher:
+            engine.messages.provide("monitor", lambda: next(iter(self._higher.items())))
         default, resume = engine.run_dir / "checkpoints", engine.settings.resume
         self._settled = CheckpointFolder(
             default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent

@@ -1,10 +1,12 @@
-"""What is printed before and after a run: every line of it, from real runs."""
+"""What is printed before and after real runs."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import hydraloop
+from hydraloop.builder import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loaders, Settings
@@ -21,18 +25,17 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.run.result import Best
 from hydraloop.tasks.task import Task
-from tests.helpers import at, batches, make_engine
+from tests.config.composed import REPOSITORY
+from tests.helpers import at, batches, failing, make_engine
 
 
 class Slow(Hook):
-    """Says what the timer would say, and takes longer than the others."""
+    """Provides `timing` as the timer does, and takes longer than the others."""
 
     priority = 30
 
     def before_run(self, engine: Engine) -> None:
-        timing = Timing(
-            iterations=6, total=0.03, mean=0.005, p50=0.004, p90=0.0085, max=0.01, data_share=0.25, hook_share=0.125
-        )
+        timing = Timing(iterations=6, total=0.03, mean=0.005, p50=0.004, p90=0.0085, max=0.01, data_share=0.25)
         engine.messages.provide("timing", lambda: timing)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
@@ -64,7 +67,7 @@ def _engine(run_dir: Path, **hooks: Hook) -> Engine:
 
 
 def _rows(text: str) -> dict[str, str]:
-    """{label: value} of the aligned lines; what is indented belongs to the hook order."""
+    """Return {label: first line of its value}; indented lines belong to the value before or to the hook order."""
     lines = [line for line in text.splitlines() if not line.startswith(" ")]
     width = lines[0].index(lines[0].split("  ")[-1].strip())
     assert all(line[width - 2 : width] == "  " and line[width] != " " for line in lines), text
@@ -78,26 +81,67 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["model"] == "Sequential, 300,601 parameters (301 trainable), 1.1 MiB"
     assert rows["data"] == "train 12 samples, val 2 batches, test 1 batch"
     assert rows["device"] == "cpu, fp32"
-    assert rows["horizon"] == "6 iterations in 2 epochs, 3 per epoch"
+    assert rows["training"] == "6 iterations in 2 epochs, 3 per epoch"
     assert rows["run"] == os.path.join("runs", "one")
-    order = [line.split() for line in text.splitlines() if line.startswith("  ")]
-    assert order == [
-        ["before_run", "slow", "(30)"],
-        ["after_train_iter", "slow", "(30)"],
-        ["after_train_epoch", "failing", "(50)"],
-    ]
+    assert rows["hooks"] == "slow (30), failing (50)"
+    assert _by_point(text) == {"before_run": "slow", "after_train_iter": "slow", "after_train_epoch": "failing"}
 
 
-def test_the_horizon_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
+def _by_point(text: str) -> dict[str, str]:
+    """Return {mount point: its hooks} of the start."""
+    return dict(line.split(maxsplit=1) for line in text.splitlines() if re.match("  [a-z]", line))
+
+
+def _default_start(run_dir: Path, *overrides: str) -> str:
+    """Return the start of the default experiment."""
+    cfg = hydraloop.compose(["engine.device=cpu", *overrides], folder=REPOSITORY)
+    text = format_start(build(cfg, run_dir=run_dir))
+    if "engine.verbose=true" not in overrides:
+        lines = text.splitlines()
+        assert len(lines) <= 24
+        assert all(len(line) <= 100 for line in lines if not line.startswith("run "))
+    return text
+
+
+def test_default_hooks_are_folded(tmp_path: Path) -> None:
+    text = _default_start(tmp_path)
+    listed = re.sub(r"\s+", " ", text[text.index("\nhooks ") :])
+    assert listed == (
+        " hooks runtime_info (10), grad_clip (40), timer (50), sampler_seed (50), logger (60), param_scheduler (70),"
+        " checkpoint (90), progress (100) called in this order at each mount point"
+        " (engine.verbose=true lists the mount points)"
+    )
+
+
+def test_custom_hooks_and_changed_priorities_are_listed(tmp_path: Path) -> None:
+    text = _default_start(tmp_path, "hooks=[early_stopping]", "default_hooks.checkpoint.priority=95")
+    assert "logger (60), param_scheduler (70), checkpoint (95), progress (100), early_stopping (100)" in " ".join(
+        text.split()
+    )
+    assert "… stands for default hooks (engine.verbose=true names them)" in text
+    points = _by_point(text)
+    assert points["before_run"] == "…, checkpoint, early_stopping"
+    assert points["after_train_iter"] == "…, checkpoint, …"
+    assert points["before_train"] == "…, checkpoint, …, early_stopping"
+    assert "on_log" not in points
+
+
+def test_verbose_lists_every_mount_point(tmp_path: Path) -> None:
+    points = _by_point(_default_start(tmp_path, "engine.verbose=true"))
+    assert points["after_train_epoch"] == "param_scheduler (70), checkpoint (90)"
+    assert points["on_log"] == "logger (60), param_scheduler (70), progress (100)"
+
+
+def test_the_training_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, train=batches(3), max_iters=4, accumulate=2)
-    assert _rows(format_start(engine))["horizon"] == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
+    assert _rows(format_start(engine))["training"] == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
 
 
 def test_start_of_an_evaluation(tmp_path: Path) -> None:
     engine = _engine(tmp_path)
     engine.loaders = Loaders(test=engine.loaders.test)
     rows = _rows(format_start(engine))
-    assert "horizon" not in rows
+    assert "training" not in rows
     assert rows["data"] == "test 1 batch"
     assert "hooks" not in rows
 
@@ -107,20 +151,24 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     engine = _engine(tmp_path / "run", slow=Slow(), logger=LoggerHook())
     (tmp_path / "run" / "tf_tracing_logs").mkdir(parents=True)
     engine.train()
-    engine.best = Best("loss", 0.03, 3, str(tmp_path / "run" / "checkpoints" / "best_loss_epoch_1.pth"))
-    rows = _rows(format_summary(engine))
+    checkpoints = tmp_path / "run" / "checkpoints"
+    engine.report_best(Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth")))
+    engine.last_checkpoint = checkpoints / "epoch_2.pth"
+    text = format_summary(engine, 12.0)
+    rows = _rows(text)
     assert rows["status"] == "finished"
-    assert re.fullmatch(r"6 of 6 iterations in [\d.]+m?s", rows["trained"])
-    assert rows["best"] == "loss 0.0300 at iteration 3, " + os.path.join("run", "checkpoints", "best_loss_epoch_1.pth")
-    assert rows["validation"] == f"loss {engine.metrics['loss']:.4f}"
-    assert rows["test"] == f"loss {engine.test_metrics['loss']:.4f}"
-    assert rows["iteration"] == (
-        "mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms; 25% of the time waiting for data, 12% in hooks"
-    )
-    assert re.fullmatch(r"6\.\d\ds in all, .* of the run: slow 6\.0\ds \((100|9\d)%\), logger .*", rows["hooks"])
+    assert rows["trained"] == "6 of 6 iterations in 12.00s"
+    assert rows["best"] == "loss 0.03000 at iteration 3"
+    assert rows["checkpoint"] == os.path.join("run", "checkpoints", "best_loss_epoch_1.pth") + " (the best)"
+    assert os.path.join("run", "checkpoints", "epoch_2.pth") + " (the last)\n" in text
+    assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
+    assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
+    assert rows["speed"] == "200 iterations/s; an iteration takes 5.0ms on average (p50 4.0ms, p90 8.5ms, max 10.0ms)"
+    # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
+    assert re.fullmatch(r"of 12.00s, 0% waiting for data, 5\d% in hooks \(slow 6\.0\ds, logger [^,]+\)", rows["time"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
-    assert "to go on" not in rows
+    assert "continue" not in rows
 
 
 def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) -> None:
@@ -131,22 +179,51 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     engine = make_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "iter_4.pth", **options)
     engine.train()
     rows = _rows(format_summary(engine))
-    assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s \(resumed at 4\)", rows["trained"])
-    assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(of the validations since iteration 4\)", rows["best"])
+    assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4", rows["trained"])
+    assert re.fullmatch(r"loss [\d.]+ at iteration [69], since iteration 4", rows["best"])
 
 
-def test_summary_of_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
+class Terminated(KeyboardInterrupt):
+    """As `hydraloop.launch.outcome.Terminated`, which knows its signal."""
+
+    number = SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(KeyboardInterrupt(), "interrupted by Ctrl-C (SIGINT)"), (Terminated("by SIGTERM"), "interrupted by SIGTERM")],
+)
+def test_an_interrupted_run_names_the_signal(error: KeyboardInterrupt, status: str, tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, {"failing": failing("after_train_iter", error)})
+    with pytest.raises(KeyboardInterrupt):
+        engine.train()
+    assert _rows(format_summary(engine))["status"] == status
+
+
+def test_the_command_to_continue_repeats_what_was_typed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    (run_dir / ".hydra").mkdir(parents=True)
+    typed = ["hooks=[ema]", "load_from=old.pth", "engine.max_epochs=2", "hooks.x.password=hunter2"]
+    (run_dir / ".hydra" / "overrides.yaml").write_text("".join(f"- {line}\n" for line in typed))
+    engine = _engine(run_dir, failing=Failing())
+    with pytest.raises(RuntimeError):
+        engine.train()
+    words = shlex.split(_rows(format_summary(engine))["continue"])
+    assert words[2:] == ["hooks=[ema]", "engine.max_epochs=2", "hooks.x.password=***", f"resume={shown(run_dir)}"]
+
+
+def test_summary_of_a_failed_run_has_the_command_to_continue(tmp_path: Path) -> None:
     engine = _engine(tmp_path, failing=Failing())
     with pytest.raises(RuntimeError):
         engine.train()
     rows = _rows(format_summary(engine))
     assert rows["status"] == "failed: RuntimeError: on purpose"
     assert re.fullmatch(r"3 of 6 iterations in [\d.]+m?s", rows["trained"])
-    assert rows["to go on"].endswith(f" resume={shown(tmp_path)}")
-    assert not {"best", "validation", "test", "iteration", "records", "profile"} & set(rows)
+    assert rows["continue"].endswith(f" resume={shown(tmp_path)}")
+    assert not {"best", "validation", "test", "speed", "records", "profile"} & set(rows)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_without_a_checkpoint_nothing_can_be_continued(tmp_path: Path) -> None:
     class Stopping(Hook):
         def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
             engine.request_stop("enough")
@@ -155,25 +232,26 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> 
     engine.train()
     rows = _rows(format_summary(engine))
     assert rows["status"] == "stopped: enough"
-    assert "to go on" not in rows
+    assert "continue" not in rows
 
 
-def test_many_hooks_are_summed_up(tmp_path: Path) -> None:
+def test_the_most_expensive_hooks_are_listed(tmp_path: Path) -> None:
     hooks: dict[str, Hook] = {f"hook_{index}": Hook() for index in range(9)}
     engine = _engine(tmp_path, **hooks)
     for index in range(9):
         engine.stages.seconds[f"hook_{index}"][0] = 2.0**index
-    line = _rows(format_summary(engine))["hooks"]
-    assert line.startswith("0:08:31 in all: hook_8 0:04:16 (50%), hook_7 ")
-    assert line.endswith("3 others 7.00s")
+    line = _rows(format_summary(engine, 1022.0))["time"]
+    assert line == "of 0:17:02, 50% in hooks (hook_8 0:04:16, hook_7 0:02:08, hook_6 64.00s, …)"
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.12345, "0.1235"),
-        (0.0, "0.0000"),
-        (-12.5, "-12.5000"),
+        (0.0, "0.0"),
+        (-12.5, "-12.50"),
+        (0.00123456, "0.001235"),
+        (1234.5678, "1235"),
         (1.2345e-5, "1.234e-05"),
         (3e7, "3.000e+07"),
         (float("nan"), "nan"),
@@ -187,7 +265,7 @@ def test_numbers(value: float, text: str) -> None:
 
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (8.5e-5, 0.0042, 1.234, 250)] == ["85µs", "4.2ms", "1.23s", "0:04:10"]
-    assert clock(3.7) == "0:00:04"
+    assert [clock(seconds) for seconds in (3.7, 93784)] == ["0:00:04", "26:03:04"]
 
 
 def test_paths_outside_the_working_directory_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
