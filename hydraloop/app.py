@@ -40,8 +40,9 @@ from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import mask_files, mask_records, remember_config
+from hydraloop.run.environment import command
 from hydraloop.run.lock import RunLock
-from hydraloop.run.result import ResultFile, command, describe
+from hydraloop.run.result import ResultFile, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, remember_overrides

@@ -14,7 +14,8 @@ from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
 from hydraloop.run import code_patch
-from hydraloop.run.result import Result, Status, describe, versions
+from hydraloop.run.environment import versions
+from hydraloop.run.result import Result, Status, describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

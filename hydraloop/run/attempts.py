@@ -10,7 +10,7 @@ import yaml
 from hydraloop.safety.secrets import mask_overrides
 
 RECORDS = ".hydra"
-"""Folder of a run directory: the config, as Hydra writes it."""
+"""Folder of a run directory with the config, as Hydra writes it."""
 _PREFIX = "resume_"
 
 
@@ -25,7 +25,7 @@ def newest(run_dir: Path) -> Path | None:
 
 
 def following(run_dir: Path) -> Path:
-    """Return the folder for the next attempt to resume a run. It is not made."""
+    """Return the folder for the next attempt to resume a run. It is not created."""
     last = newest(run_dir)
     return run_dir / RECORDS / f"{_PREFIX}{1 if last is None else _number(last) + 1}"
 
@@ -41,7 +41,7 @@ def typed_overrides(run_dir: Path) -> list[str]:
 
 
 def is_attempt(records: Path) -> bool:
-    """Whether a folder is that of an attempt."""
+    """Return whether a folder is that of an attempt."""
     return records.parent.name == RECORDS and records.name.removeprefix(_PREFIX).isdigit()
 
 

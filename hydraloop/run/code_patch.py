@@ -10,28 +10,28 @@ import logging
 from pathlib import Path
 
 from hydraloop.run import atomic, attempts
-from hydraloop.run.result import git_commit, git_diff
+from hydraloop.run.environment import git_commit, git_diff
 from hydraloop.safety.secrets import mask_patch
 
 log = logging.getLogger(__name__)
 
 FILENAME = "code.patch"
 _BEGIN = "# Changes since commit "
-"""Begins each patch. A file without it is the user's: the run directory may be a folder that has files already."""
+"""Begins each patch. A file without it is the user's, since a run directory may already contain files."""
 
 
 def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
     """Write the patch, and return what `result.json` says of the code.
 
-    The patch is whole, whatever its size, because a part of one cannot be applied. If it cannot be made or written, a
-    warning says so and the run continues. A file with its name that is not ours is left as it is, with a warning.
+    The patch is always complete, because a part of one cannot be applied. If it cannot be made or written, the run
+    continues with a warning. An existing file with this name that is not from hydraloop is kept, with a warning.
 
     Args:
         run_dir: of the run.
-        folder: the one the run was started in.
+        folder: in which the run was started.
 
     Returns:
-        `commit`, and `dirty`: whether files that git tracks differ from it. Empty outside a repository.
+        `commit`, and `dirty`: whether tracked files differ from it. Empty outside a repository.
     """
     commit = git_commit(folder)
     if commit is None:
@@ -47,7 +47,7 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
         elif diff:
             atomic.write_bytes(place, _text(commit, diff).encode("utf-8", "surrogateescape"))
         else:
-            place.unlink(missing_ok=True)  # of an earlier start of the same attempt
+            place.unlink(missing_ok=True)  # from an earlier start of the same attempt
     except OSError as error:
         log.warning("%s cannot be written: %s", FILENAME, error)
     return {"commit": commit, "dirty": bool(diff)}

@@ -1,7 +1,7 @@
-"""Run directories: where a new run goes, which one a resumed run goes on in. Without torch: it comes before all.
+"""Run directories: where a new run is written, and in which one a resumed run continues. Imports no torch.
 
-`.hydra/config.yaml` is the config a run was begun with, and stays: it says which run this is. Each attempt to resume
-has a folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
+`.hydra/config.yaml` is the config with which a run was started, and never changes. Each attempt to resume the run has a
+folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.run import atomic, attempts
 from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import RUN_DIR_FILE, newest_complete
-from hydraloop.run.config_yaml import masked_yaml
+from hydraloop.run.config_yaml import masked_yaml, plain
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import masked
 
@@ -32,34 +32,34 @@ OUTPUTS = Path("outputs")
 CHECKPOINTS = "checkpoints"
 _CONFIG = "config.yaml"
 _FOLDERS = "checkpoint_folders"
-"""In RECORDS: a text file, a line for each folder the run has written checkpoints to: its `out_dir`, resolved. Inside
-the run relative to it, so that it can be moved, elsewhere absolute."""
+"""Text file in RECORDS with the folders to which the run has written checkpoints, one a line. Folders in the run
+directory are relative to it, so that it can be moved; others are absolute."""
 
 
 def run_id() -> str:
-    """Six random characters: two runs started in the same second do not share a directory."""
+    """Return six random characters, so that two runs started in the same second do not share a directory."""
     return secrets.token_hex(3)
 
 
 def new() -> Path:
-    """A directory for a run started from Python, made."""
+    """Create and return a directory for a run that was started from Python."""
     path = OUTPUTS / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}-{run_id()}"
     path.mkdir(parents=True)
     return path
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a run was started in the directory."""
+    """Return whether a run was started in the directory."""
     return (directory / RECORDS).exists() or has_trained(directory)
 
 
 def has_trained(directory: Path) -> bool:
-    """Whether a run in the directory has ended or has written checkpoints; its records alone do not count."""
+    """Return whether a run in the directory has ended or has written checkpoints."""
     return any((directory / name).exists() for name in (RESULT_FILE, CHECKPOINTS))
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Where a run's checkpoints are: in its own folder, or in each that the checkpoint hook's `out_dir` has named."""
+    """Return the folders with a run's checkpoints: the default one, or those that the hook's `out_dir` has named."""
     try:
         recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -68,18 +68,18 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     for records in (run_dir / RECORDS, *attempts.folders(run_dir)):
         try:
             out_dir = OmegaConf.select(_config_in(records), "default_hooks.checkpoint.out_dir")
-        except OmegaConfBaseException:  # ${hydra:…} takes a running job, which has recorded what it was
+        except OmegaConfBaseException:  # ${hydra:…} resolves only in the job, which has recorded the folder
             continue
         folders.append(run_dir / CHECKPOINTS if out_dir is None else Path(os.path.expanduser(out_dir)))
     return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
 
 
 def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
-    """Write what a later `resume=` looks for: the config, where nobody has done so, and the checkpoint folders.
+    """Write what a later `resume=` needs: the config, unless it is written already, and the checkpoint folders.
 
     Args:
-        out_dirs: of the run's checkpoint hooks, where they are not the run's own folder.
-        resumed: the run goes on with what an earlier process began.
+        out_dirs: of the run's checkpoint hooks, if they are set.
+        resumed: the run continues what an earlier process started.
         recorded: the process that launched this one has written the config.
     """
     records = run_dir / RECORDS
@@ -96,23 +96,23 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a resumed run goes on."""
+    """Where a resumed run continues."""
 
     run_dir: Path | None
-    """Its directory; None where `resume=auto` found an empty one and the run is new."""
+    """None if `resume=auto` found an empty directory, so that the run is new."""
     checkpoint: Path | None
 
 
 def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> Resumed:
-    """What `resume=` means for this config.
+    """Return the run directory and checkpoint that a config's `resume` names.
 
     Args:
         cfg: as composed, with `resume` set.
-        explicit: the run directory named by the user, if one was.
-        key: what named it, for errors.
+        explicit: the run directory that the user has named, if any.
+        key: the option that named it, for errors.
 
     Raises:
-        UserError: there is nothing to resume, or two directories are named.
+        UserError: there is nothing to resume, or two different directories are named.
     """
     wanted = str(cfg.resume)
     if wanted == "auto":
@@ -126,34 +126,34 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
         raise UserError(
             f"{wanted} is neither a run directory nor a checkpoint file",
             key="resume",
-            remedy="Use auto for the newest run, or a path under outputs/.",
+            remedy="Use auto for the newest run, or a path in outputs/.",
         )
     if explicit is not None and found.run_dir is not None and explicit.resolve() != found.run_dir.resolve():
         raise UserError(
-            f"a resumed run goes on in its own directory, {found.run_dir}",
+            f"a resumed run continues in its own directory, {found.run_dir}",
             key=key,
-            remedy=f"Leave {key} out; or start a new run there with load_from={found.checkpoint}.",
+            remedy=f"Leave {key} out, or start a new run there with load_from={found.checkpoint}.",
         )
     return found
 
 
 def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
-    """The directory and the checkpoint of a run that is built now.
+    """Return the directory and the checkpoint of a run that is being built.
 
     Args:
-        run_dir: given by whoever starts the run; None: found or made here.
+        run_dir: None: find or create one.
 
     Raises:
         UserError: the directory holds another run, or there is nothing to resume.
     """
     found = Resumed(None, None) if cfg.resume is None else find(cfg, run_dir, key="run_dir")
     if run_dir is not None and found.run_dir is None and cfg.resume != "auto" and not _is_hydras(run_dir):
-        refuse_held(run_dir, key="run_dir", remedy=f"Name another directory, or go on with it: resume={run_dir}")
+        refuse_held(run_dir, key="run_dir", remedy=f"Name another directory, or continue the run: resume={run_dir}")
     return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
 
 
 def refuse_held(directory: Path, *, key: str, remedy: str) -> None:
-    """A new run would overwrite the one that is there.
+    """Refuse a directory in which a new run would overwrite another.
 
     Raises:
         UserError: the directory holds a run; names `key`.
@@ -163,7 +163,7 @@ def refuse_held(directory: Path, *, key: str, remedy: str) -> None:
 
 
 def _is_hydras(run_dir: Path) -> bool:
-    """Whether Hydra has made the directory, and written its records, for the job that is running."""
+    """Return whether Hydra has created the directory for the running job, and written the config into it."""
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         return False
     return Path(HydraConfig.get().runtime.output_dir).resolve() == run_dir.resolve()
@@ -187,29 +187,27 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:
 
 
 def _newest_first() -> Iterator[Path]:
-    """Run directories by their names, which begin with date and time; the id decides nothing."""
+    """Return run directories by date and time, which begin their names. The id is ignored."""
     runs = [path.parent for path in OUTPUTS.glob(f"*/*/{RECORDS}")]
     return iter(sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True))
 
 
 def _identity(cfg: Any) -> Any:
-    """What makes two runs the same: experiment, model and data (not how they are batched); secrets do not."""
+    """Return what two runs must have in common for `resume=auto`: experiment, model and data, without secrets."""
     data = OmegaConf.select(cfg, "data")
     splits = {} if data is None else {name: data.get(name) for name in ("train", "val", "test")}
-    found = {name: _plain(split) for name, split in splits.items()}
-    return masked([OmegaConf.select(cfg, "experiment_name"), _plain(OmegaConf.select(cfg, "task.model")), found])
+    found = {name: _comparable(split) for name, split in splits.items()}
+    return masked([OmegaConf.select(cfg, "experiment_name"), _comparable(OmegaConf.select(cfg, "task.model")), found])
 
 
-def _plain(node: Any) -> Any:
-    """Resolved; as it is written where that takes a running job (`${hydra:runtime.cwd}/data`)."""
-    if not OmegaConf.is_config(node):
-        return node
-    written = OmegaConf.to_container(node, resolve=False)
-    return written if "${hydra:" in str(written) else OmegaConf.to_container(node, resolve=True)
+def _comparable(node: Any) -> Any:
+    """Return the resolved node, or the written one if it resolves only in the job (`${hydra:runtime.cwd}/data`)."""
+    written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+    return written if "${hydra:" in str(written) else plain(node)
 
 
 def _config_in(records: Path) -> DictConfig:
-    """The config in a folder of records; empty where there is none or it cannot be read."""
+    """Return the config in a folder of records; an empty one if it does not exist or cannot be read."""
     try:
         loaded = OmegaConf.load(records / _CONFIG)
     except (OSError, OmegaConfBaseException, YAMLError, ValueError):
@@ -218,7 +216,7 @@ def _config_in(records: Path) -> DictConfig:
 
 
 def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:
-    """The complete checkpoint a run has written last; None where it has written none since then.
+    """Return the complete checkpoint that a run has written last; None if it has written none since `since`.
 
     Args:
         since: seconds since 1970.
@@ -228,7 +226,7 @@ def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:
 
 
 def _newest_of(run_dir: Path) -> Path | None:
-    """The checkpoint written last in any of the run's folders."""
+    """Return the checkpoint that was written last, from all of the run's folders."""
     return newest_complete(*checkpoint_folders(run_dir))
 
 
@@ -245,7 +243,7 @@ def _newest(run_dir: Path) -> Path:
 
 
 def _is_of(folder: Path, run_dir: Path) -> bool:
-    """Whether a folder's checkpoints are the run's: an attempt to resume may have named another run's folder."""
+    """Return whether a folder has the run's checkpoints: an attempt to resume may have named another run's folder."""
     if folder.resolve().is_relative_to(run_dir.resolve()):
         return True
     found = owner(folder)
@@ -253,7 +251,7 @@ def _is_of(folder: Path, run_dir: Path) -> bool:
 
 
 def owner(folder: Path) -> Path | None:
-    """Return the run that a folder of checkpoints belongs to: the one it names, else the one above it, else None."""
+    """Return the run to which a folder of checkpoints belongs: the one it names, or the one that contains it."""
     pointer = folder / RUN_DIR_FILE
     if pointer.is_file():
         return Path(pointer.read_text(encoding="utf-8").strip())
@@ -262,9 +260,9 @@ def owner(folder: Path) -> Path | None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the run directory that is meant by `resume=<path>`; None for a checkpoint that belongs to no run.
+    """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
 
-    A checkpoint's run is above its folder, or named beside it if `out_dir` was elsewhere. It may have been deleted.
+    A checkpoint's run contains its folder, or is named in it if `out_dir` was elsewhere. It may have been deleted.
     """
     if path.is_dir():
         return path

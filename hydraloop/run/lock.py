@@ -1,12 +1,12 @@
 """RunLock: only one process at a time writes to a run directory.
 
-The file `.lock` in the directory names the processes of the run that is training there. On the same machine, the lock
-is free when none of them exists any more. From another machine (or container), where process ids mean nothing, it is
-held until its modification time, which the holder renews every 10 s, is 60 s old. The clock of the file system measures
-that age, so the clocks of two machines need not agree.
+The file `.lock` in the directory names the processes of the run that trains there. On the same machine, the lock is
+free when none of them exists any more. On another machine or in another container, process ids mean nothing: there it
+is free when its modification time is 60 s old. The holder renews that time every 10 s. The age is measured with the
+clock of the file system, so the clocks of two machines need not agree.
 
-Taking a lock is guarded by flock on the same file. On a file system without it, two starts within milliseconds can both
-succeed.
+Acquiring is guarded by flock on the same file. On a file system without flock, two starts within milliseconds can both
+acquire the lock.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FILENAME = ".lock"
 BEAT = 10.0
 """Seconds between two renewals."""
 HELD = 60.0
-"""Seconds without a renewal after which a lock from another machine is free: five may be late."""
+"""Seconds without a renewal after which a lock from another machine is free."""
 _MARGIN = 5.0
-"""Seconds that a start waits beyond that, before it believes that the holder is alive."""
+"""Seconds that a start waits longer than that."""
 _POLL = 0.5
-"""Seconds between two looks while a start waits."""
+"""Seconds between two attempts while a start waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,20 @@ class Holder:
     """The contents of the file."""
 
     token: str
-    """Tells one acquisition from another."""
+    """Random; identifies one acquisition."""
     host: str
     machine: str
-    """As of `processes.machine`."""
+    """From `processes.machine`."""
     folder: str
-    """Resolved. A copy of the directory has it too."""
+    """The run directory, resolved. A copy of the directory still has the original's."""
     since: str
-    """For people: local time of the acquisition."""
+    """Local time of the acquisition, for messages."""
     processes: tuple[tuple[int, float | None], ...]
-    """Ids and starts, as of `processes.started`: the process that took the lock, and rank 0 if that is another one."""
+    """Ids and starts (from `processes.started`): the process that acquired the lock, and rank 0 if it is another."""
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the holder is on this machine."""
         return self.machine == machine()
 
     def holds(self, path: Path, handle: int) -> bool:
@@ -78,14 +78,14 @@ class Holder:
 
 
 class RunLock:
-    """The lock of a directory, for `with`, or for `acquire` and `release`. Can be used again after it was released.
+    """The lock of a run directory: a context manager, with `acquire` and `release`. It can be used several times.
 
-    While it is held, a daemon thread renews it. It does nothing in forked processes.
+    A daemon thread renews the lock while it is held. In a forked process, `release` does nothing.
 
     Args:
-        folder: the run directory. It is made if it does not exist.
-        key: the option that has named it, for the error.
-        wait: wait until a lock from another machine is free, up to 65 s. One on the same machine is never waited for.
+        folder: the run directory. It is created if it does not exist.
+        key: the option that named it, for the error.
+        wait: wait up to 65 s for a lock from another machine. A lock from this machine is never waited for.
     """
 
     def __init__(self, folder: Path, *, key: str, wait: bool = False) -> None:
@@ -97,7 +97,7 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> Self:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
             UserError: another process has it, or the directory cannot be written to.
@@ -147,7 +147,7 @@ class RunLock:
         self.release()
 
     def _taken_by(self, own: Holder) -> Holder:
-        """Take the lock if it is free. Returns who has it now."""
+        """Acquire the lock if it is free. Return its holder."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _opened(self._path, os.O_CREAT) as handle:
@@ -158,7 +158,9 @@ class RunLock:
                 return own
         except OSError as error:
             raise UserError(
-                f"{self._path.parent} cannot be written: {error.strerror}", key=self._key, remedy="Name another."
+                f"{self._path.parent} cannot be written: {error.strerror}",
+                key=self._key,
+                remedy="Name another directory.",
             ) from error
 
     def _refusal(self, holder: Holder) -> UserError:
@@ -175,14 +177,16 @@ class RunLock:
 
     def _renew(self) -> None:
         while not self._done.wait(BEAT):
-            with suppress(OSError):  # the disk may come back
+            with suppress(OSError):  # the file system may be back at the next renewal
                 handle = os.open(self._path, os.O_RDONLY)
                 try:
                     ours = self._is_ours(handle)
                 finally:
                     os.close(handle)
                 if not ours:
-                    log.error("%s: another process has taken it, since this one did not renew it", self._path)
+                    log.error(
+                        "%s: another process has acquired the lock, because it was not renewed in time", self._path
+                    )
                     return
                 os.utime(self._path)
 
@@ -192,9 +196,9 @@ class RunLock:
 
 
 def join(folder: Path) -> None:
-    """Make this process one of the holders of a lock that the process which has started it has taken.
+    """Add this process to the holders of a lock that its parent process has acquired.
 
-    So the lock is held until this process has ended, also if the other one is killed.
+    The lock is then held until both have ended, even if the parent is killed.
     """
     with suppress(OSError), _opened(folder / FILENAME) as handle:
         holder = _read(handle)
@@ -205,7 +209,7 @@ def join(folder: Path) -> None:
 
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """The file, with nobody else in this body; again where it was removed while this process waited for it."""
+    """Open the file and lock it with flock. Repeat if it was removed while this process waited for it."""
     while True:
         handle = os.open(path, os.O_RDWR | flags, 0o666)
         try:
@@ -218,7 +222,7 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
                 yield handle
                 return
         finally:
-            _flock(handle, exclusive=False)  # a process that was forked meanwhile would keep it
+            _flock(handle, exclusive=False)  # a process that was forked meanwhile would keep the flock
             os.close(handle)
 
 
@@ -229,7 +233,7 @@ def _flock(handle: int, *, exclusive: bool) -> None:
 
 
 def _read(handle: int) -> Holder | None:
-    """None for a file that nobody has written to, or that a kill has cut off."""
+    """None if the file is empty or cut off by a kill."""
     try:
         os.lseek(handle, 0, os.SEEK_SET)
         found = json.loads(os.read(handle, 1 << 16))

@@ -1,17 +1,17 @@
-"""Whether high or low values of a metric are good, as far as its name says. Without torch."""
+"""Decide from the name of a metric whether high or low values are good. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 GREATER_KEYS: tuple[str, ...] = ("acc", "top", "AR@", "auc", "precision", "mAP", "mDice", "mIoU", "mAcc", "aAcc")
-"""Names, or parts of names, of metrics whose high values are good: those of mmengine's CheckpointHook."""
+"""Names, or parts of names, of metrics whose high values are good, as in mmengine's CheckpointHook."""
 LESS_KEYS: tuple[str, ...] = ("loss",)
-"""The same for low values, from there too."""
+"""The same for low values."""
 
 
 def by_keys(name: str, greater: Iterable[str] = GREATER_KEYS, less: Iterable[str] = LESS_KEYS) -> bool | None:
-    """What the lists say of a name, an exact match first; None where they say nothing."""
+    """Return whether high values are good; None if the name is not in the lists. An exact match counts first."""
     name, greater, less = name.lower(), [key.lower() for key in greater], [key.lower() for key in less]
     if name in greater or name in less:
         return name in greater

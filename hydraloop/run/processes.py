@@ -1,4 +1,4 @@
-"""Whether a process is still the one it was, on this machine. Does not import torch."""
+"""Identify processes on this machine by their id and start. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 _SAME = 2.0
-"""Seconds; the machine's start is known to a second."""
+"""Seconds; the start of the machine is known to a second."""
 
 
 def started(pid: int) -> float | None:
@@ -25,7 +25,7 @@ def started(pid: int) -> float | None:
 
 
 def is_alive(pid: int, since: float | None) -> bool:
-    """Whether the process that had an id then has it still. One that has ended and was not waited for is not alive.
+    """Return whether a process still exists. A process that has ended and was not waited for does not count.
 
     Args:
         since: what `started` returned for it.
@@ -42,7 +42,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def machine() -> str:
-    """Name the place where a process id means one process: the host, since its start, and the container."""
+    """Return a name for the place where process ids are unique: this start of the host, and the container."""
     names = [socket.gethostname()]
     with suppress(OSError):
         names.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())

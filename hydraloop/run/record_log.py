@@ -1,4 +1,4 @@
-"""The record log, `metrics.jsonl`: appended to by the logger, read by whoever follows it. Without torch."""
+"""The record log, `metrics.jsonl`: the logger appends to it, trackers read it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 FILENAME = "metrics.jsonl"
 """Its name in every run directory."""
 STAMP = "timestamp"
-"""The entry at the end of each line: seconds since 1970."""
+"""The last entry of each line: seconds since 1970."""
 NONFINITE = "nonfinite"
-"""The entry that says what a null was: JSON has no NaN and no infinity."""
+"""The entry with the names of values that are null because JSON has no NaN and infinity."""
 _CHUNK = 1 << 16
 _MOST = 1 << 63
-"""Above what services take as an iteration or an epoch."""
+"""Services take smaller iterations and epochs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +30,30 @@ class Record:
     """One line of the record log."""
 
     index: int
-    """Its line, from 0."""
+    """Number of its line, from 0."""
     mode: str
     """`train`, `val` or `test`."""
     epoch: int
     iteration: int
-    """Completed iterations: the axis of all charts."""
+    """Completed iterations: the x-axis of all charts."""
     timestamp: float
-    """When it was written, in seconds since 1970."""
+    """Time of writing, in seconds since 1970."""
     values: dict[str, float]
-    """Its numbers by name, without those above; NaN and infinity are themselves again."""
+    """The other numbers by name, with NaN and infinity."""
     texts: dict[str, str]
-    """Its strings by name (`picture`: a path relative to the run directory), `mode` left out."""
+    """The other strings by name (`picture`: a path relative to the run directory)."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Its numbers as trackers name them: `train/loss`, `val/accuracy`."""
+        """The numbers by the names that trackers use: `train/loss`, `val/accuracy`."""
         return {f"{self.mode}/{name}": value for name, value in self.values.items()}
 
 
 class RecordLog:
-    """Lines of JSON, appended, each flushed as a whole: whoever follows the file sees complete records.
+    """Appends lines of JSON. Each is flushed as a whole, so that readers see complete records.
 
-    Not synced to disk: they survive the process, not a power failure, and a line costs some 5 µs.
+    The file is not synced to disk: records survive a kill of the process, but not a power failure. A line takes about
+    5 µs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,10 +61,10 @@ class RecordLog:
         self._file: IO[bytes] = path.open("ab")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record, with the time.
+        """Append a record with the time.
 
         Raises:
-            TypeError: there is something in it that is no plain number or string.
+            TypeError: a value is not a plain number or string.
         """
         self._file.write(as_json(record).encode() + b"\n")
         self._file.flush()
@@ -77,10 +78,10 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def as_json(record: Mapping[str, Any]) -> str:
-    """A record as a line, without its end: `{…, "timestamp": …}`; NaN and infinity become null and are named.
+    """Return a record as a line, without the newline: `{…, "timestamp": …}`. NaN and infinity become null.
 
     Raises:
-        TypeError: there is something in it that is no plain number or string.
+        TypeError: a value is not a plain number or string.
     """
     nonfinite: dict[str, str] = {}
     for name, value in record.items():
@@ -97,7 +98,7 @@ def as_json(record: Mapping[str, Any]) -> str:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off a last line without its end, left by a process that was killed while writing."""
+    """Cut off an incomplete last line, left by a process that was killed while writing."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -116,32 +117,32 @@ def cut_torn_line(path: Path) -> None:
 
 @dataclass(slots=True)
 class Position:
-    """A place in the log, between two lines."""
+    """A position in the log, between two lines."""
 
     offset: int = 0
     """In bytes."""
     index: int = 0
-    """Lines before it."""
+    """Number of lines before it."""
 
 
 class Reader:
-    """Reads a log that somebody else appends to.
+    """Reads a log while another process appends to it.
 
-    Anybody may have written or edited a line: what is no entry of a record's is left out, with one warning.
+    Users may write or edit lines: entries that a record cannot have are left out, with one warning.
 
     Args:
-        path: of the log, which need not exist yet.
-        position: where to begin; moved on by `read`.
+        path: of the log. It need not exist yet.
+        position: where to begin.
     """
 
     def __init__(self, path: Path, position: Position) -> None:
         self._path, self.position = path, position
         self._iteration = 0
-        """Of the last record: that of one that does not say."""
+        """Of the last record; used for a record without an iteration."""
         self._warned = False
 
     def read(self, most: int) -> tuple[list[Record], Position]:
-        """The next complete lines, `most` at most, and the position behind them. The reader itself does not move."""
+        """Return at most `most` of the next complete lines, and the position after them. The reader does not move."""
         records: list[Record] = []
         offset, index = self.position.offset, self.position.index
         try:
@@ -169,11 +170,11 @@ class Reader:
         self._warned = True
 
     def move(self, position: Position) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         self.position = position
 
     def find(self, index: int) -> Position:
-        """The position before line `index`."""
+        """Return the position before line `index`."""
         offset = 0
         if index:
             with self._path.open("rb") as file:
@@ -182,7 +183,7 @@ class Reader:
 
 
 def count(path: Path) -> int:
-    """Complete lines in a log."""
+    """Return the number of complete lines in a log."""
     try:
         with path.open("rb") as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
@@ -191,14 +192,14 @@ def count(path: Path) -> int:
 
 
 def read_all(path: Path) -> list[Record]:
-    """Every record of a log."""
+    """Return every record of a log."""
     return Reader(path, Position()).read(1 << 62)[0]
 
 
 def _parse(line: bytes, index: int, iteration: int) -> tuple[Record, list[str]]:
-    """A record of any hook's, whatever the line is, and the names of what was left out of it.
+    """Return a line as a record, and the names of the entries that were left out.
 
-    One that does not say where in the run it belongs belongs to the record before it.
+    A record without an iteration gets that of the record before it.
     """
     entries = _entries(line)
     if entries is None:
@@ -231,10 +232,10 @@ def _parse(line: bytes, index: int, iteration: int) -> tuple[Record, list[str]]:
 
 
 def _entries(line: bytes) -> dict[str, Any] | None:
-    """What a line has; None where it is no object of JSON."""
+    """Return the entries of a line; None if it is not a JSON object."""
     try:
         found = json.loads(line)
-        if b"\\ud" in line:  # half a character, which no service can take
+        if b"\\ud" in line:  # half a surrogate pair, which services refuse
             found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
@@ -242,7 +243,7 @@ def _entries(line: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: Any, *, named: bool = False) -> float | None:
-    """A number; also one that is named, `"inf"`; None for what is none, or too large for one."""
+    """Return a number, or a named one (`"inf"`); None if it is not a number or too large."""
     if not isinstance(value, int | float) and not (named and isinstance(value, str)):
         return None
     try:

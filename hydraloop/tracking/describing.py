@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from hydraloop.run import attempts, code_patch
+from hydraloop.run.environment import command, git_commit, versions
 from hydraloop.run.processes import started
-from hydraloop.run.result import command, git_commit, versions
 from hydraloop.safety.secrets import mask_command, mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.tracker import Attempt, Run

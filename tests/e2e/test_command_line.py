@@ -408,7 +408,7 @@ def test_resuming_the_newest_run_in_its_own_directory(project: Project) -> None:
     # Another directory named besides is refused.
     done = project.train(f"resume={first.path}", "hydra.run.dir=elsewhere")
     assert done.code == 2
-    assert "hydra.run.dir: a resumed run goes on in its own directory" in done.err
+    assert "hydra.run.dir: a resumed run continues in its own directory" in done.err
     assert "load_from=" in done.err
 
 

@@ -254,7 +254,7 @@ def test_a_run_without_a_complete_checkpoint() -> None:
 
 def test_two_directories_are_refused() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    with pytest.raises(UserError, match="goes on in its own directory") as caught:
+    with pytest.raises(UserError, match="continues in its own directory") as caught:
         run_directory.find(config(resume=str(run_dir)), Path("other"))
     assert caught.value.key == "hydra.run.dir"
     assert "load_from=" in str(caught.value.remedy)
@@ -284,7 +284,7 @@ def test_a_new_run_from_python_overwrites_no_other(resume: str | None) -> None:
 
 def test_going_on_elsewhere_is_refused_from_python_too() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    with pytest.raises(UserError, match="goes on in its own directory") as caught:
+    with pytest.raises(UserError, match="continues in its own directory") as caught:
         run_directory.settle(config(resume=str(run_dir)), Path("other"))
     assert caught.value.key == "run_dir"
 

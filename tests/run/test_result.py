@@ -15,7 +15,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.run.result import Best, Result, ResultFile, describe, versions
+from hydraloop.run.environment import versions
+from hydraloop.run.result import Best, Result, ResultFile, describe
 from tests.helpers import at, batches, failing, make_engine
 
 

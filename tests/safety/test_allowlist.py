@@ -131,7 +131,7 @@ REFUSED = [
     "hydraloop.app.main",
     "hydraloop.safety.allowlist.ALLOWLIST.trust",
     "hydraloop.run.directory.new",
-    "hydraloop.run.result._git",
+    "hydraloop.run.environment._git",
     "hydraloop.engine.engine.Engine",
     "own_project.parts.torch.load",
     "own_project.parts.os.system",
@@ -343,7 +343,11 @@ def test_a_function_of_torch_without_a_place_of_its_own_is_built(name: str) -> N
 def test_the_rest_of_hydraloop_is_refused_where_it_lies_in_the_projects_folder(allowlist: Allowlist) -> None:
     """As in hydraloop's own repository, whose train.py stands beside the package."""
     allowlist.trust_folder(Path(__file__).resolve().parents[2])
-    for target in ("hydraloop.safety.allowlist.ALLOWLIST.trust", "hydraloop.run.result.git_diff", "hydraloop.build"):
+    for target in (
+        "hydraloop.safety.allowlist.ALLOWLIST.trust",
+        "hydraloop.run.environment.git_diff",
+        "hydraloop.build",
+    ):
         with pytest.raises(UserError, match="not among what a config may instantiate"):
             allowlist.locate(target, "hooks.x")
     assert allowlist.locate("my_project.model.SpiralNet", "hooks.x").__name__ == "SpiralNet"

@@ -20,7 +20,8 @@ from hydraloop.engine.distributed.fsdp import full, shard_optimizer_state, shard
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import PeerError, UserError, suggestion
 from hydraloop.run.checkpoint_files import point_to
-from hydraloop.run.result import describe, versions
+from hydraloop.run.environment import versions
+from hydraloop.run.result import describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

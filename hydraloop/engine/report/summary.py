@@ -12,7 +12,7 @@ from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
 from hydraloop.engine.report.hook_table import format_folded, format_order
 from hydraloop.run.attempts import typed_overrides
-from hydraloop.run.result import command
+from hydraloop.run.environment import command
 from hydraloop.safety.secrets import mask_command
 
 if TYPE_CHECKING:

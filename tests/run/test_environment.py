@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.result import git_commit, git_diff
+from hydraloop.run.environment import git_commit, git_diff
 
 
 @pytest.fixture

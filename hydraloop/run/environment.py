@@ -1,0 +1,72 @@
+"""What a run was started with: versions of packages, the git commit, the command. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+_GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
+_GIT_ENVIRONMENT = {
+    name: os.environ[name]
+    for name in ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "USERPROFILE")
+    if name in os.environ
+}
+"""Without the variables that a config sets. The user's git config is read, since it has `safe.directory`."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that influence a result; torch's names its build."""
+    found = {"python": platform.python_version()}
+    for package in ("hydraloop", "torch", "hydra-core", "omegaconf", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if "torch" in sys.modules:  # its metadata does not always name the build
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return found
+
+
+def git_commit(folder: Path) -> str | None:
+    """Return the commit of the repository around a folder; None outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    return None if commit is None else commit.strip()
+
+
+def git_diff(folder: Path) -> str | None:
+    """Return the changes of tracked files since the commit, for `git apply`; None if git fails. Takes about 10 ms.
+
+    Bytes that are not UTF-8 become surrogates.
+    """
+    defaults = [f"diff.{name}=false" for name in ("noprefix", "mnemonicPrefix", "relative")]
+    options = [part for one in defaults for part in ("-c", one)]
+    flags = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    return _git(folder, *options, "diff", "HEAD", *flags)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git, without other programs (monitor, hook, pager); None if it fails or takes over 5 s."""
+    try:
+        done = subprocess.run(
+            [*_GIT, *arguments],
+            cwd=folder,
+            env=_GIT_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
+
+def command() -> str:
+    """Return the command that started this process, for hints: `python train.py`."""
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    return f"python {os.path.relpath(script)}" if script else "python train.py"
