@@ -1,14 +1,14 @@
-"""What hooks ask for, and the moment the engine acts on it: between windows, and on all ranks alike.
+"""What hooks ask for (a stop, a checkpoint), and when the engine does it: between windows, and on all ranks together.
 
-In a single process whatever is asked is done when the current mount point is over. With several ranks a hook may ask on
-one of them only (a signal, a clock), so first they have to agree:
+In a single process, a request is done when the hooks of the current mount point have run. With several ranks, a hook
+may ask on one rank only (a signal, a clock), so the ranks agree first:
 
-* where all ranks wait for each other anyway (an epoch's end, a validation) they tell each other what was asked (`act`);
-* inside an epoch a flag goes round in the background every `agree_interval` iterations (`exchange`). It is looked at
-  an interval later, when it has long arrived, so neither host nor device waits for it; only where a flag is up do the
-  ranks then tell each other what it stands for.
+* at the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests (`act`);
+* inside an epoch, they exchange one flag in the background every `agree_interval` iterations (`exchange`). It is read
+  one interval later, when it has long arrived, so neither host nor device waits for it. Only if it is set do the ranks
+  exchange the requests.
 
-A hook that asks on every rank at the very same point, since counters say so, is taken at its word (`agreed`).
+A request with `agreed` needs no exchange: its hook asks on every rank at the same point.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class Requests:
         self._engine = engine
         self._alone = engine.distributed.world_size == 1
         self._checkpoints: dict[str, tuple[Write, Hook | None]] = {}
-        self._wishes: dict[str, tuple[Write | None, Hook | None]] = {}  # checkpoints not agreed on yet
-        self._new_wishes = False  # whether the other ranks have not heard of them
+        self._not_agreed: dict[str, tuple[Write | None, Hook | None]] = {}
+        self._not_told = False  # whether there are checkpoints in `_not_agreed` that the other ranks do not know of
         self._asked_to_stop: str | None = None
-        self._stops = False  # whether that is agreed
+        self._stops = False  # whether all ranks have agreed to stop
         self._flag = torch.zeros(1, dtype=torch.int32)
-        self._round: Pending | None = None  # the exchange that is under way
+        self._running: Pending | None = None  # the exchange of the flag
         self.stop_reason: str | None = None
-        """Why training stops, once agreed."""
+        """Why training stops; None until the ranks have agreed."""
         self.pending = False
-        """Whether anything can be done at once: asked in a single process, or agreed."""
+        """Whether something can be done now: it was asked for in a single process, or all ranks have agreed."""
         self.next_exchange = math.inf if self._alone else 0
         """The iteration from which the next exchange is due."""
 
     # Asking. ---------------------------------------------------------------------------------------------------------
 
     def stop(self, reason: str, *, agreed: bool = False) -> None:
-        """See `Engine.request_stop`; the first reason stands."""
+        """See `Engine.request_stop`; the first reason counts."""
         self._asked_to_stop = self._asked_to_stop or reason
         if agreed or self._alone:
             self._stops = self.pending = True
@@ -64,91 +64,89 @@ class Requests:
         """See `Engine.request_checkpoint`."""
         if write is None and Path(tag).name != tag:
             raise ValueError(f"the tag {tag!r} becomes a file's name and cannot have a path in it")
-        # A hook that may go on after an error may have failed on one rank, which then does not ask.
-        if self._alone or (agreed and (owner is None or self._engine.stages.may_only_raise(owner.name))):
+        # A hook that may continue after an error may have failed on one rank, which then does not ask.
+        may_only_raise = owner is None or self._engine.stages.on_error(owner.name) == "raise"
+        if self._alone or (agreed and may_only_raise):
             self._checkpoints[tag] = (write or _default_writer(tag), owner)
             self.pending = True
         else:
-            self._wishes[tag] = (write, owner)
-            self._new_wishes = True
+            self._not_agreed[tag] = (write, owner)
+            self._not_told = True
 
     def forget_stop(self) -> None:
-        """What ended an earlier use of the engine does not end the next one; called on every rank."""
+        """Forget the stop of an earlier use of the engine; called on every rank."""
         self._asked_to_stop = self.stop_reason = None
         self._stops = False
 
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
     def act(self) -> None:
-        """At a point where all ranks are: agree on everything that was asked, write the checkpoints, note a stop."""
+        """Agree with all ranks on all requests, write the checkpoints, and set `stop_reason`."""
         if not self._alone:
-            self._finish_round()
+            self._read_flag()
             self._agree()
         if self.pending:
             self._act()
 
     def exchange(self, iteration: int) -> None:
-        """Inside an epoch, between windows: do what is agreed, and send the flag round where that is due."""
+        """Inside an epoch, between windows: do what is agreed; send the flag if an exchange is due."""
         if iteration >= self.next_exchange:
-            if self._finish_round():
+            if self._read_flag():
                 self._agree()
             stops = self._asked_to_stop is not None and self.stop_reason is None
-            news = stops or self._new_wishes or bool(self._engine.stages.news)
+            news = stops or self._not_told or bool(self._engine.stages.newly_disabled)
             self._flag = torch.tensor([int(news)], dtype=torch.int32)
-            self._round = self._engine.distributed.start_max(self._flag)
+            self._running = self._engine.distributed.start_max(self._flag)
             self.next_exchange = iteration + self._engine.distributed.agree_interval
         if self.pending:
             self._act()
 
-    def _finish_round(self) -> bool:
-        """Whether the exchange that was under way, if any, has brought a flag."""
-        if self._round is None:
+    def _read_flag(self) -> bool:
+        """Finish the running exchange; return whether any rank has set the flag."""
+        if self._running is None:
             return False
-        self._round.wait()
-        self._round = None
+        self._running.wait()
+        self._running = None
         return bool(self._flag.item())
 
     def _agree(self) -> None:
-        """Tell all ranks what was asked and which hooks are switched off, and take over what they say."""
+        """Exchange the requests and the names of disabled hooks with all ranks."""
         stages = self._engine.stages
         mine = {
             "stop": self._asked_to_stop,
-            "checkpoints": {tag: write is not None for tag, (write, _) in self._wishes.items()},
-            "disabled": sorted(stages.news),
+            "checkpoints": {tag: write is not None for tag, (write, _) in self._not_agreed.items()},
+            "disabled": sorted(stages.newly_disabled),
         }
         told: list[dict[str, Any]] = self._engine.distributed.gather(mine)
-        stages.news.clear()
-        self._new_wishes = False
-        for said in told:
-            if said["stop"] is not None:
-                self._asked_to_stop = self._asked_to_stop or said["stop"]
+        stages.newly_disabled.clear()
+        self._not_told = False
+        for one in told:
+            if one["stop"] is not None:
+                self._asked_to_stop = self._asked_to_stop or one["stop"]
                 self._stops = self.pending = True
-            for name in said["disabled"]:
+            for name in one["disabled"]:
                 stages.disable(name)
-        for tag in dict.fromkeys(tag for said in told for tag in said["checkpoints"]):
-            writers = [said["checkpoints"].get(tag) for said in told]
-            # One with a writer of the hook's own waits until all ranks have asked: the others have nothing to call.
+        for tag in dict.fromkeys(tag for one in told for tag in one["checkpoints"]):
+            writers = [one["checkpoints"].get(tag) for one in told]
+            # With a hook's `write`, it waits until all ranks have asked: the others have nothing to call.
             if any(writers) and None in writers:
                 continue
-            write, owner = self._wishes.pop(tag, (None, None))
+            write, owner = self._not_agreed.pop(tag, (None, None))
             self._checkpoints[tag] = (write or _default_writer(tag), owner)
             self.pending = True
 
     def _act(self) -> None:
+        """Write each checkpoint once, under its owner's `on_error`; what is asked for meanwhile is done next time."""
         self.pending = False
-        self._write_all()
-        if self._stops and self.stop_reason is None:
-            self.stop_reason = self._asked_to_stop
-            log.info("stopping: %s", self.stop_reason)
-
-    def _write_all(self) -> None:
-        """Each request once; what is asked for meanwhile waits for the next time. An owner's errors do as it says."""
-        asked, self._checkpoints = self._checkpoints, {}
-        for write, owner in asked.values():
+        checkpoints, self._checkpoints = self._checkpoints, {}
+        for write, owner in checkpoints.values():
             if owner is None:
                 write(self._engine)
             else:
                 self._engine.stages.run_for(owner.name, "a checkpoint", write, self._engine)
+        if self._stops and self.stop_reason is None:
+            self.stop_reason = self._asked_to_stop
+            log.info("stopping: %s", self.stop_reason)
 
 
 def _default_writer(tag: str) -> Write:

@@ -1,4 +1,7 @@
-"""What hooks tell each other: facts read on demand, and scalars averaged over a window without a host sync."""
+"""What hooks tell each other: facts, read on demand, and scalars, averaged over a window without a host sync.
+
+The mean over ranks is in `distributed/mean_over_ranks.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,38 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
 from hydraloop.errors import UserError
 
 _FOLD_AT = 256
-"""Kept tensors of one name before they are summed into one: bounds memory where records are rare."""
+"""Tensors of one name that are kept before they are summed; bounds memory if records are rare."""
 
 
 class Messages:
-    """One per engine. Facts are pulled (`provide`, `read`), so they cost nothing in iterations that nobody looks at.
+    """The messages of one engine.
 
-    Scalars are pushed (`add`) every iteration and reduced to their means when a record is due (`means`).
+    A fact is a function that is called when someone reads it, so it costs nothing in other iterations. A scalar is
+    added every iteration; a record takes the means (`means`).
     """
 
     def __init__(self) -> None:
         self._facts: dict[str, Callable[[], Any]] = {}
         self._windows: dict[str, _Window] = {}
-        self._shared: list[str] = []
-        """The names that any rank has had in a record, in an order that all ranks share."""
+        self._over_ranks = MeanOverRanks()
 
     # Facts. ----------------------------------------------------------------------------------------------------------
 
     def provide(self, name: str, read: Callable[[], Any]) -> None:
-        """Let `read` answer for the fact `name` (epoch, lr, …) from now on."""
+        """Let `read` return the fact `name` (epoch, lr, …) from now on."""
         self._facts[name] = read
 
     def read(self, name: str, default: Any = None) -> Any:
-        """The fact's value now, or `default` where nobody provides it. Host sync only if its provider has one."""
+        """Return the fact's current value, or `default` if nothing provides it. Host sync only if its provider does."""
         provider = self._facts.get(name)
         return default if provider is None else provider()
 
     def facts(self) -> dict[str, Any]:
-        """All facts, by name, in the order they were first provided."""
+        """Return all facts by name, in the order in which they were first provided."""
         return {name: read() for name, read in self._facts.items()}
 
     # Scalars. --------------------------------------------------------------------------------------------------------
@@ -47,7 +51,7 @@ class Messages:
     def add(self, name: str, value: float | Tensor) -> None:
         """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
 
-        Anything else is a `UserError` at the next record: looking at each value here would cost more than adding it.
+        Any other value is a `UserError` at the next record; to check each value here would cost more than to add it.
         """
         window = self._windows.get(name)
         if window is None:
@@ -59,8 +63,8 @@ class Messages:
     def means(self, over: Distributed | None = None) -> dict[str, float]:
         """Return the mean of each name over its window, and begin an empty window for the next record.
 
-        One host sync for each device that has values, whatever the number of names. With several ranks, one exchange
-        among the hosts; a record with a name that no rank has had before takes three more.
+        One host sync for each device that has values, for any number of names. With several ranks, one exchange among
+        the hosts; a record with a name that no rank has had before takes three more.
 
         Args:
             over: the ranks over which the mean is taken; called on each of them. None: this rank alone. If only some
@@ -75,26 +79,7 @@ class Messages:
             name: (window.total + on_devices) / window.count
             for (name, window), on_devices in zip(windows.items(), sums, strict=True)
         }
-        return means if over is None or over.world_size == 1 else self._over_ranks(means, over)
-
-    def _over_ranks(self, means: dict[str, float], ranks: Distributed) -> dict[str, float]:
-        """Return the mean of each name over the ranks that have it.
-
-        The ranks add up one vector: how many of them have a name that is not in `self._shared`, and for each shared
-        name how many have it and the sum of their means. It has the same layout on all ranks, because `self._shared`
-        only ever changes on all ranks at once, by what they have gathered.
-        """
-        while True:
-            shared = self._shared
-            unknown = float(not means.keys() <= set(shared))
-            row = [unknown, *(float(name in means) for name in shared), *(means.get(name, 0.0) for name in shared)]
-            unknown, *sums = ranks.sum(torch.tensor(row, dtype=torch.float64)).tolist()
-            if not unknown:
-                break
-            self._shared = sorted({*shared, *(name for names in ranks.gather(list(means)) for name in names)})
-        ranks_with, totals = sums[: len(shared)], sums[len(shared) :]
-        over_all = {name: total / count for name, count, total in zip(shared, ranks_with, totals, strict=True) if count}
-        return {name: over_all[name] for name in dict.fromkeys([*means, *over_all])}
+        return means if over is None or over.world_size == 1 else self._over_ranks.mean(means, over)
 
 
 def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
@@ -108,7 +93,7 @@ def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
 
 
 class _Window:
-    """The values of one name since the last record: folded sums and a count, and the values not folded yet."""
+    """The values of one name since the last record: sums and a count, and the values not yet folded into them."""
 
     __slots__ = ("count", "name", "sums", "total", "values")
 
@@ -130,9 +115,14 @@ class _Window:
         by_device: dict[torch.device, list[Tensor]] = {}
         for value in self.values:
             if isinstance(value, Tensor):
-                by_device.setdefault(value.device, []).append(self._scalar(value))
-            else:
-                self.total += self._number(value)
+                if value.numel() != 1:
+                    raise self._not_a_number(f"a tensor of the shape {list(value.shape)}")
+                by_device.setdefault(value.device, []).append(value.reshape(()) if value.ndim else value)
+                continue
+            try:
+                self.total += float(value)
+            except (TypeError, ValueError):
+                raise self._not_a_number(repr(value)) from None
         for device, tensors in by_device.items():
             stacked = torch.stack(tensors)
             if stacked.requires_grad:
@@ -145,20 +135,7 @@ class _Window:
         self.count += len(self.values)
         self.values.clear()
 
-    def _scalar(self, value: Tensor) -> Tensor:
-        if not value.ndim:
-            return value
-        if value.numel() == 1:
-            return value.reshape(())
-        raise self._no_number(f"a tensor of the shape {list(value.shape)}")
-
-    def _number(self, value: float) -> float:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise self._no_number(repr(value)) from None
-
-    def _no_number(self, got: str) -> UserError:
+    def _not_a_number(self, got: str) -> UserError:
         return UserError(
             f"a hook or task adds {self.name!r} to engine.messages, and it is {got}",
             remedy="Add a number or a tensor with one entry, a mean for example.",

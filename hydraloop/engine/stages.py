@@ -16,119 +16,96 @@ from hydraloop.errors import UserError
 log = logging.getLogger(__name__)
 
 Call = Callable[..., None]
-
-
 _CLOSING = frozenset({"on_exception", "after_train", "after_run"})
-"""Where every hook is called whatever another one raised, so each has a call of its own."""
+"""Points at which every hook has a separate call, so that all are called even if one raises."""
 
 
 class Stages:
     """The call table: for each mount point, an attribute with what to call there.
 
-    Built once, from overridden methods only, so a mount point that nobody uses is an empty tuple and costs nothing::
+    Built once, from overridden methods only, so that an unused mount point is an empty tuple and costs nothing::
 
         for call in stages.before_train_iter:
             call(engine, batch_idx, batch)
 
-    A call goes through the hooks of its mount point in order, applies each one's `on_error` and adds up the time each
-    takes (about 0.1 µs a hook). A hook with nothing to do at a point, as it is configured (`idle_points`), is left out.
+    A call runs the hooks of its mount point in order, applies each hook's `on_error` and adds up its time (about 0.1 µs
+    for each hook). A hook is left out at its `idle_points`.
 
     Args:
         hooks: by name, default hooks first, in the order of registration.
-        slots: the same hooks' places.
-        on_error: by name, what an exception in the hook does.
-        rank: hooks with `rank_zero_only` are left out of the table where this is not 0.
+        slots: the same hooks' places; None: from their classes.
+        on_error: by name; None: from their classes.
+        rank: on ranks other than 0, hooks with `rank_zero_only` are left out.
     """
 
     def __init__(
-        self, hooks: Mapping[str, Hook], slots: Sequence[Slot], on_error: Mapping[str, OnError], rank: int = 0
+        self,
+        hooks: Mapping[str, Hook],
+        slots: Sequence[Slot] | None = None,
+        on_error: Mapping[str, OnError] | None = None,
+        rank: int = 0,
     ) -> None:
-        self.slots = in_order(slots)
+        self.slots = in_order([slot_of(name, hook) for name, hook in hooks.items()] if slots is None else slots)
         self.seconds: dict[str, list[float]] = {slot.name: [0.0] for slot in self.slots}
-        """By name, a cell with the seconds spent in the hook, without those of hooks called from within it."""
-        self.news: set[str] = set()
-        """Hooks that have been switched off (`on_error=disable`) since somebody last emptied the set."""
+        """By name, a list with one entry: the seconds spent in the hook, without those in hooks that it calls."""
         self.all_seconds = [0.0]
-        """A cell with the seconds spent in all hooks."""
+        """The same for all hooks together."""
+        self.newly_disabled: set[str] = set()
+        """Hooks that `on_error=disable` has switched off on this rank and that other ranks do not know of yet."""
         self._policies: dict[str, _Policy] = {}
-        table: dict[str, list[_Part]] = {point: [] for point in MOUNT_POINTS}
+        table: dict[str, list[_Entry]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
             hook = hooks[slot.name]
-            policy = self._policies[slot.name] = _Policy(slot.name, on_error[slot.name], self.news)
-            if hook.rank_zero_only and rank != 0:
-                continue
-            for point, method in _methods(hook):
-                if point not in hook.idle_points:
+            rule = hook.on_error if on_error is None else on_error[slot.name]
+            policy = self._policies[slot.name] = _Policy(slot.name, rule, self.newly_disabled)
+            if not hook.rank_zero_only or rank == 0:
+                for point, method in _methods(hook):
                     table[point].append((method, policy, self.seconds[slot.name]))
-        for point, parts in table.items():
-            groups = [[part] for part in parts] if point in _CLOSING else [parts] if parts else []
+        for point, entries in table.items():
+            groups = [[entry] for entry in entries] if point in _CLOSING else [entries] if entries else []
             setattr(self, point, tuple(_one_call(point, group, self.all_seconds) for group in groups))
 
-    def may_only_raise(self, name: str) -> bool:
-        """Whether an error in the hook ends the run, on every rank."""
-        return self.on_error(name) == "raise"
-
     def on_error(self, name: str) -> OnError:
-        """What an error in the hook does."""
+        """Return what an error in the hook does; with `raise`, it ends the run on every rank."""
         return self._policies[name].on_error
 
     def disable(self, name: str) -> None:
-        """Switch a hook off, since it failed on another rank; its closing points are still called."""
+        """Switch off a hook that failed on another rank; its closing points are still called."""
         policy = self._policies.get(name)
         if policy is not None and not policy.disabled:
             policy.disabled = True
             log.warning("hook %s failed on another rank and is switched off (on_error=disable)", name)
 
     def run_for(self, name: str, point: str, work: Callable[..., Any], *args: Any) -> Any:
-        """Do work of the hook `name` outside its mount points: its `on_error` and its clock apply.
+        """Do work for a hook outside its mount points, with its `on_error` and its time.
 
         Returns:
-            What the work returns; None where it failed and the run goes on.
+            What the work returns; None if it failed and the run continues.
         """
-        result: list[Any] = [None]
+        results: list[Any] = []
 
-        def kept(*args: Any) -> None:
-            result[0] = work(*args)
+        def append_result(*args: Any) -> None:
+            results.append(work(*args))
 
-        _one_call(point, [(kept, self._policies[name], self.seconds[name])], self.all_seconds)(*args)
-        return result[0]
-
-    @classmethod
-    def of(
-        cls,
-        hooks: Mapping[str, Hook],
-        slots: Sequence[Slot] | None = None,
-        on_error: Mapping[str, OnError] | None = None,
-        rank: int = 0,
-    ) -> Stages:
-        """The table of these hooks; slots and `on_error` come from their classes where they are not given."""
-        from_classes = [slot_of(name, hook) for name, hook in hooks.items()]
-        return cls(
-            hooks,
-            from_classes if slots is None else slots,
-            {name: hook.on_error for name, hook in hooks.items()} if on_error is None else on_error,
-            rank,
-        )
+        _one_call(point, [(append_result, self._policies[name], self.seconds[name])], self.all_seconds)(*args)
+        return results[0] if results else None
 
     def __getattr__(self, point: str) -> tuple[Call, ...]:
         # Only for the type checker and misspellings: every mount point is set in __init__.
-        raise AttributeError(f"{point!r} is no mount point")
+        raise AttributeError(f"{point!r} is not a mount point")
 
 
 def _methods(hook: Hook) -> list[tuple[str, Call]]:
-    """(mount point, bound method) of everything the hook overrides, general points before specific ones."""
-    cls = type(hook)
+    """Return (mount point, bound method) for all that a hook overrides, general points first; not its `idle_points`."""
     found: list[tuple[str, Call]] = []
     for general, points in GENERAL_POINTS.items():
-        if not overrides(cls, general):
-            continue
-        method = getattr(hook, general)
-        for point, mode in points:
-            # after_val_epoch and after_test_epoch come with metrics, which the general point does not take.
+        if overrides(type(hook), general):
+            method = getattr(hook, general)
+            # after_val_epoch and after_test_epoch pass metrics, which after_epoch does not take.
             call = partial(_without_metrics, method) if general == "after_epoch" else method
-            found.append((point, partial(call, mode=mode)))
-    found.extend((point, getattr(hook, point)) for point in MOUNT_POINTS if overrides(cls, point))
-    return found
+            found.extend((point, partial(call, mode=mode)) for point, mode in points)
+    found.extend((point, getattr(hook, point)) for point in MOUNT_POINTS if overrides(type(hook), point))
+    return [(point, method) for point, method in found if point not in hook.idle_points]
 
 
 def _without_metrics(method: Call, engine: Any, _metrics: Any = None, *, mode: str) -> None:
@@ -141,54 +118,51 @@ class _Policy:
 
     name: str
     on_error: OnError
-    news: set[str]
-    """Where it says that the hook is switched off."""
+    newly_disabled: set[str]
     disabled: bool = False
 
     def handle(self, error: Exception, point: str) -> None:
-        """Raise the error, or say what happened and let the run go on."""
-        # A user's mistake (an impossible option) is never something to train through.
-        if self.on_error == "raise" or isinstance(error, UserError):
+        """Raise the error, or log it and let the run continue."""
+        if self.on_error == "raise" or isinstance(error, UserError):  # a user's mistake always ends the run
             error.add_note(f"hydraloop: raised in the hook {self.name!r} at {point}")
             raise error
         if self.on_error == "disable":
             self.disabled = True
-            self.news.add(self.name)
-        goes_on = "is switched off" if self.disabled else "goes on"
+            self.newly_disabled.add(self.name)
         log.warning(
             "hook %s failed at %s and %s (on_error=%s): %s: %s",
-            self.name, point, goes_on, self.on_error, type(error).__name__, error,
-            exc_info=error,
+            self.name, point, "is switched off" if self.disabled else "continues", self.on_error, type(error).__name__,
+            error, exc_info=error,
         )  # fmt: skip
 
 
-_Part = tuple[Call, _Policy, list[float]]
-"""A bound method, its hook's policy, and the cell for its hook's seconds."""
+_Entry = tuple[Call, _Policy, list[float]]
+"""A bound method, its hook's policy, and the list with its hook's seconds."""
 
 
-def _one_call(point: str, parts: Sequence[_Part], nested: list[float]) -> Call:
-    """The methods of a mount point as one call: a single clock reading stands between two hooks.
+def _one_call(point: str, entries: Sequence[_Entry], all_seconds: list[float]) -> Call:
+    """Return one call for the methods of a mount point; the clock is read once between two hooks.
 
     Args:
-        nested: a cell with the seconds of all hooks, by which a hook's time is told from that of those it makes run.
+        all_seconds: the seconds of all hooks; they tell a hook's time from that of the hooks it calls.
     """
     clock = perf_counter
     closing = point in _CLOSING  # a hook that is switched off still closes what it opened
 
     def call(*args: Any) -> None:
         start = clock()
-        for method, policy, seconds in parts:
+        for method, policy, seconds in entries:
             if policy.disabled and not closing:
                 continue
-            others = nested[0]
+            others = all_seconds[0]
             try:
                 method(*args)
             except Exception as error:
                 policy.handle(error, point)
             now = clock()
-            own = now - start - (nested[0] - others)
+            own = now - start - (all_seconds[0] - others)
             seconds[0] += own
-            nested[0] += own
+            all_seconds[0] += own
             start = now
 
     return call

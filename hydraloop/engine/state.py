@@ -80,7 +80,7 @@ class EngineState:
         for name, hook in self.hooks.items():
             check_hook(hook, f"hooks.{name}")
             hook.name, hook.key = name, hook.key or f"hooks.{name}"
-        self.stages = Stages.of(self.hooks, slots, on_error, rank=self.distributed.rank)
+        self.stages = Stages(self.hooks, slots, on_error, rank=self.distributed.rank)
         self.messages, self.progress = Messages(), Progress()
         self.accumulate = self.settings.accumulate
         self.epoch_length = 0 if loaders.train is None else len(loaders.train)

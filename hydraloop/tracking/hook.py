@@ -81,7 +81,7 @@ class TrackerHook(Hook):
         self._log, self._begun, self._logged = path, False, False
         self._strict = engine.stages.on_error(self.name) != "warn"
         settings = Settings(self.kind, self._options, self._flush_timeout)
-        self._link = Link(engine.run_dir, self.name, settings, goes_on=not engine.stages.may_only_raise(self.name))
+        self._link = Link(engine.run_dir, self.name, settings, goes_on=engine.stages.on_error(self.name) != "raise")
         self._link.start()
 
     def before_train(self, engine: Engine) -> None:
@@ -92,7 +92,7 @@ class TrackerHook(Hook):
         """
         self._begin(engine, trains=True)
         link, patience = self._link, max(self._flush_timeout, _OPENING)
-        if engine.stages.may_only_raise(self.name) and link is not None and not link.until_opened(patience):
+        if engine.stages.on_error(self.name) == "raise" and link is not None and not link.until_opened(patience):
             raise UserError(
                 link.trouble or f"no answer within {patience:g} s",
                 key=self.key,

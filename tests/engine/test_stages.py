@@ -73,11 +73,11 @@ def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_pa
 
 
 def test_the_table_has_overridden_methods_only() -> None:
-    stages = Stages.of({"one": at("before_run", print), "none": Hook()})
+    stages = Stages({"one": at("before_run", print), "none": Hook()})
     assert stages.before_run
     assert stages.after_run == ()
     assert stages.before_train_iter == ()
-    with pytest.raises(AttributeError, match="'before_trian' is no mount point"):
+    with pytest.raises(AttributeError, match="'before_trian' is not a mount point"):
         stages.before_trian  # noqa: B018
 
 
@@ -180,7 +180,7 @@ def test_raise_ends_the_run_with_a_note_of_hook_and_mount_point(tmp_path: Path) 
     assert innermost.filename.endswith("helpers.py")
 
 
-def test_warn_goes_on_and_warns_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warn_continues_and_warns_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hook = failing("after_train_iter", nth=0, on_error="warn")
     engine = make_engine(tmp_path, {"mine": hook}, train=batches(3))
     with caplog.at_level(logging.WARNING):
@@ -188,7 +188,7 @@ def test_warn_goes_on_and_warns_each_time(tmp_path: Path, caplog: pytest.LogCapt
     assert engine.progress.iteration == 3
     warnings = [record for record in caplog.records if "hook mine failed at after_train_iter" in record.message]
     assert len(warnings) == 3
-    assert "goes on" in warnings[0].message
+    assert "continues" in warnings[0].message
     assert "RuntimeError: on purpose" in warnings[0].message
     assert warnings[0].exc_info is not None, "the traceback is in the log"
 
@@ -255,10 +255,10 @@ def test_rank_zero_only_hooks_are_left_out_on_other_ranks() -> None:
     }
     for rank, expected in ((0, ["main", "all"]), (1, ["all"])):
         called.clear()
-        for call in Stages.of(hooks, rank=rank).before_run:
+        for call in Stages(hooks, rank=rank).before_run:
             call(None)
         assert called == expected
-    assert _names(Stages.of(hooks, rank=1).slots) == ["main", "all"], "the order is the same on all ranks"
+    assert _names(Stages(hooks, rank=1).slots) == ["main", "all"], "the order is the same on all ranks"
 
 
 def test_a_hook_is_not_called_at_its_idle_points(tmp_path: Path) -> None:

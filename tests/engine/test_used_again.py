@@ -108,7 +108,7 @@ def test_a_longer_run_goes_on_along_its_own_schedule(tmp_path: Path) -> None:
         resume=tmp_path / "checkpoints/epoch_2.pth",
     )
     resumed.hooks["seen"] = at("after_train_epoch", lambda engine: seen.append(_lr(engine)), nth=0)
-    resumed.stages = type(resumed.stages).of(resumed.hooks)
+    resumed.stages = type(resumed.stages)(resumed.hooks)
     resumed.train()
     long.train()
     assert seen[0] == pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)
@@ -123,7 +123,7 @@ def test_without_the_optimizers_state_the_lr_is_where_the_schedule_stands(tmp_pa
     seen: list[float] = []
     engine = _scheduled(tmp_path, factory, max_epochs=4, resume=file, resume_strict=False)
     engine.hooks["seen"] = at("before_train_epoch", lambda engine: seen.append(_lr(engine)))
-    engine.stages = type(engine.stages).of(engine.hooks)
+    engine.stages = type(engine.stages)(engine.hooks)
     engine.train()
     assert seen == [pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)]
 

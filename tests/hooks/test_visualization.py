@@ -519,7 +519,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
     assert result.status == "finished"
     failed = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(failed) == 3
-    assert "hook visualization failed at after_val_epoch and goes on (on_error=warn): FileExistsError" in failed[0]
+    assert "hook visualization failed at after_val_epoch and continues (on_error=warn): FileExistsError" in failed[0]
     raising = type("Raising", (VisualizationHook,), {"on_error": "raise"})()
     with pytest.raises(FileExistsError):
         _engine(tmp_path, raising).train()

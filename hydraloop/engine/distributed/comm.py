@@ -1,7 +1,7 @@
-"""What the engine asks of the other ranks. This is the face, and what it answers in a single process: its own values.
+"""The communication interface: what the engine and the hooks ask of the other ranks.
 
-Several processes are `ranks.Ranks`. The engine and the hooks know this face only, so none of them asks how many ranks
-there are before it does its work.
+`Distributed` itself is a single process and returns its own values; several processes are a
+`process_group.ProcessGroup`. So no code needs to ask how many ranks there are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Distributed:
     rank: int = 0
     """This process's number, 0 .. world_size - 1."""
     local_rank: int = 0
-    """The same on this machine; chooses the GPU."""
+    """Its number on this machine, which selects the GPU."""
     local_world_size: int = 1
-    """How many there are on this machine."""
+    """How many ranks this machine has."""
     node_rank: int = 0
     """This machine's number; rank 0 is on machine 0."""
     world_size: int = 1
@@ -32,10 +32,9 @@ class Distributed:
     agree_interval: int = 10
     """Iterations between two exchanges of what hooks asked for."""
     orphaned: bool = False
-    """Whether, after this rank has failed, the process that started the ranks turned out to be gone: what a rank raises
-    then is that the others have noticed it before."""
+    """Whether this rank failed after the process that started it had gone: its error then only follows from that."""
     tally: Tensor | None = None
-    """A parameter `[1]` whose gradient rides on the averaging of the model's; None where there is no such ride."""
+    """A parameter `[1]` whose gradient is averaged together with the model's; None if there is none (see `ddp.py`)."""
 
     @property
     def is_main(self) -> bool:
@@ -53,54 +52,54 @@ class Distributed:
         return choose_device(wanted)
 
     def prepare(self, model: nn.Module) -> None:
-        """Give this rank its part of the model, in place: on the device, before an optimizer is built."""
+        """Give this rank its part of the model, in place: called with the model on the device, before the optimizer."""
 
     def wrap(self, task: nn.Module) -> nn.Module:
-        """The module whose forward the engine calls in training."""
+        """Return the module whose forward the engine calls in training."""
         return task
 
     def sync_gradients(self, on: bool) -> None:
-        """Whether the next forward's backward averages gradients over the ranks; said before the forward."""
+        """Set, before a forward, whether its backward averages the gradients over the ranks."""
 
     def before_evaluation(self, task: nn.Module) -> None:
-        """Give all ranks the same to evaluate: rank 0's buffers (the statistics of normalisation layers)."""
+        """Give all ranks rank 0's buffers (the statistics of normalisation layers)."""
 
     def after_evaluation(self) -> None:
-        """Forget what was gathered for it."""
+        """Drop what was gathered for an evaluation."""
 
     # Values; each method is called on every rank. --------------------------------------------------------------------
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` (any shape) over all ranks."""
+        """Return the sum of `values` (any shape) over all ranks."""
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """A plain value (numbers, strings, tensors on the CPU, lists and dicts of these) of all ranks, by rank."""
+        """Return all ranks' values, by rank: numbers, strings, tensors on the CPU, and lists and dicts of these."""
         return [value]
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's plain value."""
+        """Return rank 0's value, of the same types as in `gather`."""
         return value
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
     def start_max(self, values: Tensor) -> Pending:
-        """Begin to bring `values` (on the CPU) to their maximum over all ranks, in place and in the background."""
+        """Start to replace `values` (on the CPU) by their maximum over all ranks, in place and in the background."""
         return Pending()
 
     def start_sum(self, values: Tensor) -> Pending:
-        """Begin to add `values` (on the device) up over all ranks, in place and in the background."""
+        """Start to replace `values` (on the device) by their sum over all ranks, in place and in the background."""
         return Pending()
 
     # The end. --------------------------------------------------------------------------------------------------------
 
     def abandon(self, error: BaseException) -> None:
-        """This rank has failed. It tells the others, and from now on every method answers as in a single process, so
+        """Tell the other ranks that this one has failed. From now on, every method returns this rank's own values, so
         that closing hooks do not wait for ranks that will not come."""
 
     def first_failure(self) -> tuple[int, str] | None:
-        """(rank, what it raised) of the rank that failed first; None where none has."""
+        """Return (rank, its error) for the rank that failed first; None if none has."""
         return None
 
     def close(self) -> None:
@@ -108,7 +107,7 @@ class Distributed:
 
 
 class Pending:
-    """Something that goes on in the background; this one is done already."""
+    """A communication in the background; this one is already complete."""
 
     def wait(self) -> None:
-        """Wait until it is done; on a GPU only its stream waits."""
+        """Wait until it is complete; on a GPU, only its stream waits."""

@@ -1,0 +1,35 @@
+"""The means of logged scalars over all ranks: the loss in a record is averaged here."""
+
+from __future__ import annotations
+
+import torch
+
+from hydraloop.engine.distributed.comm import Distributed
+
+
+class MeanOverRanks:
+    """Averages named numbers over the ranks that have them, in one exchange.
+
+    The ranks add up one vector, whose layout depends on `_names`. These are the same on all ranks, because they only
+    change on all ranks at once, by what was gathered.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def mean(self, values: dict[str, float], ranks: Distributed) -> dict[str, float]:
+        """Return the mean of each name over the ranks that have it; called on every rank.
+
+        One exchange among the hosts; three more if there is a name that no rank has had before.
+        """
+        while True:
+            names = self._names
+            has_new = float(not values.keys() <= set(names))
+            row = [has_new, *(float(name in values) for name in names), *(values.get(name, 0.0) for name in names)]
+            has_new, *sums = ranks.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+            if not has_new:
+                break
+            self._names = sorted({*names, *(name for theirs in ranks.gather(list(values)) for name in theirs)})
+        counts, totals = sums[: len(names)], sums[len(names) :]
+        means = {name: total / count for name, count, total in zip(names, counts, totals, strict=True) if count}
+        return {name: means[name] for name in dict.fromkeys([*values, *means])}
