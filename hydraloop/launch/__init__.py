@@ -1,5 +1,5 @@
-"""Starting the processes of a run: by ourselves with torch's elastic launcher, or as part of a torchrun.
+"""Starts the processes of a run with torch's elastic launcher, or joins those that torchrun has started.
 
-A run is composed and checked once; its ranks get a `Job`, the finished config and the run directory, and never a
-command line. Importing this package does not import torch.
+The config is composed and checked once. Every rank gets a `Job` with the finished config and the run directory, and
+does not read the command line. Importing this package does not import torch.
 """

@@ -27,7 +27,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def check_single_run() -> None:
-    """Refuse a sweep under torchrun: its ranks would compose, and name, the jobs each on its own.
+    """Refuse a sweep under torchrun.
 
     Raises:
         UserError: names the command that works.
@@ -35,36 +35,35 @@ def check_single_run() -> None:
     if torchrun.is_several():
         count = torchrun.local_world_size()
         raise UserError(
-            "a sweep under torchrun does not work: each of its jobs needs ranks of its own",
+            "a sweep cannot run under torchrun: each of its jobs needs new ranks",
             key="--multirun",
             remedy=f"Let each job start them: python train.py -m … distributed.nproc_per_node={count}",
         )
 
 
 def _processes(options: DictConfig) -> int:
-    """How many processes this machine will have."""
+    """Return the number of processes on this machine."""
     wanted = int(options.nproc_per_node)
     if not torchrun.is_launched():
         return wanted
     started = torchrun.local_world_size()
     if wanted not in (1, started):
         raise UserError(
-            f"torchrun has started {started} on this machine, and {wanted} are asked for",
+            f"torchrun has started {started} processes on this machine, not {wanted}",
             key="distributed.nproc_per_node",
-            remedy=f"Leave it out; torchrun --nproc-per-node={wanted} starts {wanted}.",
+            remedy=f"Leave it out, or use torchrun --nproc-per-node={wanted}.",
         )
     if options.max_restarts:
         raise UserError(
-            "torchrun starts its processes again, not we",
+            "torchrun starts the processes, so it has to restart them",
             key="distributed.max_restarts",
-            remedy=f"Leave it out; torchrun --max-restarts={options.max_restarts} does it.",
+            remedy=f"Leave it out, and use torchrun --max-restarts={options.max_restarts}.",
         )
     return started
 
 
 def _check_machine(options: DictConfig, device: str, processes: int) -> None:
     import torch
-    import torch.distributed as dist
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = ("cpu" if accelerator is None else accelerator.type) if device == "auto" else device.partition(":")[0]
@@ -72,26 +71,13 @@ def _check_machine(options: DictConfig, device: str, processes: int) -> None:
         raise UserError(
             f"{processes} processes would share {device}",
             key="engine.device",
-            remedy=f"Use {kind}: each process takes the device of its number. Choose among GPUs with "
-            f"CUDA_VISIBLE_DEVICES.",
+            remedy=f"Use {kind}: each process takes the device of its number. Choose GPUs with CUDA_VISIBLE_DEVICES.",
         )
     if kind != "cpu":
         count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
         _check_count(processes, count, device)
-    known = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
-    backend = str(options.backend)
-    if backend != "auto" and backend not in known and ":" not in backend:
-        raise UserError(
-            f"{backend!r} is unknown", key="distributed.backend", remedy=suggestion(backend, ("auto", *known))
-        )
-    if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
-        raise UserError(
-            f"nccl needs GPUs, and the device is {kind}", key="distributed.backend", remedy="Use auto, or gloo."
-        )
-    if backend == "mpi" and not dist.is_mpi_available():
-        raise UserError("this torch has no MPI", key="distributed.backend", remedy="Use auto, or gloo.")
-    if backend == "nccl" and not dist.is_nccl_available():
-        raise UserError("this torch has no nccl", key="distributed.backend", remedy="Use auto, or gloo.")
+    if options.backend != "auto":
+        _check_backend(str(options.backend), kind)
 
 
 def _check_count(processes: int, count: int, device: str) -> None:
@@ -99,15 +85,28 @@ def _check_count(processes: int, count: int, device: str) -> None:
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    if count == 0:
+        raise UserError(f"this machine has no {device}{seen}", key="engine.device", remedy="Use auto or cpu.")
     raise UserError(
-        f"{processes} processes would share {count} GPU{'' if count == 1 else 's'}{seen}"
-        if count
-        else f"this machine has no {device}{seen}",
-        key="distributed.nproc_per_node" if count else "engine.device",
-        remedy=f"Use {count}, or engine.device=cpu." if count else "Use auto or cpu.",
+        f"{processes} processes would share {count} GPU{'' if count == 1 else 's'}{seen}",
+        key="distributed.nproc_per_node",
+        remedy=f"Use {count}, or engine.device=cpu.",
     )
 
 
+def _check_backend(backend: str, kind: str) -> None:
+    import torch.distributed as dist
+
+    key = "distributed.backend"
+    known = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
+    if backend not in known and ":" not in backend:
+        raise UserError(f"{backend!r} is unknown", key=key, remedy=suggestion(backend, ("auto", *known)))
+    if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
+        raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy="Use auto, or gloo.")
+    if backend in known and not dist.is_backend_available(backend):
+        raise UserError(f"this torch is built without {backend}", key=key, remedy="Use auto, or gloo.")
+
+
 def several(cfg: Any) -> bool:
-    """Whether the run is trained by ranks of its own: started by us, or by torchrun."""
+    """Whether several processes train: started by hydraloop or by torchrun."""
     return torchrun.is_several() or cfg.distributed.nproc_per_node > 1

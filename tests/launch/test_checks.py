@@ -85,7 +85,7 @@ def test_more_processes_than_gpus() -> None:
 def test_under_torchrun_its_numbers_count() -> None:
     fine()
     fine(nproc_per_node=2, strategy="fsdp2")
-    assert "torchrun has started 2 on this machine, and 3 are asked for" in mistake(nproc_per_node=3).problem
+    assert "torchrun has started 2 processes on this machine, not 3" in mistake(nproc_per_node=3).problem
     assert "--max-restarts=1" in str(mistake(max_restarts=1).remedy)
     with pytest.raises(UserError) as caught:
         check_single_run()
