@@ -118,15 +118,10 @@ def _none_left(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        left = [process for process in psutil.Process().children() if _is_rank(process, folder)]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        left = []
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if str(folder) in process.cmdline():
+                    process.kill()
+                    left.append(process)
         psutil.wait_procs(left, timeout=GRACE)
-
-
-def _is_rank(process: Any, folder: Path) -> bool:
-    try:
-        return str(folder) in process.cmdline()
-    except psutil.Error:
-        return False

@@ -138,44 +138,34 @@ def _cause(store: Any, own: Failure, job: Job, launcher: int) -> Failure:
         try:
             if store.check(["cause"]):
                 return Failure.from_json(store.get("cause"))
-            killed, others_live = _killed(store, job)
+            killed = _killed(store, job)
         except (RuntimeError, OSError):  # the process that keeps the store has ended
             told = own.kind == "lost" and os.getppid() != launcher
             return Failure.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if told else own
         if killed is not None:
             return replace(killed, trained=own.trained)
-        if own.kind == "lost" and not others_live:  # a rank on another machine may have been killed
-            until = min(until, time.monotonic() + 1.0)
         # A signal comes from torchrun. If another rank has failed, it did so before.
         if own.kind == "signal" or time.monotonic() > until:
             return own
         time.sleep(0.05)
 
 
-def _killed(store: Any, job: Job) -> tuple[Failure | None, bool]:
-    """Look for a rank on this machine that has ended without a note in the store: it was killed.
-
-    Returns:
-        Its failure, None if there is none; and whether another rank is still running on this machine.
+def _killed(store: Any, job: Job) -> Failure | None:
+    """Return the failure of a rank that was killed on this machine: it has ended without a note in the store.
 
     Raises:
         RuntimeError: the process that keeps the store has ended.
     """
-    others_live = False
     for other in range(1, int(os.environ["WORLD_SIZE"])):
         if not store.check([f"began-{other}"]):
             continue
         host, pid, since, log_size = json.loads(store.get(f"began-{other}"))
-        if host != socket.gethostname():
+        # Look at the process first: a rank writes its note before it ends.
+        if host != socket.gethostname() or is_alive(pid, since) or store.check([f"ended-{other}"]):
             continue
-        alive = is_alive(pid, since)  # before the next line: a rank writes its note before it ends
-        if store.check([f"ended-{other}"]):
-            continue
-        if not alive:
-            log = rank_log.path(job, other)
-            return Failure.of_exit(other, -rank_log.crash(log, log_size), os.path.relpath(log)), others_live
-        others_live = True
-    return None, others_live
+        log = rank_log.path(job, other)
+        return Failure.of_exit(other, -rank_log.crash(log, log_size), os.path.relpath(log))
+    return None
 
 
 # The other ranks. ----------------------------------------------------------------------------------------------------

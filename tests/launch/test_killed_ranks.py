@@ -65,19 +65,18 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 def test_ranks_that_live_or_have_ended_have_not_died(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
-    assert torchrun._killed(store, job) == (None, True)
+    assert torchrun._killed(store, job) is None
     for rank, process in enumerate(ranks, start=1):
         torchrun._note(store, "ended", rank)
         killed(process)
-    assert torchrun._killed(store, job) == (None, False)
+    assert torchrun._killed(store, job) is None
 
 
 def test_a_rank_that_was_killed(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
     killed(ranks[1])
-    died, others_live = torchrun._killed(store, job)
-    assert died is not None
-    assert str(died.error()) == "rank 2 was killed by SIGKILL (out of memory?)"
-    assert others_live
+    killed_rank = torchrun._killed(store, job)
+    assert killed_rank is not None
+    assert str(killed_rank.error()) == "rank 2 was killed by SIGKILL (out of memory?)"
 
 
 @pytest.mark.parametrize(
@@ -93,12 +92,12 @@ def test_a_rank_that_crashed(report: str, name: str, ranks: list[subprocess.Pope
     with rank_log.path(job, 1).open("a", encoding="utf-8") as log:
         log.write(f"training\nFatal Python error: {report}\n\nThread 0x1\n")
     killed(ranks[0])
-    died, _ = torchrun._killed(store, job)
-    assert died is not None
-    assert str(died.error()).startswith(f"rank 1 was killed by {name}, see ")
+    killed_rank = torchrun._killed(store, job)
+    assert killed_rank is not None
+    assert str(killed_rank.error()).startswith(f"rank 1 was killed by {name}, see ")
 
 
 def test_a_rank_on_another_machine_may_live(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
     killed(ranks[0])
     store.set("began-1", json.dumps(["another", *json.loads(store.get("began-1"))[1:]]))
-    assert torchrun._killed(store, job) == (None, True)
+    assert torchrun._killed(store, job) is None
