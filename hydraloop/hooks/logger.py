@@ -38,7 +38,7 @@ class LoggerHook(Hook):
     the number of optimizer steps that fp16 has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
-    a new column. A validation that is the best until now (`best` of `runtime_info`) is marked.
+    a new column. A validation that is the best until now (`best` of `runtime_info`) ends with `best`.
 
     Every record that any hook passes to `engine.log_record` is written to `<run_dir>/metrics.jsonl`: one line of JSON,
     flushed, that ends with a `timestamp` [s since 1970]. This file is the source of truth; trackers are copies. Other
@@ -170,13 +170,13 @@ class LoggerHook(Hook):
         log.info("%s", self._table.line(record, note), extra={"style": "best" if note else record["mode"]})
 
     def _best_note(self, engine: Engine) -> str:
-        """Return `best accuracy` if the validation just done is the best one until now, otherwise nothing."""
+        """Return `best` if the last validation is the best one until now, otherwise nothing."""
         best = engine.messages.read("best")
         if not self._training or best is None or best.iteration != engine.progress.iteration:
             return ""
         # Without `save_best`, the earlier validations of a resumed run are not known.
         unknown = engine.began_at > 0 and engine.best is None
-        return f"best {best.metric}" + (f" since iteration {engine.began_at}" if unknown else "")
+        return f"best since iteration {engine.began_at}" if unknown else "best"
 
 
 def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:

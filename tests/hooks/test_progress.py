@@ -125,7 +125,7 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
         LONG, "warning: a warning", "printed",
     ]  # fmt: skip
     assert sum(re.match(r"train +1/2 +5/20 +1\.0e-01 +0:00:0\d ", line) is not None for line in lines) == 1
-    assert re.search("\x1b\\[[0-9;]*32m *val [^\n]*best loss", written), "the best validation is green"
+    assert re.search("\x1b\\[[0-9;]*32m *val [^\n]*best", written), "the best validation is green"
     # The terminal is given back: cursor on, sys.stdout its own.
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert "stdout is TextIOWrapper" in lines

@@ -199,11 +199,11 @@ def number(value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in a fitting unit: `85µs`, `4.2ms`, `1.23s`, `0:04:10`."""
+    """Return seconds in a fitting unit: `85µs`, `4.2ms`, `302ms`, `1.23s`, `0:04:10`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f}µs"
     if seconds < 1:
-        return f"{seconds * 1e3:.1f}ms"
+        return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}ms"
     return f"{seconds:.2f}s" if seconds < 100 else clock(seconds)
 
 

@@ -18,7 +18,7 @@ def _lines(table: RecordTable, *records: dict[str, Any]) -> list[str]:
     lines = []
     for record in records:
         lines.append(table.header(record))
-        lines.append(table.line(record, "best accuracy" if record["mode"] == "val" else ""))
+        lines.append(table.line(record, "best" if record["mode"] == "val" else ""))
     return [line for line in lines if line is not None]
 
 
@@ -27,7 +27,7 @@ def test_numbers_are_below_their_header() -> None:
         "       epoch     iter       lr      eta     time     data   memory  grad_norm      loss  aux_loss  accuracy",
         "train   1/20   10/400  9.7e-04 26:03:04   47.5ms    873µs   273MiB      1.250     1.984 1.000e-06",
         "val     1/20   20/400                                                             1.676              0.8436"
-        "  best accuracy",
+        "  best",
         "train   1/20  200/400  9.7e-04 26:03:04   47.5ms    873µs   273MiB      1.250     1.984 1.000e-06",
     ]
 

@@ -264,7 +264,9 @@ def test_numbers(value: float, text: str) -> None:
 
 
 def test_durations() -> None:
-    assert [duration(seconds) for seconds in (8.5e-5, 0.0042, 1.234, 250)] == ["85µs", "4.2ms", "1.23s", "0:04:10"]
+    assert [duration(seconds) for seconds in (8.5e-5, 0.0042, 0.3015, 1.234, 250)] == [
+        "85µs", "4.2ms", "302ms", "1.23s", "0:04:10",
+    ]  # fmt: skip
     assert [clock(seconds) for seconds in (3.7, 93784)] == ["0:00:04", "26:03:04"]
 
 
