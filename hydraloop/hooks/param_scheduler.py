@@ -111,8 +111,9 @@ class ParamSchedulerHook(Hook):
         if self._group is not None and engine.schedulers and engine.distributed.is_main and trained:
             last = self._lr()
             log.info(
-                "lr: %.3g at iteration %d, %.3g at iteration %d, highest seen %.3g",
-                *(self._first, engine.began_at, last, engine.progress.iteration, max(self._highest, last)),
+                "lr: %.3g at iteration %d, %.3g at iteration %d%s",
+                *(self._first, engine.began_at, last, engine.progress.iteration),
+                f", at most {self._highest:.3g}" if self._highest > max(self._first, last) else "",
             )
         self._group = None
 

@@ -202,4 +202,4 @@ def test_the_lr_is_summarised_after_training(tmp_path: Path, caplog: pytest.LogC
     engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules)
     with caplog.at_level(logging.INFO, logger="hydraloop.hooks.param_scheduler"):
         engine.train()
-    assert "lr: 0.1 at iteration 0, 0.1 at iteration 12, highest seen 0.7" in caplog.text
+    assert "lr: 0.1 at iteration 0, 0.1 at iteration 12, at most 0.7" in caplog.text
