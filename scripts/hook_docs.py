@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 import hydraloop  # fills the store
 from hydraloop.engine.hook import Priority
@@ -165,13 +165,19 @@ def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
 
 
 def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[str] = ()) -> list[str]:
-    """The options of a dataclass with defaults and texts; `shown` replaces the default of some."""
+    """The options of a dataclass with defaults and texts.
+
+    Args:
+        shown: replaces the default of some.
+        skip: options to leave out.
+    """
     plain = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(plain, dict)
     texts, lines = field_docs(schema), ["| option | default | |", "|---|---|---|"]
     for field in dataclasses.fields(schema):
         if field.name not in ("_target_", "_partial_", *skip):
-            default = (shown or {}).get(field.name, f"`{_shown(plain[field.name])}`")
+            default = "required" if plain[field.name] == MISSING else f"`{_shown(plain[field.name])}`"
+            default = (shown or {}).get(field.name, default)
             lines.append(f"| `{field.name}` | {default} | {_cell(texts.get(field.name, ''))} |")
     return lines
 
