@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from hydraloop.engine.distributed.fsdp import largest_entry, whole
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_above_zero
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -46,10 +47,7 @@ class GradClipHook(Hook):
         clip_value: float | None = None,
         error_if_nonfinite: bool = False,
     ) -> None:
-        for key, number in (("max_norm", max_norm), ("norm_type", norm_type), ("clip_value", clip_value)):
-            if number is not None and not number > 0:
-                off = "" if key == "norm_type" else ", or null to switch it off"
-                raise UserError(f"{number} is not above 0", key=key, remedy=f"Use a number above 0{off}.")
+        check_above_zero(max_norm=max_norm, norm_type=norm_type, clip_value=clip_value)
         if max_norm is not None and clip_value is not None:
             raise UserError(
                 "gradients are clipped by norm or by value, but both are set",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
-from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_above_zero
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.choices import check_checkpoints
 from hydraloop.tracking.describing import experiment_name
@@ -61,12 +61,7 @@ class MLflowLoggerHook(TrackerHook):
         log_code: bool = False,
         flush_timeout: float = 10.0,
     ) -> None:
-        if not system_metrics_interval > 0:
-            raise UserError(
-                f"{system_metrics_interval} is not above 0",
-                key="system_metrics_interval",
-                remedy="Use seconds, or system_metrics=false.",
-            )
+        check_above_zero(system_metrics_interval=system_metrics_interval)
         check_checkpoints(checkpoints)
         super().__init__(
             flush_timeout=flush_timeout,

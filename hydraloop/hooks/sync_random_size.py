@@ -18,7 +18,7 @@ from hydraloop.engine.device.batch_transfer import tensors_of
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -57,8 +57,7 @@ class SyncRandomSizeHook(Hook):
 
     def __init__(self, *, interval: int = 10, min_ratio: float = 0.7, max_ratio: float = 1.3, divisor: int = 1) -> None:
         check_at_least(1, interval=interval, divisor=divisor)
-        if not min_ratio > 0:
-            raise UserError(f"{min_ratio} is not above 0", key="min_ratio", remedy="Use 0.7 for 70 % of the height.")
+        check_above_zero(min_ratio=min_ratio)
         if not min_ratio <= max_ratio < math.inf:
             raise UserError(
                 f"{max_ratio} is below min_ratio={min_ratio}, or infinite",

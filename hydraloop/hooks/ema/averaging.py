@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.distributed.fsdp import local, part_of, sharded_like
 from hydraloop.errors import UserError, suggestion
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
 
 Weighting = Callable[[int], float]
 """Maps the number of updates done (at least 1: the first is a copy) to the weight of the new values, in (0, 1]."""
@@ -60,8 +60,7 @@ def weighting(
             remedy="It is the share of the new weights in each update: 0.0002, not 0.9998.",
         )
     scale = DEFAULT_GAMMA.get(ema_type, 1.0) if gamma is None else gamma
-    if not scale > 0.0:
-        raise UserError(f"{gamma} is not above 0", key="gamma", remedy="Use null for the default of the type.")
+    check_above_zero(gamma=gamma)
     check_at_least(1, warm_up=warm_up)
     _check_used(ema_type, gamma, warm_up)
 
