@@ -12,6 +12,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -59,13 +60,13 @@ class Option:
 
     @property
     def description(self) -> str:
-        """The docstring of its class, up to the arguments."""
+        """The docstring of its class, without arguments and errors."""
         hooks = ROOT / "hydraloop" / "hooks"
         one, several = hooks / f"{self.name}.py", hooks / self.name / "hook.py"
         source = (one if one.exists() else several).read_text(encoding="utf-8")
         classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
         (own,) = [node for node in classes if node.name == self.cls]
-        return inspect.cleandoc(ast.get_docstring(own) or "").partition("\n\nArgs:")[0]
+        return re.split(r"\n\n(?:Args|Raises):", inspect.cleandoc(ast.get_docstring(own) or ""))[0]
 
     @property
     def defaults(self) -> dict[str, Any]:
