@@ -133,16 +133,6 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | list) else value
 
 
-@pytest.mark.parametrize("entry", [entry for entry in STORED if entry[0] in ("hooks", "default_hooks")], ids=ids)
-def test_a_hooks_own_priority_and_on_error_are_the_defaults(entry: tuple[str, type]) -> None:
-    schema = entry[1]
-    hook = target_of(schema)
-    fields = {field.name: field.default for field in dataclasses.fields(schema)}
-    assert fields["priority"] is None
-    assert schema.default_priority == hook.priority  # type: ignore[attr-defined]
-    assert fields["on_error"] == hook.on_error  # type: ignore[attr-defined]
-
-
 def test_the_default_hooks_are_the_ones_of_the_example_config() -> None:
     from hydraloop.schemas.root import DEFAULT_HOOKS
 
