@@ -47,7 +47,8 @@ class GradClipHook(Hook):
         clip_value: float | None = None,
         error_if_nonfinite: bool = False,
     ) -> None:
-        check_above_zero(max_norm=max_norm, norm_type=norm_type, clip_value=clip_value)
+        check_above_zero(norm_type=norm_type)
+        check_above_zero(null=True, max_norm=max_norm, clip_value=clip_value)
         if max_norm is not None and clip_value is not None:
             raise UserError(
                 "gradients are clipped by norm or by value, but both are set",

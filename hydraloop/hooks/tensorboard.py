@@ -56,7 +56,7 @@ class TensorBoardLoggerHook(TrackerHook):
         pictures: bool = True,
         flush_timeout: float = 10.0,
     ) -> None:
-        check_at_least(1, histograms=histograms)
+        check_at_least(1, null=True, histograms=histograms)
         chosen = None if hparams is None else [str(key) for key in hparams]
         super().__init__(flush_timeout=flush_timeout, options={"hparams": chosen, "pictures": pictures})
         self._due = Every(histograms).due

@@ -97,7 +97,7 @@ def test_help_names_groups_options_flags_and_examples() -> None:
         "-m, --multirun",
         "HYDRA_FULL_ERROR=1",
         "\n  hooks\n",
-        "\n    ema                  An average of the weights",
+        "\n    ema                  Averages the weights",
         "weight_norm          from the config folder",
         "max_epochs=20",
         "resume=auto",

@@ -86,7 +86,7 @@ class CheckpointHook(Hook):
         self.save_param_scheduler = save_param_scheduler
         self.out_dir = None if out_dir is None else expanded(out_dir)
         self._save_best = SaveBest(save_best, rule, greater_keys, less_keys)
-        check_at_least(1, interval=interval, max_keep_ckpts=max_keep_ckpts)
+        check_at_least(1, null=True, interval=interval, max_keep_ckpts=max_keep_ckpts)
         check_at_least(0, save_begin=save_begin)
         if self.published_keys is not None:
             left_out = {"optimizer": save_optimizer, "schedulers": save_param_scheduler}
