@@ -1,4 +1,4 @@
-"""Data sets that fit in memory, the order they are read in, and loaders that resume inside an epoch."""
+"""Data sets that fit in memory, their order, and loaders that can resume inside an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small data files that scikit-learn brings along, read without importing scikit-learn (0.8 s)."""
+"""Read the small data files in scikit-learn, without importing scikit-learn (0.8 s)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hydraloop.errors import UserError
 
 
 def find_data_file(name: str, *, root: str | None) -> Path:
-    """The path of a data file: in `root`, or where scikit-learn is installed if `root` is None.
+    """Return the path of a data file: in `root`, or in scikit-learn if `root` is None.
 
     Args:
-        name: the file's name, `digits.csv.gz`.
-        root: a folder that holds the file, or None.
+        name: of the file, `digits.csv.gz`.
+        root: a folder with the file, or None.
 
     Raises:
         UserError: there is no such file, or scikit-learn is not installed.
@@ -29,10 +29,10 @@ def find_data_file(name: str, *, root: str | None) -> Path:
             raise UserError(
                 f"there is no file {path}",
                 key="root",
-                remedy=f"Name the folder that holds {name}, or null for the copy that scikit-learn brings along.",
+                remedy=f"Name the folder with {name}, or null for the copy in scikit-learn.",
             )
         return path
-    # Of a top-level package, find_spec looks for the files and imports nothing.
+    # find_spec of a top-level package imports nothing.
     spec = importlib.util.find_spec("sklearn")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     for folder in folders:
@@ -42,17 +42,17 @@ def find_data_file(name: str, *, root: str | None) -> Path:
     raise UserError(
         f"{name} comes with scikit-learn, which is {'without it here' if folders else 'not installed'}",
         key="root",
-        remedy=f"pip install scikit-learn, or name a folder that holds {name}.",
+        remedy=f"pip install scikit-learn, or name a folder with {name}.",
     )
 
 
 @lru_cache(maxsize=8)
 def read_table(path: Path, separator: str | None = None) -> Tensor:
-    """The numbers in a gzipped text file, float64 `[rows, columns]`; read once a process, so do not write into it.
+    """Return the numbers in a gzipped text file, float64 `[rows, columns]`. Cached: do not write into the tensor.
 
     Args:
-        path: the file, one row a line.
-        separator: what stands between two numbers; None for white space.
+        path: of the file, with one row in each line.
+        separator: between two numbers; None: white space.
     """
     lines = gzip.decompress(path.read_bytes()).decode("ascii").splitlines()
     rows = [list(map(float, line.split(separator))) for line in lines if line]

@@ -1,4 +1,4 @@
-"""Diabetes: ten measurements of 442 patients and how far the disease has gone a year later; a regression."""
+"""Diabetes: ten measurements of 442 patients and the progression of the disease after a year; a regression."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hydraloop.data.bundled import find_data_file, read_table
 from hydraloop.data.split import stratified_split
 from hydraloop.data.tensors import InMemoryDataset
 
-_BINS = 10  # of the sorted targets: each part gets its share of mild and of severe cases
+_BINS = 10  # of the sorted targets, so that each part has mild and severe cases
 
 
 class Diabetes(InMemoryDataset):
@@ -16,18 +16,18 @@ class Diabetes(InMemoryDataset):
 
     Inputs are float32 `[N, 10]`, each column standardised by the train part's mean and standard deviation. Targets are
     float32 `[N, 1]` and stay in their own unit (a score from 25 to 346, mean 152, standard deviation 77), so that
-    losses and metrics are in it too; a model scales its output itself (`MLP(output_mean=..., output_std=...)`).
+    losses and metrics have this unit too. The model scales its output (`MLP(output_mean=..., output_std=...)`).
 
     Source: B. Efron, T. Hastie, I. Johnstone and R. Tibshirani, Least Angle Regression, 2004.
 
     Args:
         split: `train`, `val` or `test`; the parts have the same share of each tenth of the targets.
-        root: a folder that holds `diabetes_data_raw.csv.gz` and `diabetes_target.csv.gz`; None for the copy that
-            scikit-learn brings along.
-        split_seed: draws the split. It is not the run's seed, so that runs with different seeds are comparable.
+        root: a folder with `diabetes_data_raw.csv.gz` and `diabetes_target.csv.gz`; None: the copy in
+            scikit-learn.
+        split_seed: of the split. It is not the run's seed, so that runs with different seeds are comparable.
 
     Raises:
-        UserError: an unknown split, a folder without the files, or no scikit-learn.
+        UserError: the split is unknown, the folder does not have the files, or scikit-learn is not installed.
     """
 
     def __init__(self, split: str, root: str | None = None, split_seed: int = 0) -> None:

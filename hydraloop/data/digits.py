@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real images of 8x8 pixels, on every machine that has scikit-learn."""
+"""Handwritten digits: 1,797 real images of 8x8 pixels, which scikit-learn contains."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Digits(InMemoryDataset):
 
     Args:
         split: `train`, `val` or `test`.
-        root: a folder that holds `digits.csv.gz`; None for the copy that scikit-learn brings along.
-        split_seed: draws the split. It is not the run's seed, so that runs with different seeds are comparable.
+        root: a folder with `digits.csv.gz`; None: the copy in scikit-learn.
+        split_seed: of the split. It is not the run's seed, so that runs with different seeds are comparable.
 
     Raises:
-        UserError: an unknown split, a folder without the file, or no scikit-learn.
+        UserError: the split is unknown, the folder does not have the file, or scikit-learn is not installed.
     """
 
     mean: float
-    """What was subtracted from the pixels (0..16)."""
+    """Subtracted from the pixels (0..16)."""
     std: float
-    """What they were divided by then."""
+    """By which the pixels were then divided."""
 
     def __init__(self, split: str, root: str | None = None, split_seed: int = 0) -> None:
         table = read_table(find_data_file("digits.csv.gz", root=root), ",")

@@ -1,4 +1,4 @@
-"""A torch DataLoader that leaves the global random state alone and can begin inside an epoch."""
+"""A torch DataLoader that does not use the global random state and can start inside an epoch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hydraloop.data.sampler import EpochSampler, mix_seed
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.errors import UserError
 
-_WORKERS = 1  # tells the workers' seeds from the order's
+_WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
 class Loader(DataLoader[Any]):
-    """torch's DataLoader with its order and its workers' seeds given by (seed, epoch, rank).
+    """torch's DataLoader, with an order and worker seeds that depend only on (seed, epoch, rank).
 
-    `len(loader)` is the number of batches of a whole epoch, the same on all ranks. Built by `build_loader`.
+    `len(loader)` is the number of batches in a whole epoch, the same on all ranks. Created by `build_loader`.
     """
 
     sampler: EpochSampler
     generator: torch.Generator
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) of the next iteration: its order and the seeds of its workers."""
+        """Set the epoch (from 0) of the next iteration, which determines its order and the seeds of its workers."""
         self.sampler.set_epoch(epoch)
 
     def set_position(self, samples: int) -> None:
-        """Let the next iteration, and only that one, leave out the first `samples` of this rank's part of the epoch.
+        """Skip the first `samples` of this rank's part of the epoch, in the next iteration only.
 
         Args:
-            samples: of whole batches, so a multiple of the batch size; the same on all ranks.
+            samples: a multiple of the batch size; the same on all ranks.
 
         Raises:
             ValueError: the position is not within the epoch, or inside a batch.
@@ -40,13 +40,13 @@ class Loader(DataLoader[Any]):
         self.sampler.set_position(samples)
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """How many samples count in a batch: (of this rank, of all ranks). No host sync, some 0.1 µs.
+        """Return the number of samples that count in a batch, as (on this rank, on all ranks).
 
-        (0, n) is a filler: this rank has no share in the n samples of the last, short global batch, and its batch has
-        some of other ranks, so that it can take part in what all ranks do together.
+        In the last global batch, a rank may have no samples left. It then gets a filler batch with samples of other
+        ranks, so that it can take part in collectives, and (0, n) is returned. No host sync; about 0.1 µs.
 
         Args:
-            batch_idx: the batch's number in the epoch, from 0, whatever the position it began at.
+            batch_idx: number of the batch in the epoch, from 0, also if the iteration started inside the epoch.
 
         Raises:
             IndexError: an epoch has no such batch.
@@ -55,14 +55,14 @@ class Loader(DataLoader[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch (from 0) of the next iteration, or of the one that is under way."""
+        """The epoch (from 0) of the current or next iteration."""
         return self.sampler.epoch
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """Which samples of the data set this rank has in a batch of an epoch. No host sync; draws the whole order.
+        """Return the indices of this rank's samples in a batch. No host sync; computes the order of the whole epoch.
 
         Args:
-            batch_idx: the batch's number in the epoch, from 0, whatever the position it began at.
+            batch_idx: number of the batch in the epoch, from 0.
             epoch: from 0.
 
         Raises:
@@ -97,29 +97,29 @@ def build_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> Loader:
-    """A loader over `dataset`, or over this rank's part of it (`EpochSampler` says which that is).
+    """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
 
     Args:
-        dataset: with a length; its `__getitems__`, if it has one, may return a batch that is already stacked.
-        shuffle: a new order each epoch, to train on; or the data set's own.
+        dataset: must have a length. Its `__getitems__`, if it has one, may return a stacked batch.
+        shuffle: use a new order in each epoch, for training.
         seed: the run's seed, 0 or more; the same on all ranks.
-        batch_size: samples a batch on each rank, at least 1.
-        num_workers: processes that load; 0 loads in the training process.
-        pin_memory: copy batches into page-locked memory; "auto" does where copies to `device` can be asynchronous.
-        drop_last: leave out the last batch of an epoch, on all ranks, if all of theirs together are short.
-        persistent_workers: keep the workers between epochs; without meaning for 0 workers.
-        prefetch_factor: batches each worker loads ahead; None is torch's own (2); without meaning for 0 workers.
-        timeout: seconds to wait for a worker's batch before it is an error, 0 for ever; without meaning for 0 workers.
-        collate_fn: makes a batch out of a list of samples; None is torch's `default_collate`. A batch that the data
-            set has already stacked does not go through it.
-        device: where the batches will be copied to.
-        key: the data set's place in the config (`data.train`), for errors.
+        batch_size: samples per batch on each rank, at least 1.
+        num_workers: processes that load batches; 0 loads in the training process.
+        pin_memory: copy batches into page-locked memory; "auto": if copies to `device` can be asynchronous.
+        drop_last: drop the last global batch of an epoch if it is incomplete.
+        persistent_workers: keep the workers between epochs. No effect without workers.
+        prefetch_factor: batches that each worker loads ahead; None: torch's default, 2. No effect without workers.
+        timeout: seconds after which waiting for a worker is an error; 0: wait forever. No effect without workers.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`. Not called for a batch that
+            the data set has stacked.
+        device: to which the batches will be copied.
+        key: of the data set in the config (`data.train`), for errors.
         rank: this process's number, 0 .. world_size - 1.
-        world_size: how many processes share the samples.
+        world_size: number of processes that share the samples.
 
     Raises:
-        UserError: the data set is iterable only, empty, or shorter than the one batch of each rank that `drop_last`
-            asks for; or, shuffled, has fewer samples than there are ranks; or an option is out of range.
+        UserError: the data set is an IterableDataset, is empty, has fewer samples than ranks (with `shuffle`) or than
+            one global batch (with `drop_last`), or an option is out of range.
         ValueError: the rank is out of range.
     """
     _check_options(batch_size, num_workers, pin_memory, prefetch_factor, timeout)
@@ -158,7 +158,7 @@ def build_loader(
 
 
 def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: bool, drop_last: bool, key: str) -> None:
-    """Refuse a data set that leaves a rank without anything to train on. One to evaluate on may be that small."""
+    """Refuse a data set that leaves a rank without samples to train on. For an evaluation, that is allowed."""
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     if shuffle and samples < world_size:
@@ -172,7 +172,7 @@ def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: b
         smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
         each = f" for each of {world_size} processes" if world_size > 1 else ""
         raise UserError(
-            f"{samples} samples make no batch of {batch_size}{each}, and drop_last leaves the short one out",
+            f"{samples} samples make no batch of {batch_size}{each}, and drop_last drops the incomplete one",
             key=key,
             remedy=f"Use {smaller}data.loader.drop_last=false.",
         )
@@ -181,7 +181,7 @@ def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: b
 def _check_options(
     batch_size: int, num_workers: int, pin_memory: object, prefetch_factor: int | None, timeout: float
 ) -> None:
-    """Refuse values that torch would answer with a traceback, or take for something else."""
+    """Refuse values for which torch raises other errors, or none."""
     if batch_size < 1:
         raise UserError(f"{batch_size} is below 1", key="data.loader.batch_size", remedy="Use 1 or more.")
     if num_workers < 0:
@@ -189,13 +189,13 @@ def _check_options(
     if prefetch_factor is not None and prefetch_factor < 1:
         raise UserError(f"{prefetch_factor} is below 1", key="data.loader.prefetch_factor", remedy="Use 1 or null.")
     if timeout < 0:
-        raise UserError(f"{timeout} is negative", key="data.loader.timeout", remedy="Use 0 to wait for ever.")
+        raise UserError(f"{timeout} is negative", key="data.loader.timeout", remedy="Use 0 to wait forever.")
     if pin_memory not in (True, False, "auto"):
         raise UserError(f"{pin_memory!r} is unknown", key="data.loader.pin_memory", remedy="Use auto, true or false.")
 
 
 class _Collate:
-    """Stacks a list of samples; a batch that the data set stacked itself passes. A class, so that it can be pickled."""
+    """Stacks a list of samples, and returns a stacked batch as it is. A class, so that workers can unpickle it."""
 
     def __init__(self, stack: Callable[[Any], Any]) -> None:
         self.stack = stack

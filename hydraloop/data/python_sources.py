@@ -1,4 +1,4 @@
-"""The sources of Python's own standard library as bytes: text that is on every machine."""
+"""The sources of Python's standard library as bytes: text that is on every machine."""
 
 from __future__ import annotations
 
@@ -15,40 +15,46 @@ from hydraloop.data.split import SPLITS
 from hydraloop.errors import UserError
 
 SEPARATOR = 0
-"""The byte behind each file: Python refuses sources that contain it, so it means nothing else."""
+"""The byte after each file. Python refuses sources that contain it."""
 
 _SHARES = {"test": (0.0, 0.05), "val": (0.05, 0.1), "train": (0.1, 1.0)}
 _LEFT_OUT_ANYWHERE = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"})
-"""Byte code, other people's packages, and tests, which distributions leave out or pack apart."""
+"""Byte code, installed packages, and tests, which some distributions package separately."""
 _LEFT_OUT_ON_TOP = frozenset(
     {
-        *("ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo", "venv"),  # packed apart, as by Debian
-        *("asynchat.py", "asyncore.py", "distutils", "imp.py", "smtpd.py"),  # gone since Python 3.12
-        *("encodings", "pydoc_data"),  # generated tables and help texts, which are no code
+        *(
+            "ensurepip",
+            "idlelib",
+            "lib2to3",
+            "tkinter",
+            "turtledemo",
+            "venv",
+        ),  # packaged separately by Debian and others
+        *("asynchat.py", "asyncore.py", "distutils", "imp.py", "smtpd.py"),  # removed in Python 3.12
+        *("encodings", "pydoc_data"),  # generated tables and help texts
     }
 )
 _MACHINES_OWN = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
-"""How names on top begin of what each machine has its own."""
+"""Prefixes of files in the root that differ between machines."""
 
 
 class PythonSources(Dataset[tuple[Tensor, Tensor]]):
-    """One part of the `.py` files of the standard library, cut into blocks of bytes, to predict each byte's next one.
+    """One part of the `.py` files of the standard library, cut into blocks of bytes, to predict the next byte.
 
-    A sample is the tokens int64 `[block_size]` (0..255) and the targets int64 `[block_size]`, the same bytes one
-    further on; blocks do not overlap. The files, each followed by a byte 0, are split as files: a hash of the path
-    below the root puts one into train (90 %), val (5 %) or test (5 %), and gives the order, so neither depends on
-    which other files a machine has. Tests, generated tables and what distributions pack apart are left out; the rest
-    is some 8 MB, of which each Python version has its own.
+    A sample is the tokens int64 `[block_size]` (0..255) and the targets int64 `[block_size]`, which are shifted by one
+    byte. Blocks do not overlap. Each file is followed by a byte 0. A hash of its path in the root assigns a file to
+    train (90 %), val (5 %) or test (5 %) and determines the order, so neither depends on the other files. Tests,
+    generated tables and what distributions package separately are left out. The rest has about 8 MB, and differs
+    between Python versions.
 
     Args:
         split: `train`, `val` or `test`.
         block_size: T, the tokens of a sample, at least 1.
-        root: a folder to take the `.py` files of instead, by the same rules; None for the standard library.
-        megabytes: read no more than this many million bytes, above 0, which are a random sample of the files; None
-            reads all.
+        root: a folder with `.py` files to use instead, by the same rules; None: the standard library.
+        megabytes: read at most this many million bytes, above 0, of a random sample of the files; None: read all.
 
     Raises:
-        UserError: an unknown split, a number out of range, or no file, or too little in them for one block.
+        UserError: the split is unknown, a number is out of range, or the files are too short for one block.
     """
 
     def __init__(
@@ -71,42 +77,42 @@ class PythonSources(Dataset[tuple[Tensor, Tensor]]):
                 remedy="Name a folder with more sources, or use a smaller block_size or more megabytes.",
             )
         self.blocks = torch.frombuffer(text, dtype=torch.uint8)[: count * (block_size + 1)].view(count, block_size + 1)
-        """uint8 `[N, block_size + 1]`; the bytes behind the last whole block are left out."""
+        """uint8 `[N, block_size + 1]`; the bytes after the last whole block are left out."""
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """One sample: tokens `[T]` and targets `[T]`, int64."""
+        """Return one sample: tokens `[T]` and targets `[T]`, int64."""
         block = self.blocks[index].to(torch.int64)
         return block[:-1], block[1:]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """One batch, already stacked: tokens `[B, T]` and targets `[B, T]`, int64 and contiguous."""
+        """Return one stacked batch: tokens `[B, T]` and targets `[B, T]`, int64 and contiguous."""
         chosen = self.blocks[torch.tensor(indices, dtype=torch.int64)]
         return chosen[:, :-1].to(torch.int64), chosen[:, 1:].to(torch.int64)
 
 
 def files_of(folder: Path, split: str) -> list[str]:
-    """The paths of a part's files below `folder`, with slashes, in the order of their hashes.
+    """Return the paths of a part's files in `folder`, with slashes, in the order of their hashes.
 
     Raises:
         UserError: there is no `.py` file in the folder.
     """
     files = _all_files(folder)
     if not files:
-        what = "is no folder" if not folder.is_dir() else "holds no .py files"
+        what = "is not a folder" if not folder.is_dir() else "has no .py files"
         raise UserError(
             f"{folder} {what}",
             key="root",
-            remedy="Name a folder with Python sources; this Python may come without those of its own library.",
+            remedy="Name a folder with Python sources; this Python may have been installed without them.",
         )
     first, end = _SHARES[split]
     return [path for share, path in files if first <= share < end]
 
 
 def _all_files(folder: Path) -> list[tuple[float, str]]:
-    """(hash of the path as a number 0..1, path) of each file, ascending."""
+    """Return (hash of the path as a number 0..1, path) of each file, sorted."""
     found: list[tuple[float, str]] = []
     for current, folders, names in os.walk(folder):
         below = "" if Path(current) == folder else f"{Path(current).relative_to(folder).as_posix()}/"
@@ -117,7 +123,7 @@ def _all_files(folder: Path) -> list[tuple[float, str]]:
 
 
 def _is_left_out(name: str, *, on_top: bool) -> bool:
-    """Whether a file or folder of this name is none of the sources; `on_top`: directly in the root."""
+    """Return whether a file or folder of this name is left out; `on_top`: directly in the root."""
     on_top_too = on_top and (name in _LEFT_OUT_ON_TOP or name.startswith(_MACHINES_OWN))
     return name in _LEFT_OUT_ANYWHERE or on_top_too
 
@@ -127,7 +133,7 @@ def _share(path: str) -> float:
 
 
 def _read(folder: Path, files: list[str], limit: int | None) -> bytearray:
-    """The files one after the other, each with the separator behind it, up to `limit` bytes."""
+    """Return the contents of the files, each followed by the separator, up to `limit` bytes."""
     text = bytearray()
     for path in files:
         if limit is not None and len(text) >= limit:

@@ -1,4 +1,4 @@
-"""The order of an epoch: a function of (seed, epoch), and nothing else; and each rank's part of it."""
+"""The order of an epoch, which depends only on (seed, epoch), and each rank's part of it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch.utils.data import Sampler
 
 
 class EpochSampler(Sampler[int]):
-    """Goes through all samples once an epoch, shuffled by (seed, epoch) or in their own order.
+    """Yields all samples once an epoch, shuffled by (seed, epoch) or in the order of the data set.
 
-    The global random state is neither read nor changed, so an epoch has the same order whether the run got there in
-    one go or was resumed, and whatever else draws random numbers.
+    The global random state is neither read nor changed, so a resumed run has the same order as one without a stop.
 
-    With several ranks all of them draw the same order, and each yields its own part. With B samples a batch and W
-    ranks, global batch g is `order[g * B * W : (g + 1) * B * W]`, and rank r has its r-th run of B samples. The last,
-    short one is split evenly and contiguously: of n samples each rank has n // W, the first n % W ranks one more.
-    So the ranks' batches, put together in the order of the ranks, are the batches of one process with batch size
-    B * W, and every rank has the same number of them. A rank without a share in the last one yields a filler, the first
-    two samples of that global batch, or its only one twice (one sample where B is 1), which counts for nothing
-    (`samples_at` says so). Two, since normalisation over a batch of one sample is an error in training.
+    All ranks compute the same order, and each yields its part. With B samples per batch and W ranks, global batch g is
+    `order[g * B * W : (g + 1) * B * W]`, and rank r has its r-th B samples. An incomplete last global batch is split
+    evenly: of n samples, each rank has n // W, the first n % W ranks one more. So the batches of all ranks, joined in
+    rank order, are those of one process with batch size B * W, and every rank has the same number of batches.
+
+    A rank without a share in the last global batch yields a filler that does not count (see `samples_at`): the first
+    two samples of that batch, or its only one twice, or one sample if B is 1. There are two because batch norm fails
+    on one sample in training.
 
     Args:
-        data: anything with a length; it is asked for once, here.
-        shuffle: draw the order anew for each epoch; False: 0, 1, 2, ...
+        data: anything with a length.
+        shuffle: compute a new order for each epoch; False: 0, 1, 2, ...
         seed: the run's seed, 0 or more; the same on all ranks.
-        batch_size: samples a batch on each rank (B), 1 or more. In one process it does not change the order.
-        drop_last: leave out a short last global batch, on all ranks.
+        batch_size: samples per batch on each rank (B), 1 or more. In one process it does not change the order.
+        drop_last: drop an incomplete last global batch, on all ranks.
         rank: this process's number, 0 .. world_size - 1.
-        world_size: how many processes share the samples (W).
+        world_size: number of processes that share the samples (W).
 
     Raises:
         ValueError: the batch size or the rank is out of range.
@@ -76,14 +76,14 @@ class EpochSampler(Sampler[int]):
         self._full_samples, self._last_samples = (batch_size, global_batch), (share, rest)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) whose order the next iteration gives; until then every iteration is the same."""
+        """Set the epoch (from 0) of the next iterations."""
         self.epoch = epoch
 
     def set_position(self, samples: int) -> None:
-        """Let the next iteration, and only that one, leave out the first `samples` of this rank's part.
+        """Skip the first `samples` of this rank's part, in the next iteration only.
 
         Args:
-            samples: whole batches, so a multiple of the batch size; or all of them. The same on all ranks.
+            samples: a multiple of the batch size, or all of them. The same on all ranks.
 
         Raises:
             ValueError: the position is not within the epoch, or inside a batch.
@@ -95,10 +95,10 @@ class EpochSampler(Sampler[int]):
         self._position = samples
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """How many samples count in a batch: (of this rank, of all ranks); (0, n) for a filler. No host sync.
+        """Return the number of samples that count in a batch, as (on this rank, on all ranks); (0, n) for a filler.
 
         Args:
-            batch_idx: the batch's number in the epoch, from 0.
+            batch_idx: number of the batch in the epoch, from 0.
 
         Raises:
             IndexError: an epoch has no such batch.
@@ -110,10 +110,10 @@ class EpochSampler(Sampler[int]):
         raise IndexError(f"an epoch has no batch {batch_idx}")
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """The indices of this rank's samples in a batch of an epoch, a filler's too; draws the epoch's order anew.
+        """Return the indices of this rank's samples in a batch, or of its filler. Computes the whole order.
 
         Args:
-            batch_idx: the batch's number in the epoch, from 0.
+            batch_idx: number of the batch in the epoch, from 0.
             epoch: from 0.
 
         Raises:
@@ -124,7 +124,7 @@ class EpochSampler(Sampler[int]):
         return self._indices(epoch)[begin : begin + self.batch_size]
 
     def __len__(self) -> int:
-        """The indices of this rank in a whole epoch, whatever the position; a filler is one of them."""
+        """Return the number of indices that this rank yields in a whole epoch, including a filler."""
         return self._length
 
     def __iter__(self) -> Iterator[int]:
@@ -135,7 +135,7 @@ class EpochSampler(Sampler[int]):
         return iter(self._indices(self.epoch)[position:])
 
     def _indices(self, epoch: int) -> list[int]:
-        """This rank's part of an epoch: its run of each full global batch, then its share of the last one."""
+        """Return this rank's part of an epoch: its part of each full global batch, then of the last one."""
         order, world, batch = self._order(epoch), self.world_size, self.batch_size
         indices: list[int]
         if world == 1:
@@ -146,7 +146,7 @@ class EpochSampler(Sampler[int]):
         return indices + order[self._last].tolist()
 
     def _order(self, epoch: int) -> Tensor:
-        """The whole epoch of all ranks, `[samples]`."""
+        """Return the order of the whole epoch, `[samples]`."""
         if not self.shuffle:
             return torch.arange(self._samples)
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
@@ -154,7 +154,7 @@ class EpochSampler(Sampler[int]):
 
 
 def mix_seed(*parts: int) -> int:
-    """One seed (0 .. 2^32 - 1) out of several numbers; close numbers give unrelated seeds.
+    """Return a seed (0 .. 2^32 - 1) made of several numbers. Close numbers give unrelated seeds.
 
     torch's generator on the CPU keeps 32 bits of its seed, so `seed + epoch` would give run 0 the epochs of run 1, and
     `seed << 32` would be lost. Source: the finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, 2014).

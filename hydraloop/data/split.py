@@ -14,20 +14,20 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 def stratified_split(labels: Tensor, split: str, *, val: float = 0.1, test: float = 0.2, seed: int = 0) -> Tensor:
-    """The indices that belong to one part, ascending.
+    """Return the indices of one part, sorted.
 
-    Of each class, in an order drawn from `seed` alone, the first go to the test part, the next to the val part and
-    the rest to the train part. Each class gives each part its share, rounded.
+    The samples of each class are shuffled by `seed`. The first belong to the test part, the next to the val part, the
+    rest to the train part. Each part has the same share of each class, rounded.
 
     Args:
         labels: `[N]`, the class (or bin) of each sample.
         split: which part: `train`, `val` or `test`.
         val: the share of the val part, 0..1.
         test: the share of the test part, 0..1; `val + test` below 1.
-        seed: draws the order; the same seed, the same parts, whatever else is random in the process.
+        seed: of the order; the global random state is not used.
 
     Raises:
-        UserError: there is no such part.
+        UserError: the split is unknown.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")

@@ -1,4 +1,4 @@
-"""A data set that lives in memory and hands out whole batches."""
+"""A data set in memory that returns whole batches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils.data import Dataset
 class InMemoryDataset(Dataset[tuple[Tensor, Tensor]]):
     """Inputs and targets as two tensors.
 
-    A torch DataLoader that finds `__getitems__` asks for a batch at once, so a batch costs two index operations
-    instead of one a sample and a collation.
+    A DataLoader calls `__getitems__` once for a batch, so a batch takes two index operations, instead of one for each
+    sample and a collation.
 
     Args:
         inputs: `[N, ...]`.
         targets: `[N]` (class indices) or `[N, ...]`.
-        classes: the names of the classes, in the order of their indices; None where there are none.
+        classes: names of the classes, in the order of their indices; None: there are none.
 
     Raises:
         ValueError: inputs and targets differ in length.
@@ -35,10 +35,10 @@ class InMemoryDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """One sample: the input `[...]` and its target."""
+        """Return one sample: the input `[...]` and its target."""
         return self.inputs[index], self.targets[index]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """One batch, already stacked: the inputs `[B, ...]` and the targets `[B, ...]` (copies, not views)."""
+        """Return one stacked batch: the inputs `[B, ...]` and the targets `[B, ...]` (copies, not views)."""
         chosen = torch.tensor(indices, dtype=torch.int64)
         return self.inputs[chosen], self.targets[chosen]

@@ -1,4 +1,4 @@
-"""Small models for the built-in data sets; any `nn.Module` does as well."""
+"""Small models for the built-in data sets. Any other `nn.Module` works too."""
 
 from __future__ import annotations
 

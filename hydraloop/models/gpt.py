@@ -1,4 +1,4 @@
-"""A small GPT: a transformer that gives the next token at every position."""
+"""A small GPT: a transformer that predicts the next token at every position."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError
 
 _STD = 0.02
-"""Standard deviation of the initial weights, GPT-2's."""
+"""Standard deviation of the initial weights, as in GPT-2."""
 
 
 class GPT(nn.Module):
     """Pre-norm transformer decoder with learned positions: int64 tokens `[N, T]` to logits `[N, T, vocab_size]`.
 
-    The output layer is the token embedding transposed (tied). It is one parameter under one name,
-    `token_embedding.weight`, in this module itself: whatever shards or averages parameters sees it once. There are no
-    biases. 836,736 parameters with the defaults and bytes for tokens.
+    The output layer is the transposed token embedding (tied weights): one parameter, `token_embedding.weight`, so that
+    code that shards or averages parameters sees it once. There are no biases. With the defaults, it has 836,736
+    parameters.
 
-    `Block` is the unit that repeats: the class name for wrapping (FSDP) and for activation checkpointing.
+    `Block` is the repeated layer: the class name for wrapping in FSDP and for activation checkpointing.
 
     Source: A. Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2), its architecture and
     initialisation; without biases, as in PaLM (A. Chowdhery et al., 2022).
 
     Args:
-        vocab_size: tokens there are, at least 1; 256 for bytes.
-        context: the longest T, at least 1.
-        layers: blocks, at least 1.
-        width: features of each position, a multiple of `heads`.
-        heads: of the attention, at least 1.
-        dropout: the share set to zero in training, 0..1: of the embeddings, of the attention weights and of what each
-            half of a block adds.
+        vocab_size: number of tokens, at least 1; 256 for bytes.
+        context: largest T, at least 1.
+        layers: number of blocks, at least 1.
+        width: features per position, a multiple of `heads`.
+        heads: attention heads, at least 1.
+        dropout: fraction that is set to zero in training, 0..1: of the embeddings, the attention weights and the output
+            of each half of a block.
 
     Raises:
-        UserError: a size is below 1, or `width` is no multiple of `heads`.
+        UserError: a size is below 1, or `width` is not a multiple of `heads`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GPT(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal with deviation 0.02; what is added to the residual stream less, so that its sum stays as large."""
+        """Normal with deviation 0.02; smaller for layers whose outputs are summed in the residual stream."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_STD)
@@ -80,7 +80,7 @@ class GPT(nn.Module):
                 nn.init.normal_(projection.weight, std=_STD / math.sqrt(2 * self.layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits `[N, T, vocab_size]` of the token behind each position, given those up to it. No host sync.
+        """Return logits `[N, T, vocab_size]` of the token after each position. No host sync.
 
         Raises:
             UserError: T is above `context`.
@@ -99,12 +99,12 @@ class GPT(nn.Module):
         return functional.linear(self.norm(features), self.token_embedding.weight)
 
     def flops(self, tokens_shape: Sequence[int]) -> int:
-        """Floating-point operations of the matrix products of one training iteration on tokens `[N, T]`.
+        """Return the floating-point operations of the matrix products of a training iteration on tokens `[N, T]`.
 
-        With L layers of width d and V tokens, `3 N T (24 L d^2 + 2 d V + 4 L T d)`: a product of a weight costs 2
-        operations a token and entry, those of scores and values 2 T d each, and backward twice as much as forward.
-        That is `6 P + 12 L T d` a token, P being the weights that are multiplied (all but positions and norms).
-        Scores that the causal mask drops are counted, recomputed activations are not, so that utilisations compare.
+        With L layers of width d and V tokens, it is `3 N T (24 L d^2 + 2 d V + 4 L T d)`: 2 operations for each weight
+        and token, 2 T d for the scores and 2 T d for the values of a token, and backward takes twice as many as
+        forward. That is `6 P + 12 L T d` per token with P multiplied weights (all but positions and norms). To be
+        comparable, scores that the causal mask drops are counted, and recomputed activations are not.
 
         Source: A. Chowdhery et al., PaLM, 2022, appendix B; J. Kaplan et al., Scaling Laws, 2020, section 2.1.
         """
@@ -122,16 +122,16 @@ class GPT(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Go on with int64 tokens `[N, T]`, T at least 1: `[N, T + length]`, the given ones in front.
+        """Continue int64 tokens `[N, T]`, T at least 1. Returns `[N, T + length]`, the given tokens first.
 
-        Each new token is drawn seeing the last `context` ones, in eval mode; the modules' modes are as before
-        afterwards.
+        Each new token is drawn from the model's output for the last `context` tokens, in eval mode. The modes of the
+        modules are restored.
 
         Args:
-            length: tokens to add.
-            temperature: divides the logits, 0 or more; 0 takes the most likely token.
-            top_k: draw among this many of the most likely tokens, at least 1; None: among all.
-            generator: to draw with, on the tokens' device; None: torch's global one.
+            length: number of tokens to add.
+            temperature: divisor of the logits, 0 or more; 0: take the most likely token.
+            top_k: draw from this many of the most likely tokens, at least 1; None: from all.
+            generator: on the device of the tokens; None: torch's global one.
         """
         with in_eval_mode(self):
             for _ in range(length):
@@ -141,7 +141,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron, each on the normalised features and added to them: `[N, T, width]`."""
+    """Attention and a two-layer perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features `[N, T, width]` of features `[N, T, width]`."""
+        """Map features `[N, T, width]` to features `[N, T, width]`."""
         features = features + self.dropout(self.attention(self.attention_norm(features)))
         hidden = functional.gelu(self.expand(self.mlp_norm(features)))
         features = features + self.dropout(self.contract(hidden))
@@ -161,7 +161,7 @@ class Block(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention in which a position sees itself and those before it."""
+    """Multi-head self-attention in which a position sees itself and earlier ones."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class CausalAttention(nn.Module):
         self.project = nn.Linear(width, width, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """`[N, T, width]` to `[N, T, width]`."""
+        """Map features `[N, T, width]` to features `[N, T, width]`."""
         samples, length, width = features.shape
         parts = self.query_key_value(features).view(samples, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # [N, heads, T, width / heads] each
@@ -183,7 +183,7 @@ class CausalAttention(nn.Module):
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One token of each row of logits `[N, V]`: int64 `[N, 1]`."""
+    """Draw one token for each row of logits `[N, V]`: int64 `[N, 1]`."""
     if temperature == 0:
         return logits.argmax(1, keepdim=True)
     if top_k is not None:

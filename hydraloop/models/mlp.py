@@ -10,16 +10,16 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """Linear layers with ReLU and dropout between them: `[N, in_features]` to `[N, out_features]`.
 
-    The last layer's output is multiplied by `output_std` and `output_mean` is added, so that a regression is in the
-    targets' own unit from the first step on, while the weights stay near 1; 0 and 1 leave it alone.
+    The output is `output_mean + output_std * last layer`, so that a regression starts in the unit of the targets while
+    the weights stay near 1. Use 0 and 1 for logits.
 
     Args:
         in_features: columns of the inputs, which should be standardised.
         out_features: columns of the outputs.
-        output_mean: the mean of the training targets, in their unit; 0 for logits.
-        output_std: the standard deviation of the training targets, in their unit; 1 for logits.
-        hidden: the widths of the hidden layers; an empty list makes a linear model.
-        dropout: the share of each hidden layer's values set to zero in training, 0..1.
+        output_mean: mean of the training targets, in their unit; 0 for logits.
+        output_std: standard deviation of the training targets, in their unit; 1 for logits.
+        hidden: widths of the hidden layers; an empty list makes a linear model.
+        dropout: fraction of the values of hidden layers that is set to zero in training, 0..1.
     """
 
     def __init__(
@@ -42,6 +42,6 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, out_features))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs `[N, out_features]` of inputs `[N, in_features]`."""
+        """Map inputs `[N, in_features]` to outputs `[N, out_features]`."""
         outputs: Tensor = self.layers(inputs)
         return outputs * self.output_std + self.output_mean

@@ -6,16 +6,16 @@ from torch import Tensor, nn
 
 
 class SmallCNN(nn.Module):
-    """Three 3x3 convolutions with batch normalisation, the last of them at half the size, and a linear layer.
+    """Three 3x3 convolutions with batch normalisation, the last at half the size, and a linear layer.
 
-    Images `[N, in_channels, H, W]` to logits `[N, num_classes]`. H and W are 4 or more and may vary: the features are
-    averaged over each quarter of the image. 25,000 parameters with the width of 16.
+    Maps images `[N, in_channels, H, W]` to logits `[N, num_classes]`. H and W are 4 or more and may vary, because the
+    features are averaged over each quarter of the image. With width 16, it has 25,000 parameters.
 
     Args:
-        in_channels: of the images, 1 for grey ones.
+        in_channels: of the images; 1 for gray images.
         num_classes: of the logits.
-        width: channels of the first convolution; the others have twice and four times as many.
-        dropout: the share of features set to zero before the linear layer in training, 0..1.
+        width: channels of the first convolution. The others have twice and four times as many.
+        dropout: fraction of the features that is set to zero before the linear layer in training, 0..1.
     """
 
     def __init__(self, in_channels: int, num_classes: int, width: int = 16, dropout: float = 0.2) -> None:
@@ -33,12 +33,12 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(4 * 4 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[N, num_classes]` of images `[N, in_channels, H, W]`."""
+        """Map images `[N, in_channels, H, W]` to logits `[N, num_classes]`."""
         logits: Tensor = self.classifier(self.dropout(self.features(images)))
         return logits
 
 
 def _block(channels_in: int, channels_out: int) -> list[nn.Module]:
-    # No bias: the normalisation behind it would take it out again.
+    # No bias: the normalisation would remove it.
     convolution = nn.Conv2d(channels_in, channels_out, kernel_size=3, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(channels_out), nn.ReLU(inplace=True)]

@@ -1,4 +1,4 @@
-"""What is trained: a model, its loss and its metrics, behind one face for the engine."""
+"""Tasks: a model with its loss and its metrics, as the engine trains and evaluates it."""
 
 from __future__ import annotations
 

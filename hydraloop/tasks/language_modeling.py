@@ -15,54 +15,54 @@ from hydraloop.tasks.task import LOSS, Task
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """A model that knows what an iteration takes, as `GPT` does."""
+    """A model that knows the operations of an iteration, as `GPT` does."""
 
     def flops(self, tokens_shape: Sequence[int]) -> int:
-        """Floating-point operations of one training iteration on tokens `[N, T]`."""
+        """Return the floating-point operations of a training iteration on tokens `[N, T]`."""
 
 
 class LanguageModeling(Task):
     """Batches `(tokens int64 [N, T], targets int64 [N, T])`; the model gives logits `[N, T, V]`.
 
-    The loss is the negative log-likelihood in nats, as a sum and the number of targets in it, so that every target
-    counts alike however many a batch, a rank or a window has. Targets of -100 (`metrics.IGNORED`, torch's own
-    `ignore_index`) count for nothing.
+    The loss is the negative log-likelihood in nats, as a sum and a number of targets, so that every target has the same
+    weight, no matter how many a batch, a rank or a window has. Targets of -100 (torch's default `ignore_index`) are
+    ignored.
 
     Args:
         model: from tokens to logits.
-        metrics: as of `Task`; they are updated with the logits `[N, T, V]` and the targets `[N, T]`.
+        metrics: as in `Task`. They are updated with the logits `[N, T, V]` and the targets `[N, T]`.
     """
 
     def __init__(self, model: nn.Module, metrics: Mapping[str, Metric | None] | None = None) -> None:
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=IGNORED, reduction="sum"), metrics)
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """`{"loss": (sum of the losses, number of targets)}`, both scalar tensors. No host sync.
+        """Return `{"loss": (sum of the losses, number of targets)}`, both scalar tensors. No host sync.
 
         Raises:
-            UserError: the model's output is no tensor `[N, T, V]`.
+            UserError: the model's output is not a tensor `[N, T, V]`.
         """
         tokens, targets = batch
         total, count = self._total(self._logits(tokens, targets), targets)
         return {LOSS: (total, count)}
 
     def num_samples(self, batch: Any) -> int:
-        """The sequences in a batch. No host sync."""
+        """Return the number of sequences in a batch. No host sync."""
         sequences: int = batch[1].size(0)
         return sequences
 
     def flops(self, batch: Any) -> int | None:
-        """What the model's own `flops` says of a batch; None where it has none. No host sync."""
+        """Return what the model's `flops` returns; None if it has no such method. No host sync."""
         model: nn.Module = self.model
         return model.flops(batch[0].shape) if isinstance(model, CountsFlops) else None
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Take a batch into the metrics: `{"loss": mean over its targets, "outputs": logits [N, T, V]}`.
+        """Add a batch to the metrics and return `{"loss": mean over its targets, "outputs": logits [N, T, V]}`.
 
-        No host sync. The loss that is reported in the end is the mean over all targets.
+        No host sync. The loss in the results is the mean over all targets.
 
         Raises:
-            UserError: the model's output is no tensor `[N, T, V]`.
+            UserError: the model's output is not a tensor `[N, T, V]`.
         """
         tokens, targets = batch
         logits = self._logits(tokens, targets)
@@ -85,6 +85,6 @@ class LanguageModeling(Task):
         return logits
 
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the losses, float32, and how many they are; a sum of thousands in bf16 would lose most of them."""
+        """Return the sum of the losses, in float32 since bf16 would lose most of them, and their number."""
         total = self.loss(logits.flatten(0, 1).float(), targets.flatten())
         return total, (targets != IGNORED).sum()

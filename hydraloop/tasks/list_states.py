@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics whose states are lists (AUROC, SpearmanCorrCoef, …), on ranks that have no samples."""
+"""Metrics of torchmetrics whose states are lists (AUROC, SpearmanCorrCoef, …), on ranks without samples."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 def agree_on_list_states(metrics: Iterable[Any], gather: Callable[[Any], list[Any]]) -> None:
     """Give the list states of metrics the same dtype and number of dimensions on every rank, in place.
 
-    A rank without samples would send `[0]` floats to ranks that expect `[N, classes]` or integers, since torchmetrics
-    (1.9) does not know what the others have; gloo aborts then. Here it gets an empty tensor of the others' kind, and
-    what the others have becomes one tensor, as in torchmetrics' own gathering. Only states that are concatenated
-    (`dist_reduce_fx="cat"`) have a value without samples, so others are left alone.
+    In torchmetrics 1.9, a rank without samples sends `[0]` floats to ranks that expect `[N, classes]` or integers, and
+    gloo aborts. Here it gets an empty tensor like those of the other ranks, and the list of each other rank becomes one
+    tensor, as in torchmetrics' own gathering. Only states that are concatenated (`dist_reduce_fx="cat"`) are changed:
+    others have no value without samples.
 
-    Called on every rank with the same metrics, before they are computed. Imports nothing, and does not communicate
-    where there is no such metric; else one `gather` for all of them, a host sync.
+    Called on every rank with the same metrics, before they are computed. One `gather` for all metrics, a host sync;
+    none if there is no such metric.
 
     Args:
-        metrics: any; those that are not torchmetrics' are passed over.
-        gather: a plain value of all ranks, by rank.
+        metrics: any; those that are not torchmetrics' are ignored.
+        gather: returns a plain value of all ranks, by rank.
     """
     states = list(_cat_states(metrics))
     if not states:
@@ -41,22 +41,22 @@ def agree_on_list_states(metrics: Iterable[Any], gather: Callable[[Any], list[An
 
 
 def _cat_states(metrics: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """(metric, name) of each list state that is concatenated over the ranks, those of wrapped metrics too."""
+    """Yield (metric, name) of each list state that is concatenated over the ranks, also in wrapped metrics."""
     torchmetrics: Any = sys.modules.get("torchmetrics")
-    if torchmetrics is None:  # then none of the metrics is one of its
+    if torchmetrics is None:  # so none of the metrics is from it
         return
     cat = torchmetrics.utilities.data.dim_zero_cat
     for metric in metrics:
         for part in metric.modules() if isinstance(metric, torch.nn.Module) else ():
             if isinstance(part, torchmetrics.Metric) and part.sync_on_compute:
                 for name, state in part.metric_state.items():
-                    # Given to the public add_state(); torchmetrics has no function that returns it.
+                    # add_state() has set it; torchmetrics has no public name for it.
                     if isinstance(state, list) and part._reductions[name] is cat:
                         yield part, name
 
 
 def _cat(state: list[Tensor]) -> Tensor | None:
-    """All batches as one tensor `[N, ...]`; None where there are none."""
+    """Return all batches as one tensor `[N, ...]`; None without batches."""
     if not state:
         return None
     return torch.cat([batch.reshape(1) if batch.ndim == 0 else batch for batch in state])

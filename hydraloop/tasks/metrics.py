@@ -1,4 +1,4 @@
-"""Metrics over a whole data set. The face is that of torchmetrics, whose classes work too; importing it costs 0.9 s."""
+"""Metrics over a whole data set, with torchmetrics' interface. Its own metrics work too; its import takes 0.9 s."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from torch import Tensor
 from torch.nn import functional
 
 IGNORED = -100
-"""The target of a token that counts for nothing; torch's own `ignore_index`."""
+"""The target of a token that is ignored: torch's default `ignore_index`."""
 
 
 class Metric(Protocol):
-    """What a task needs of a metric; every `torchmetrics.Metric` has it."""
+    """What a task needs of a metric. Every `torchmetrics.Metric` has it."""
 
     @property
     def higher_is_better(self) -> bool | None:
-        """Which values are good; None where neither end is."""
+        """Whether high values are good; None: neither high nor low ones."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Take a batch in; no host sync."""
+        """Add a batch. No host sync."""
 
     def compute(self) -> Any:
-        """The value over all batches since the last `reset`, a scalar tensor; over all ranks if it can."""
+        """Return the value over all batches since the last `reset`, a scalar tensor; over all ranks if possible."""
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Remove all batches."""
 
     def to(self, device: torch.device) -> Any:
         """Move the state to the device of the batches."""
 
 
 class SumMetric(ABC):
-    """A metric that is a function of sums over the samples, so that ranks only have to add theirs.
+    """A metric that is a function of sums over the samples, so that ranks only have to add their sums.
 
-    A subclass says how many sums there are, adds to `self.sums` in `update`, and makes the value of them in `value`.
+    A subclass gives the number of sums, adds to `self.sums` in `update`, and computes the metric in `value`.
     """
 
     higher_is_better: bool | None = None
@@ -47,39 +47,39 @@ class SumMetric(ABC):
 
     @abstractmethod
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch to the sums; no host sync."""
+        """Add a batch to the sums. No host sync."""
 
     @abstractmethod
     def value(self, sums: Tensor) -> Tensor:
-        """The metric, a scalar, of the sums `[size]` over all samples; nan where there are none. No host sync."""
+        """Return the metric, a scalar, from the sums `[size]` over all samples; NaN without samples. No host sync."""
 
     def compute(self) -> Tensor:
-        """The metric over this rank's samples, a scalar."""
+        """Return the metric over this rank's samples, a scalar."""
         return self.value(self.sums)
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Remove all batches."""
         self.sums.zero_()
 
     def to(self, device: torch.device) -> SumMetric:
-        """Move the sums, in double precision where the device has it."""
+        """Move the sums, in double precision if the device supports it."""
         self.sums = self.sums.to(device, sums_dtype(device))
         return self
 
 
 def sums_dtype(device: torch.device) -> torch.dtype:
-    """Double precision, except on Apple's GPUs, which have none."""
+    """Return double precision, except for Apple's GPUs, which do not support it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 class Accuracy(SumMetric):
-    """The share of samples whose class is among the `top_k` highest outputs, 0..1 (micro average).
+    """The fraction of samples whose class is among the `top_k` highest outputs, 0..1 (micro average).
 
     Args:
         top_k: at least 1.
 
     Raises:
-        ValueError: `top_k` below 1.
+        ValueError: `top_k` is below 1.
     """
 
     higher_is_better = True
@@ -101,15 +101,15 @@ class Accuracy(SumMetric):
         self.sums[1] += target.shape[0]
 
     def value(self, sums: Tensor) -> Tensor:
-        """Correct ones by all."""
+        """Return the number of correct ones divided by the number of all."""
         return sums[0] / sums[1]
 
 
 class BitsPerByte(SumMetric):
-    """The mean negative log-likelihood of the next token in bits: what a byte of the text would be compressed to.
+    """The mean negative log-likelihood of the next token in bits: the size to which a byte could be compressed.
 
-    8 is knowing nothing of bytes. The same quantity as the loss of a language model, in the unit that text models of
-    different vocabularies are compared in; with tokens other than bytes it is bits per token.
+    It is the loss of a language model in another unit, in which models with different vocabularies can be compared. A
+    model that knows nothing has 8. If the tokens are not bytes, it is bits per token.
     """
 
     higher_is_better = False
@@ -118,19 +118,19 @@ class BitsPerByte(SumMetric):
         super().__init__(2)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, those of -100 left out."""
+        """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, without those of -100."""
         flat = target.flatten()
         nats = functional.cross_entropy(preds.flatten(0, 1).float(), flat, ignore_index=IGNORED, reduction="sum")
         self.sums[0] += nats / math.log(2)
         self.sums[1] += (flat != IGNORED).sum()
 
     def value(self, sums: Tensor) -> Tensor:
-        """Bits by tokens."""
+        """Return the bits per token."""
         return sums[0] / sums[1]
 
 
 class TokenAccuracy(SumMetric):
-    """The share of tokens that are the most likely ones by the model, 0..1."""
+    """The fraction of tokens to which the model gives the highest probability, 0..1."""
 
     higher_is_better = True
 
@@ -138,17 +138,17 @@ class TokenAccuracy(SumMetric):
         super().__init__(2)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, those of -100 left out."""
+        """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, without those of -100."""
         self.sums[0] += (preds.argmax(-1) == target).sum()
         self.sums[1] += (target != IGNORED).sum()
 
     def value(self, sums: Tensor) -> Tensor:
-        """Correct ones by all."""
+        """Return the number of correct ones divided by the number of all."""
         return sums[0] / sums[1]
 
 
 class _ErrorMetric(SumMetric):
-    """A sum of errors and their number; shapes must agree, since broadcasting would make N x N errors of N."""
+    """A sum of errors and their number. Shapes must be equal, because broadcasting would make N x N errors of N."""
 
     higher_is_better = False
     _power: ClassVar[int]
@@ -165,29 +165,29 @@ class _ErrorMetric(SumMetric):
 
 
 class MeanAbsoluteError(_ErrorMetric):
-    """The mean of |output - target| over all values, in the targets' unit."""
+    """The mean of |output - target| over all values, in the unit of the targets."""
 
     _power = 1
 
     def value(self, sums: Tensor) -> Tensor:
-        """The sum of the errors by their number."""
+        """Return the sum of the errors divided by their number."""
         return sums[0] / sums[1]
 
 
 class RootMeanSquaredError(_ErrorMetric):
-    """The root of the mean of (output - target)^2 over all values, in the targets' unit."""
+    """The root of the mean of (output - target)^2 over all values, in the unit of the targets."""
 
     _power = 2
 
     def value(self, sums: Tensor) -> Tensor:
-        """The root of the mean square."""
+        """Return the root of the mean square."""
         return (sums[0] / sums[1]).sqrt()
 
 
 class R2Score(SumMetric):
-    """The coefficient of determination: 1 is perfect, 0 as good as the mean of the targets. No unit.
+    """The coefficient of determination of one output: 1 is perfect, 0 is as good as the mean of the targets.
 
-    One output; nan while the targets are all the same.
+    NaN if all targets are equal.
     """
 
     higher_is_better = True
@@ -206,7 +206,7 @@ class R2Score(SumMetric):
         self.sums += torch.stack([squares, target.square().sum(), target.sum(), count])
 
     def value(self, sums: Tensor) -> Tensor:
-        """1 - residual sum of squares / total sum of squares."""
+        """Return 1 - residual sum of squares / total sum of squares."""
         residual, squares, total, count = sums.unbind()
         around_mean = squares - total.square() / count
         return torch.where(around_mean > 0, 1 - residual / around_mean, torch.nan)

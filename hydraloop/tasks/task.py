@@ -21,16 +21,16 @@ LOSS = "loss"
 class Task(nn.Module):
     """A model with its loss and its metrics.
 
-    This class fits batches `(inputs, targets)` and models `inputs -> outputs`. For anything else, override `forward`
-    and `evaluate` (and `num_samples`, where the first tensor of a batch does not have the samples in front).
+    This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For other ones, override `forward` and
+    `evaluate`, and `num_samples` if dimension 0 of a batch's first tensor is not that of the samples.
 
     Args:
-        model: its parameters are trained; checkpoints hold its state dict, not the task's.
-        loss: of (outputs, targets), a scalar mean over the batch.
-        metrics: by the name under which they are reported; entries that are None are left out.
+        model: its parameters are trained. Checkpoints have its state dict, not the task's.
+        loss: function of (outputs, targets) that returns the scalar mean over the batch.
+        metrics: by the names in the results. Entries that are None are ignored.
 
     Raises:
-        UserError: a metric has the name `loss`.
+        UserError: a metric is named `loss`.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Task(nn.Module):
             )
         self.model = model
         self.loss = loss
-        # A plain dict, so that metrics are no submodules: they belong neither to checkpoints nor to DDP.
+        # A plain dict, so that metrics are not submodules, which would be in checkpoints and in DDP.
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self._loss_sums = torch.zeros(2, dtype=torch.float64)
         self.device: torch.device | None = None
-        """Where batches are; None: where the parameters are (which may wait in host memory with FSDP2's offload)."""
+        """Device of the batches; None: that of the parameters. They differ with FSDP2's offload to host memory."""
 
-    # Properties, since nn.Module.__getattr__ would take 0.4 µs to find each of them, in every iteration. Modules are
-    # kept where nn.Module keeps them, so that everything that replaces a submodule still does.
+    # These are properties because nn.Module.__getattr__ takes 0.4 µs, in every iteration. The modules themselves are
+    # in nn.Module's own dict, so that code that replaces a submodule still works.
 
     @property
     def model(self) -> nn.Module:
@@ -71,7 +71,7 @@ class Task(nn.Module):
 
     @property
     def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Of (outputs, targets), a scalar mean over the batch."""
+        """Function of (outputs, targets) that returns the scalar mean over the batch."""
         return self._modules.get("loss") or self._loss_function
 
     @loss.setter
@@ -81,11 +81,11 @@ class Task(nn.Module):
     # Training. -------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """The loss of a batch, for training: `{"loss": scalar}`, the mean over its samples. No host sync.
+        """Return the loss of a batch, for training: `{"loss": scalar}`, the mean over its samples. No host sync.
 
-        Or `{"loss": (sum, count)}`, a sum of losses and how many they are (a number or a scalar tensor), where samples
-        do not count alike (texts of different lengths): the mean is then over all that a window and all ranks have.
-        Other scalars whose name contains "loss" are logged as well.
+        If batches have different numbers of terms (texts of different lengths), return `{"loss": (sum, count)}`, with
+        the count as a number or a scalar tensor. The loss is then the mean over all terms of the accumulation window
+        and of all ranks. Other scalars whose name contains "loss" are logged too.
         """
         inputs, targets = batch
         return {LOSS: self.loss(self.model(inputs), targets)}
@@ -93,8 +93,8 @@ class Task(nn.Module):
     def num_samples(self, batch: Any) -> int:
         """Return the number of samples in a batch: the length of its first tensor that has dimensions.
 
-        For a `PackedSequence`, the number of its sequences. No host sync. Called once an iteration, for the weights of
-        an accumulation window.
+        For a `PackedSequence`, the number of its sequences. Called once an iteration, to weight the batches of an
+        accumulation window. No host sync.
 
         Raises:
             UserError: there is no such tensor.
@@ -105,33 +105,35 @@ class Task(nn.Module):
             if isinstance(leaf, PackedSequence):
                 return int(leaf.batch_sizes[0])  # always on the CPU
         raise UserError(
-            f"a batch ({type(batch).__name__}) has no tensor that tells how many samples there are in it",
+            f"a batch ({type(batch).__name__}) has no tensor that shows its number of samples",
             key="task",
             remedy=f"Override num_samples(batch) in {type(self).__name__} and return their number.",
         )
 
     def flops(self, batch: Any) -> int | None:
-        """Floating-point operations of the model for one iteration on a batch, backward included: what `mfu` in the
-        record is computed from. None: not counted. No host sync."""
+        """Return the floating-point operations of an iteration on a batch, including backward; None: not known.
+
+        `mfu` in the records is computed from it. No host sync.
+        """
         return None
 
-    # Evaluation; the engine has set eval() and no_grad(). ------------------------------------------------------------
+    # Evaluation, in eval mode and without gradients. ------------------------------------------------------------------
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What `compute_metrics` returns, in its order: the metrics, then "loss". Known before the first batch."""
+        """The names that `compute_metrics` returns, in its order: the metrics, then "loss"."""
         return (*self.metrics, LOSS)
 
     def higher_is_better(self, name: str) -> bool | None:
-        """Whether high values of the metric are good; None where the metric does not say.
+        """Return whether high values of a metric are good; None if the metric does not say.
 
         Raises:
-            KeyError: there is no metric of that name.
+            KeyError: there is no such metric.
         """
         return False if name == LOSS else self.metrics[name].higher_is_better
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Take a batch into the metrics: `{"loss": scalar, "outputs": [N, ...]}`. No host sync."""
+        """Add a batch to the metrics and return `{"loss": scalar, "outputs": [N, ...]}`. No host sync."""
         inputs, targets = batch
         outputs = self.model(inputs)
         loss = self.loss(outputs, targets)
@@ -139,9 +141,9 @@ class Task(nn.Module):
         return {LOSS: loss, "outputs": outputs}
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
-        """Add a batch of `samples` with its mean loss to the metrics; for `evaluate`, no host sync.
+        """Add a batch of `samples` with its mean loss to the metrics, for `evaluate`. No host sync.
 
-        A batch without samples counts for nothing: the mean of its loss is NaN.
+        A batch without samples, whose mean loss is NaN, is ignored.
         """
         if not samples:
             return
@@ -152,7 +154,7 @@ class Task(nn.Module):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Let `evaluate` leave the metrics as they are."""
+        """Keep `evaluate` from changing the metrics."""
         metrics, sums = self.metrics, self._loss_sums
         self.metrics, self._loss_sums = {}, sums.clone()
         try:
@@ -161,7 +163,7 @@ class Task(nn.Module):
             self.metrics, self._loss_sums = metrics, sums
 
     def reset_metrics(self) -> None:
-        """Forget all batches, and move the metrics to where the model is. Called before each evaluation."""
+        """Reset the metrics and move them to the device of the batches. Called before each evaluation."""
         device = self.device or next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
         self._loss_sums = torch.zeros(2, dtype=sums_dtype(device), device=device)
         for metric in self.metrics.values():
@@ -173,14 +175,13 @@ class Task(nn.Module):
         reduce: Callable[[Tensor], Tensor] | None = None,
         gather: Callable[[Any], list[Any]] | None = None,
     ) -> dict[str, float]:
-        """The metrics over all batches since `reset_metrics`, in the order of `metric_names`. One host sync.
+        """Return the metrics over all batches since `reset_metrics`, in the order of `metric_names`. One host sync.
 
         Args:
-            reduce: adds a vector up over all ranks (the mean does as well: the built-in metrics are quotients of
-                sums). Called once, on every rank. Metrics that are no `SumMetric` reduce themselves, as those of
-                torchmetrics do.
-            gather: a plain value (tensors on the CPU, lists) of all ranks, by rank; for metrics of torchmetrics that
-                keep all samples, which would fail where a rank has none. Without such metrics it is not called.
+            reduce: sums a vector over all ranks. (The mean works too: the built-in metrics are quotients of sums.)
+                Called once, on every rank. Metrics that are not a `SumMetric` reduce themselves, as torchmetrics' do.
+            gather: returns a plain value (tensors on the CPU, lists) of all ranks, by rank. Called only for metrics of
+                torchmetrics that keep all samples, which fail if a rank has no samples.
         """
         own = {name: metric for name, metric in self.metrics.items() if isinstance(metric, SumMetric)}
         sums = torch.cat([self._loss_sums, *(metric.sums for metric in own.values())])
@@ -200,7 +201,7 @@ class Task(nn.Module):
 
 
 def _scalar(name: str, value: Any) -> Tensor:
-    """The value of a metric, which has to be one number to be monitored and logged."""
+    """Return the value of a metric as a scalar tensor."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().reshape(())
     if isinstance(value, (int, float)):
@@ -209,5 +210,5 @@ def _scalar(name: str, value: Any) -> Tensor:
     raise UserError(
         f"its value is {got}, not one number",
         key=f"task.metrics.{name}",
-        remedy="Let it average, over the classes for example (average=macro in torchmetrics).",
+        remedy="Average it, for example over the classes (average=macro in torchmetrics).",
     )

@@ -185,7 +185,7 @@ def test_samples_that_do_not_begin_with_a_tensor_are_one_clear_error(sample: Any
         def __getitems__(self, indices: list[int]) -> Any:
             return sample
 
-    text = rf"^data.train: (Other|Stacked) has samples of another form than \(image, \.\.\.\): {got}\n"
+    text = rf"^data.train: (Other|Stacked) has samples that are not \(image, \.\.\.\): {got}\n"
     for fetch in (lambda: Augmented(Other())[0], lambda: Augmented(Stacked()).__getitems__([0, 1])):
         with pytest.raises(UserError, match=text):
             fetch()

@@ -181,7 +181,7 @@ def test_through_a_loader(workers: int) -> None:
         ({"split": "tset"}, "split", "no split 'tset'"),
         ({"split": "train", "block_size": 0}, "block_size", "below 1"),
         ({"split": "train", "megabytes": 0.0}, "megabytes", "not above 0"),
-        ({"split": "train", "root": "/nowhere"}, "root", "/nowhere is no folder"),
+        ({"split": "train", "root": "/nowhere"}, "root", "/nowhere is not a folder"),
         ({"split": "train", "block_size": 10**9}, "root", "too few for a block"),
     ],
 )
@@ -192,7 +192,7 @@ def test_mistakes_are_named(options: dict[str, object], key: str, said: str) -> 
 
 
 def test_a_folder_without_sources(folder: Make) -> None:
-    with pytest.raises(UserError, match=r"holds no \.py files"):
+    with pytest.raises(UserError, match=r"has no \.py files"):
         PythonSources("train", root=str(folder({"a.txt": b"x"})))
 
 
@@ -207,7 +207,7 @@ def test_a_part_without_files(folder: Make) -> None:
 
 def test_python_without_its_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": "/usr/lib/python311.zip"})
-    with pytest.raises(UserError, match=r"python311\.zip is no folder") as caught:
+    with pytest.raises(UserError, match=r"python311\.zip is not a folder") as caught:
         PythonSources("train")
     assert caught.value.remedy is not None
     assert "without" in caught.value.remedy

@@ -130,7 +130,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     ),
     "+hooks.mine._target_=misspelt.Misspelt": ("hooks.mine", "Did you mean after_train_iter"),
     "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
-    "data.train.root=/nonexistent": ("data.train.root", "Name the folder that holds digits.csv.gz"),
+    "data.train.root=/nonexistent": ("data.train.root", "Name the folder with digits.csv.gz"),
     "data.train._target_=hydraloop.data.Digit": ("data.train._target_", "Did you mean Digits?"),
     "data.train.split=trian": ("data.train.split", "Use train, val, test."),
     "+data.train.foo=1": ("data.train.foo", "root"),
