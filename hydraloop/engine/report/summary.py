@@ -77,7 +77,7 @@ def _ended(engine: Engine, run: float) -> dict[str, str]:
         return {}
     # With several ranks, the launcher reports the error: it knows which rank failed first.
     why = result.reason or (result.error if engine.distributed.world_size == 1 else None)
-    status = f"{result.status}: {why}" if why else result.status
+    status = f"{result.status}: {why.splitlines()[0]}" if why else result.status
     if isinstance(error, KeyboardInterrupt):
         signal = getattr(error, "number", SIGINT)  # launch.outcome.Terminated has its signal's number
         status = f"{result.status} by " + ("Ctrl-C (SIGINT)" if signal == SIGINT else Signals(signal).name)
@@ -112,17 +112,19 @@ def _time(engine: Engine, run: float) -> dict[str, str]:
     timing: Timing | None = engine.messages.read("timing")
     if timing is not None:
         rows["speed"] = (
-            f"{1 / timing.mean:.3g} iterations/s; an iteration takes {duration(timing.mean)} on average "
+            f"{1 / timing.mean:.3g} iterations/s: {duration(timing.mean)} each on average "
             f"(p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, max {duration(timing.max)})"
         )
         parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
     cells = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)
     in_hooks = sum(taken for taken, _ in cells)
     if in_hooks:
-        most = ", ".join(f"{name} {duration(taken)}" for taken, name in cells[:_MOST_HOOKS] if taken)
-        parts.append(f"{in_hooks / run:.0%} in hooks ({most}{', …' if len(cells) > _MOST_HOOKS else ''})")
+        parts.append(f"{in_hooks / run:.0%} in hooks")
     if parts:
-        rows["time"] = f"of {duration(run)}, {', '.join(parts)}"
+        rows["time"] = f"of {duration(run)}, {' and '.join(parts)}"
+    if in_hooks:
+        rows["hooks"] = ", ".join(f"{name} {duration(taken)}" for taken, name in cells[:_MOST_HOOKS] if taken)
+        rows["hooks"] += ", …" if len(cells) > _MOST_HOOKS else ""
     return rows
 
 

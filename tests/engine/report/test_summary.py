@@ -47,7 +47,7 @@ class Failing(Hook):
 
     def after_train_epoch(self, engine: Engine) -> None:
         engine.save_checkpoint(engine.run_dir / "checkpoints" / "epoch_1.pth")
-        raise RuntimeError("on purpose")
+        raise RuntimeError("on purpose\nwith details")
 
 
 def _engine(run_dir: Path, **hooks: Hook) -> Engine:
@@ -163,9 +163,10 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert os.path.join("run", "checkpoints", "epoch_2.pth") + " (the last)\n" in text
     assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
     assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
-    assert rows["speed"] == "200 iterations/s; an iteration takes 5.0ms on average (p50 4.0ms, p90 8.5ms, max 10.0ms)"
+    assert rows["speed"] == "200 iterations/s: 5.0ms each on average (p50 4.0ms, p90 8.5ms, max 10.0ms)"
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
-    assert re.fullmatch(r"of 12.00s, 0% waiting for data, 5\d% in hooks \(slow 6\.0\ds, logger [^,]+\)", rows["time"])
+    assert re.fullmatch(r"of 12.00s, 0% waiting for data and 5\d% in hooks", rows["time"])
+    assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
     assert "continue" not in rows
@@ -240,8 +241,9 @@ def test_the_most_expensive_hooks_are_listed(tmp_path: Path) -> None:
     engine = _engine(tmp_path, **hooks)
     for index in range(9):
         engine.stages.seconds[f"hook_{index}"][0] = 2.0**index
-    line = _rows(format_summary(engine, 1022.0))["time"]
-    assert line == "of 0:17:02, 50% in hooks (hook_8 0:04:16, hook_7 0:02:08, hook_6 64.00s, …)"
+    rows = _rows(format_summary(engine, 1022.0))
+    assert rows["time"] == "of 0:17:02, 50% in hooks"
+    assert rows["hooks"] == "hook_8 0:04:16, hook_7 0:02:08, hook_6 64.00s, …"
 
 
 @pytest.mark.parametrize(
