@@ -1,4 +1,4 @@
-"""What log messages go through, named by class path in Hydra's `job_logging`: secrets are masked. Without torch."""
+"""Handler and formatter of the terminal, used in Hydra's `job_logging`. They mask secrets. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConsoleHandler(logging.Handler):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The message as the formatter makes it (without one: as it is), with its level where that is not INFO."""
+        """Return the formatted message, with its level unless that is INFO."""
         text = super().format(record)
         return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
 
@@ -40,7 +40,7 @@ class ConsoleHandler(logging.Handler):
             stream.flush()
         except RecursionError:
             raise
-        except BrokenPipeError:  # whoever read has gone (`| head`): the run goes on, its log file has everything
+        except BrokenPipeError:  # the reader has gone (`| head`); the run continues, and its log file is complete
             self.setLevel(logging.CRITICAL + 1)
         except Exception:
             self.handleError(record)
@@ -52,15 +52,15 @@ def _shows_colours(stream: TextIO) -> bool:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Formats as `logging.Formatter` does, with secrets masked: in the message, and in a traceback."""
+    """Formats like `logging.Formatter`, and masks secrets in messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole text of a message."""
+        """Return the text of a message and its traceback."""
         return mask_text(super().format(record))
 
 
 class _MaskingAnother(MaskingFormatter):
-    """Formats as another formatter does, with secrets masked."""
+    """Formats like another formatter, and masks secrets."""
 
     def __init__(self, other: logging.Formatter) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ class _MaskingAnother(MaskingFormatter):
 
 
 def _is_ours_to_report(record: logging.LogRecord) -> bool:
-    """False for Hydra 1.4's "Job failed" with a traceback: we log each error ourselves, a mistake without one."""
+    """Return False for Hydra 1.4's "Job failed" with a traceback: hydraloop logs errors itself."""
     return not (record.name == "hydra.core.utils" and record.msg == "Job failed")
 
 
 def mask_handlers() -> None:
-    """Let every handler of the root mask secrets, whatever logging the user has configured."""
+    """Make every handler of the root logger mask secrets, also in a logging config of the user."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_is_ours_to_report)  # a second time it changes nothing
+        handler.addFilter(_is_ours_to_report)  # without effect the second time
         if not isinstance(handler.formatter, MaskingFormatter):
             handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))

@@ -1,9 +1,9 @@
 """Mask secrets in configs, overrides, command lines, messages and patches before they are written. Imports no torch.
 
-A value is a secret in three cases: its name ends with words that say so (`looks_secret`), it is the password in a URL,
-or it equals a known secret. Known are the values that `remember` was given with such a name, and those of environment
-variables with such a name. Nothing is recognized as a secret by the look of a value or of a sentence. Some values are
-not secrets under any name (None, bools, interpolations), and a number whose name ends with `token` is an id.
+A value is a secret if its name ends with words that say so (`looks_secret`), if it is the password in a URL, or if it
+is a known secret. Known are the values that `remember` was given with such a name, and those of environment variables
+with such a name. The value itself is not examined, with these exceptions: None, bools and interpolations are never
+secrets, and a number whose name ends with `token` is an id.
 
 All patterns take linear time: no match starts inside a word, and repetitions are possessive or bounded.
 """
@@ -22,20 +22,18 @@ from urllib.parse import quote
 
 MASK = "***"
 
-_SECRETS = frozenset(
-    ("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials", "apikey", "apikeys")
-)
-_KEYS = frozenset(("access", "api", "private", "secret"))
+_SECRETS = ("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials", "apikey", "apikeys")
+_KEYS = ("access", "api", "private", "secret")
 """Before `key` or `keys`; a `sort_key` is not a secret."""
-_TOKENS = frozenset(("", "access", "api", "auth", "bearer", "refresh", "hf", "github", "wandb"))
-"""Before `token`, or nothing; a `pad_token` is not a secret."""
+_TOKENS = ("", "access", "api", "auth", "bearer", "refresh", "hf", "github", "wandb")
+"""Before `token`; a `pad_token` is not a secret."""
 _SHORTEST = 8
-"""Characters of a known secret that is searched for in other text; a shorter one is part of ordinary words."""
+"""Characters of a known secret that is searched for in text. A shorter one may be part of ordinary words."""
 _LONGEST_WORD = 15
-"""Letters of a config's value that may be an ordinary word (`accuracy`); it is not searched for in other text."""
+"""Letters of a value in a config that may be an ordinary word, and is not searched for in text."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOTALL)
-"""Strings that are not masked under any name."""
+"""Strings that are never secrets."""
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{1,20}+://[^\s/@:'\"]{0,200}+:)(?!\$?\{|[<%])([^\s/'\"]{1,500})@")
@@ -45,12 +43,12 @@ _NAME = re.compile(
 )
 _QUOTED = re.compile(r"[rbfRBF]{0,2}(?P<quote>\\*[\"'])(?P<value>(?:[^\\\n]|\\.)*?)(?P=quote)")
 _BARE = re.compile(r"(?![{\[($<%])[^\s\"'`,;&()}\]]++(?:,(?![^\s,=:]*[=:])[^\s\"'`,;&()}\]]++)*+")
-"""Up to the next argument: `a,b` has values of a sweep, `a,n=1` ends at the comma. A placeholder is not a value."""
+"""A value up to the next argument: `a,b` are values of a sweep, `a,n=1` ends at the comma. Not a placeholder."""
 _END = re.compile(r"[ \t]*+(?:[,}\])#\n]|\Z)")
 _SETTINGS = re.compile(r"diff --git .*\.(?:ya?ml|json|toml|ini|cfg|env)\"?\n")
 
 _known: tuple[str, ...] = ()
-"""Values that `remember` was given, in every form. Replaced as a whole, because other threads read it."""
+"""Values that `remember` was given, in every form. Replaced and never changed, because other threads read it."""
 _lock = threading.Lock()
 
 
@@ -59,7 +57,7 @@ def looks_secret(key: str) -> bool:
     """Return whether a name ends with words that name a secret: `db_password`, `wandb_api_key`, `hfToken`, `token`.
 
     Args:
-        key: a name as in a config, dotted or not, in the environment or on a command line (`--api-key`).
+        key: a name in a config (also dotted), in the environment or on a command line (`--api-key`).
     """
     before, last = _last_words(key)
     if last in ("key", "keys"):
@@ -73,7 +71,7 @@ def _last_words(key: str) -> tuple[str, str]:
 
 
 def _secret_types(key: str) -> tuple[type, ...]:
-    """Return the types of values that a name makes secrets. A number under a name that ends with `token` is an id."""
+    """Return the types of values that are secrets under a name: for `token` only strings, since a number is an id."""
     if not looks_secret(key):
         return ()
     return (str,) if _last_words(key)[1] == "token" else (str, int, float)
@@ -82,9 +80,8 @@ def _secret_types(key: str) -> tuple[type, ...]:
 def masked(config: Any) -> Any:
     """Return the same structure with each secret replaced by `***`.
 
-    Bools, None and interpolations (`${oc.env:API_KEY}`) stay under every name, numbers under a name that ends with
-    `token`. A mapping under a name of a secret (`credentials`) is masked as a whole, except `_target_` and the like;
-    `token` names strings only.
+    A mapping whose name is that of a secret (`credentials`) is masked as a whole, except for `_target_` and the like;
+    one named `token` is not.
 
     Args:
         config: a plain container, resolved or not.
@@ -93,11 +90,7 @@ def masked(config: Any) -> Any:
 
 
 def _masked(node: Any, known: Sequence[str], types: tuple[type, ...]) -> Any:
-    """Mask a node of a config.
-
-    Args:
-        types: those of values that are secrets here.
-    """
+    """Mask a node, in which values of `types` are secrets."""
     if isinstance(node, Mapping):
         return {name: _masked(value, known, _types_below(name, value, types)) for name, value in node.items()}
     if isinstance(node, list | tuple):
@@ -108,7 +101,7 @@ def _masked(node: Any, known: Sequence[str], types: tuple[type, ...]) -> Any:
 
 
 def _types_below(name: object, value: Any, above: tuple[type, ...]) -> tuple[type, ...]:
-    """Return the types of values that are secrets in an entry of a mapping, by its own name or by one above it."""
+    """Return the types of values that are secrets in an entry of a mapping, by its name or by `above`."""
     if above and not str(name).startswith("_"):
         return above
     types = _secret_types(str(name))
@@ -122,8 +115,8 @@ def _is_secret(value: Any, types: tuple[type, ...]) -> bool:
 def mask_text(text: str) -> str:
     """Return a message, traceback or YAML text with each secret replaced by `***`.
 
-    Besides known secrets and passwords in URLs, the values after a secret name are masked: `api_key=…`,
-    `"api_key": "…"`, and `api_key: …` where the value ends the line or the entry.
+    Values after the name of a secret are `api_key=…`, `"api_key": "…"`, and `api_key: …` if the value ends the line or
+    the entry.
     """
     return _mask_text(text, _known_values())
 
@@ -131,8 +124,8 @@ def mask_text(text: str) -> str:
 def mask_patch(diff: str) -> str:
     """Return a git diff with each secret replaced by `***`.
 
-    In code, only known secrets and passwords in URLs are masked: a patch that reads `token=***` does not apply.
-    Files of settings (YAML, JSON, TOML, ini, .env) are masked like any text.
+    In code, only known secrets and passwords in URLs are masked, because a patch with `token=***` does not apply.
+    Settings files (YAML, JSON, TOML, ini, .env) are masked like other text.
     """
     known = tuple(_known_values())
     files = re.split(r"(?m)^(?=diff --git )", diff)
@@ -161,7 +154,7 @@ def _mask_text(text: str, known: Iterable[str], *, colon: bool = True) -> str:
 
 
 def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | None:
-    """Return where the value after a secret name begins and ends; None if it has none, or one that stays."""
+    """Return the span of the value after the name of a secret; None if there is none, or if it is not a secret."""
     quoted = _QUOTED.match(text, name.end())
     if quoted is not None:
         return None if _PLAIN.fullmatch(quoted["value"]) else quoted.span("value")
@@ -180,13 +173,13 @@ def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | 
 
 
 def _stays(name: str, value: str) -> bool:
-    """Whether a value as text, without quotes, is not a secret under the name of one."""
+    """Return whether a value without quotes is not a secret, although its name is that of one."""
     is_number = _NUMBER.fullmatch(value) is not None
     return _PLAIN.fullmatch(value) is not None or (is_number and int not in _secret_types(name))
 
 
 def mask_overrides(overrides: Iterable[str]) -> list[str]:
-    """Return overrides as typed, `+hooks.mine.api_key=…`, with the whole value of each secret replaced by `***`."""
+    """Return overrides as typed, `+hooks.mine.api_key=…`, with each secret replaced by `***`."""
     known = tuple(_known_values())
     return [_mask_override(line, known) for line in overrides]
 
@@ -215,8 +208,8 @@ def remember(config: Any) -> None:
     """Make a config's secrets known in this process, so that they are masked in any text.
 
     Args:
-        config: a plain container, resolved. Values of fewer than 8 characters, and words of up to 15 letters, are
-            masked under their own name only, and are not searched for in other text.
+        config: a plain container, resolved. Values of fewer than 8 characters and words of up to 15 letters are not
+            searched for in text; they are masked only after their name.
     """
     global _known
     found = {form for value in _secrets(config, ()) for form in _forms(value)}
@@ -225,7 +218,7 @@ def remember(config: Any) -> None:
 
 
 def remember_overrides(overrides: Iterable[str]) -> None:
-    """Make the secrets of overrides, or of anything else of the form `key=value`, known before they are a config."""
+    """Make the secrets of overrides (`key=value`) known, before the config is composed."""
     for line in overrides:
         found = _OVERRIDE.fullmatch(line)
         if found is not None and not _stays(found["name"], found["value"]):
@@ -242,30 +235,27 @@ def _secrets(node: Any, types: tuple[type, ...]) -> Iterator[str]:
     else:
         values = [found[2] for found in _URL.finditer(node)] if isinstance(node, str) else []
         values += [str(node)] if _is_secret(node, types) else []
-        yield from (value for value in values if _is_worth_finding(value) and not _may_be_a_word(value))
+        words = [value for value in values if value.isalpha() and len(value) <= _LONGEST_WORD]
+        yield from (value for value in values if value not in words and _is_searchable(value))
 
 
-def _may_be_a_word(value: str) -> bool:
-    return value.isalpha() and len(value) <= _LONGEST_WORD
-
-
-def _is_worth_finding(value: str) -> bool:
-    """Whether a secret is searched for in any text; `password`, of a database on the same machine, would be in all."""
+def _is_searchable(value: str) -> bool:
+    """Return whether a secret is searched for in text. The value `password` is not: it would be found everywhere."""
     word = value.isalpha() and looks_secret(value)
     return len(value) >= _SHORTEST and not word and not _PLAIN.fullmatch(value)
 
 
 @functools.lru_cache(maxsize=256)
 def _forms(value: str) -> frozenset[str]:
-    """Return a value as it is, and as it is written in URLs, JSON and Python."""
+    """Return a value as it is, and as written in URLs, JSON and Python."""
     return frozenset((value, quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]))
 
 
 def _known_values() -> list[str]:
-    """Return all known secrets, the longest first, since one may be part of another."""
+    """Return all known secrets, the longest first, since one may contain another."""
     found = set(_known)
     for name, value in os.environ.items():
         named = looks_secret(name) or name.upper().endswith("_TOKEN")  # MLFLOW_TRACKING_TOKEN, AWS_SESSION_TOKEN
-        if named and _is_worth_finding(value) and not (value.startswith("/") and os.path.exists(value)):
+        if named and _is_searchable(value) and not (value.startswith("/") and os.path.exists(value)):
             found |= _forms(value)
     return sorted(found, key=len, reverse=True)

@@ -1,7 +1,7 @@
-"""What the processes of trackers write to stderr, into a file in the run directory: secrets are masked. Without torch.
+"""Mask secrets in the output of tracker processes, which goes to a file in the run directory. Imports no torch.
 
-All of it goes through one stream, so what libraries log with handlers of their own, print, or die of is masked, too.
-Known secrets are only found where the process was told of them: `hydraloop.safety.secrets.remember`.
+The streams themselves mask, so that what libraries log or print, and tracebacks, are masked too. Secrets are known only
+in a process that has called `hydraloop.safety.secrets.remember`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 
 
 def log_to_stderr(level: int = logging.INFO, form: str = FORMAT) -> None:
-    """Log to stderr, and mask whatever this process writes to stdout and stderr from now on, tracebacks included.
+    """Log to stderr, and mask everything that this process writes to stdout and stderr, including tracebacks.
 
     Args:
         level: the lowest that is written.
@@ -32,7 +32,7 @@ def log_to_stderr(level: int = logging.INFO, form: str = FORMAT) -> None:
 
 
 class _Masking:
-    """A text stream that masks what is written to it, one call at a time; everything else is the stream's own."""
+    """A text stream that masks what is written to it, each call separately."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,6 +53,6 @@ def _masking(stream: TextIO) -> TextIO:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, found: TracebackType | None) -> None:
-    """In one piece: Python writes it in several, and a secret is known by what stands before it."""
+    """Write the traceback at once: Python writes it in parts, which would separate a name from its secret."""
     sys.stderr.write("".join(traceback.format_exception(kind, error, found)))
     sys.stderr.flush()
