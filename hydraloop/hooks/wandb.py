@@ -63,13 +63,16 @@ class WandbLoggerHook(TrackerHook):
         if mode not in _MODES:
             raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
         check_checkpoints(checkpoints)
-        names = names_of(
-            {"project": project, "entity": entity, "group": group, "job_type": job_type, "tags": tags, "notes": notes}
-            | {"name": name}
-        )
-        rest = {"pictures": pictures, "log_code": log_code, "checkpoints": checkpoints}
-        rest |= {"system_metrics": system_metrics}
-        super().__init__(flush_timeout=flush_timeout, options={"mode": mode, **names, **rest})
+        names = {"project": project, "entity": entity, "group": group, "job_type": job_type, "notes": notes}
+        options = {
+            "mode": mode,
+            **names_of({**names, "tags": tags, "name": name}),
+            "pictures": pictures,
+            "log_code": log_code,
+            "checkpoints": checkpoints,
+            "system_metrics": system_metrics,
+        }
+        super().__init__(flush_timeout=flush_timeout, options=options)
         self._disabled = False
 
     def before_run(self, engine: Engine) -> None:
