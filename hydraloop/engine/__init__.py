@@ -1,4 +1,5 @@
-"""The training engine: a loop on one screen, the mount points of hooks, and what both stand on.
+"""The training engine: the loop, the mount points of hooks, and their parts.
 
-Nothing is imported here: `hook.py`, `stages.py` and `schedule.py` need no torch, and the dry run relies on that.
+Nothing is imported here: the dry run uses `hook.py`, `hook_order.py`, `interval.py` and `report/hook_table.py`, which
+need no torch.
 """

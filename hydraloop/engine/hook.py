@@ -1,4 +1,4 @@
-"""Hook: what can be called, when, in which order.
+"""Hook: the mount points of a run, and the priorities that order hooks at each of them.
 
 One run, with every mount point in its place::
 
@@ -27,10 +27,8 @@ One run, with every mount point in its place::
     │   before_test … after_test                 like val, once, after training
     after_run                                    always
 
-At each mount point hooks are called by priority (0 first), default hooks before custom ones on a tie, then in the
-order of their selection; the same order everywhere, closing points included.
-
-This file needs no torch: the dry run reads the priorities and mount points from here.
+At every mount point, hooks are called by priority (0 first), then default hooks before custom ones, then in the order
+of their selection. This file imports no torch: the dry run reads priorities and mount points from it.
 """
 
 from __future__ import annotations
@@ -69,10 +67,10 @@ class Priority(IntEnum):
 
     @classmethod
     def of(cls, value: int | str, key: str | None = None) -> int:
-        """The number of a priority given as a number (0..100) or a name (any case).
+        """Return the number of a priority given as a number (0..100) or a name (any case).
 
         Raises:
-            UserError: the number is out of range or the name unknown; `key` is named in it.
+            UserError: the number is out of range or the name unknown; names `key`.
         """
         if isinstance(value, str):
             if value.strip().lstrip("-").isdigit():
@@ -137,32 +135,32 @@ GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
 
 
 class Hook:
-    """Base class of all hooks: override the mount points you need, leave the rest.
+    """Base class of all hooks: override the mount points that you need.
 
-    A hook runs on every rank. It asks (`engine.request_stop`, `engine.request_checkpoint`); the engine decides, for
-    all ranks together. A hook with something to resume has `state_dict` and `load_state_dict`.
+    A hook runs on every rank. It asks (`engine.request_stop`, `engine.request_checkpoint`), and the engine decides for
+    all ranks together. A hook that has something to resume overrides `state_dict` and `load_state_dict`.
 
-    A method named like a mount point that is none (`after_trian_iter`) is an error when the class is created.
+    A method with a misspelled mount point name (`after_trian_iter`) is an error when the class is created.
     """
 
     priority: ClassVar[int | str] = Priority.NORMAL
-    """When it is called at each mount point; `hooks.<name>.priority` overrides it."""
+    """When the hook is called at each mount point; `hooks.<name>.priority` overrides it."""
     runs_after: ClassVar[tuple[str, ...]] = ()
-    """Names of hooks that must come before this one where they are selected too."""
+    """Names of hooks that must run before this one if they are selected."""
     on_error: ClassVar[OnError] = "raise"
-    """What an exception in it does: end the run, warn and go on, or warn once and switch the hook off."""
+    """What an exception in the hook does: end the run, warn, or warn once and switch the hook off."""
     rank_zero_only: ClassVar[bool] = False
     """True: called on rank 0 only."""
     collective: ClassVar[bool] = False
-    """True: it calls collectives. With several ranks all must call it, so its errors may only be raised then."""
+    """True: it calls collectives. With several ranks, all must call it, so `on_error` must be `raise`."""
 
     idle_points: Collection[str] = ()
-    """Mount points at which this instance, as it is configured, has nothing to do: set in the constructor by a hook
-    that would otherwise return at once in every iteration."""
+    """Mount points at which this instance has nothing to do, so that it is not called there. A hook sets them in its
+    constructor, from its options."""
     name: str = ""
-    """Its key in the config, set by the engine: override path, state-dict key, name in logs and errors."""
+    """Its key in the config, set by the engine; identifies the hook in overrides, state dict, logs and errors."""
     key: str = ""
-    """Its full path in the config (`default_hooks.checkpoint`), set by the builder, for error messages."""
+    """Its full key in the config (`default_hooks.checkpoint`), set by the builder, for error messages."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -171,50 +169,50 @@ class Hook:
     # The run. ------------------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
-        """First of all: everything is built, nothing is loaded. The place to check options against the run."""
+        """Called first, when everything is built and nothing is loaded. Check options against the run here."""
 
     def after_run(self, engine: Engine) -> None:
-        """Last of all, always; `engine.error` says whether something was raised. Close files and trackers here."""
+        """Called last, always; `engine.error` is the error that ended the run. Close files and trackers here."""
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Something was raised (a KeyboardInterrupt included); after_train and after_run still follow."""
+        """Called after an error (also a KeyboardInterrupt); after_train and after_run still follow."""
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """A record was made: plain numbers and strings, on rank 0."""
+        """Called on rank 0 with each record: plain numbers and strings."""
 
     # Checkpoints. --------------------------------------------------------------------------------------------------
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is about to be written: metadata may be added to it; state belongs in `state_dict`."""
+        """Called before a checkpoint is written. Add metadata to it here; state belongs in `state_dict`."""
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint was loaded, model and hook states included."""
+        """Called after a checkpoint was loaded, model and hook states included."""
 
     # Training. -----------------------------------------------------------------------------------------------------
 
     def before_train(self, engine: Engine) -> None:
-        """Once before the first epoch, after loading."""
+        """Called once before the first epoch, after loading."""
 
     def after_train(self, engine: Engine) -> None:
-        """Once after the last epoch, always; `engine.error` says whether something was raised."""
+        """Called once after the last epoch, always; `engine.error` is the error that ended training, or None."""
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Before each epoch; again inside one when a run resumes there (`engine.resumed_in_epoch`)."""
+        """Before each epoch, and when a run resumes inside an epoch (`engine.resumed_in_epoch`)."""
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """After each epoch; `engine.progress.epoch` counts it."""
+        """After each epoch; `engine.progress.epoch` includes it."""
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before the forward pass; `batch_idx` counts from 0 within the epoch; `batch` is on the device."""
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Gradients of this iteration are there (scaled in fp16, accumulated within a window)."""
+        """After each backward. In fp16 gradients are scaled, and within a window they are accumulated."""
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Once a window, gradients unscaled and weighted: the place to clip or to inspect them."""
+        """Once in each accumulation window, with gradients unscaled and weighted. Clip or inspect them here."""
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """After each iteration; `engine.stepped` says whether the optimizer stepped in it. `outputs["loss"]` is the
+        """After each iteration; `engine.stepped` is whether the optimizer stepped in it. `outputs["loss"]` is the
         detached loss, a scalar tensor on the device."""
 
     # Validation and test. ------------------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class Hook:
         """Before the validation loop."""
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """After the validation loop, with its metrics, reduced over all ranks; the training weights are back."""
+        """After the validation loop, with its metrics over all ranks; the model has the training weights again."""
 
     def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before a validation batch."""
@@ -247,7 +245,7 @@ class Hook:
         """Before the test loop."""
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """After the test loop, with its metrics, reduced over all ranks; the training weights are back."""
+        """After the test loop, with its metrics over all ranks; the model has the training weights again."""
 
     def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before a test batch."""
@@ -255,10 +253,10 @@ class Hook:
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """After a test batch, with what the task's `evaluate` returned."""
 
-    # The general points: called at the train, val and test points alike. ---------------------------------------------
+    # General points, called in training, validation and test. --------------------------------------------------------
 
     def before_epoch(self, engine: Engine, mode: Mode) -> None:
-        """Before each train, val and test epoch; a class that also overrides the specific point gets both calls."""
+        """Before each train, val and test epoch. A class that also overrides the specific point gets both calls."""
 
     def after_epoch(self, engine: Engine, mode: Mode) -> None:
         """After each train, val and test epoch."""
@@ -272,17 +270,16 @@ class Hook:
     # State. --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this hook: tensors, numbers, strings, lists and dicts of these."""
+        """Return what a resumed run needs of this hook: tensors, numbers, strings, lists and dicts of these."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned in the run that is resumed."""
+        """Load what `state_dict` returned in the run that is resumed."""
 
-    # When is it due? ------------------------------------------------------------------------------------------------
-    # MMEngine's helpers; `n` and `begin` are those of `schedule.Every`.
+    # MMEngine's helpers; `n` and `begin` are those of `interval.Every`. ----------------------------------------------
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
-        """Whether the iteration just completed is a due one of every n."""
+        """Return whether the iteration just completed is an n-th one."""
         return Every(n, begin).due(engine.progress.iteration)
 
     def every_n_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
@@ -290,29 +287,29 @@ class Hook:
         return self.every_n_train_iters(engine, n, begin)
 
     def every_n_epochs(self, engine: Engine, n: int, begin: int = 0) -> bool:
-        """Whether the epoch just completed is a due one of every n."""
+        """Return whether the epoch just completed is an n-th one."""
         return Every(n, begin).due(engine.progress.epoch)
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Whether the batch at `batch_idx` (from 0, of any loop) is a due one of every n."""
+        """Return whether the batch at `batch_idx` (from 0, in any loop) is an n-th one."""
         return Every(n).due(batch_idx + 1)
 
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
-        """Whether the batch at `batch_idx` is the last of the epoch, of the loop that `mode` names."""
+        """Return whether the batch at `batch_idx` is the last of the epoch, in the loop of `mode`."""
         if mode == "train":
             return batch_idx + 1 == engine.epoch_length
         loader = engine.loaders.val if mode == "val" else engine.loaders.test
         return loader is not None and batch_idx + 1 == len(loader)
 
     def is_last_train_epoch(self, engine: Engine) -> bool:
-        """Return whether this epoch is the last: at all mount points from its before_train_epoch on.
+        """Return whether this epoch is the last, at all mount points from its before_train_epoch on.
 
         False if training stops earlier than planned (`engine.stopping`), which is not known before.
         """
         return engine.epoch_begun == engine.max_epochs or engine.progress.iteration >= engine.max_iters
 
     def is_last_train_iter(self, engine: Engine) -> bool:
-        """Whether the iteration just completed is the last."""
+        """Return whether the iteration just completed is the last."""
         return engine.progress.iteration >= engine.max_iters
 
 
@@ -322,7 +319,7 @@ _PREFIXES = ("before_", "after_", "on_")
 
 
 def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
-    """Refuse methods of `cls` that look like a mount point and are none: nobody would ever call them."""
+    """Refuse methods of `cls` with a misspelled mount point name, which would never be called."""
     for name, value in vars(cls).items():
         if name in _POINT_NAMES or name in _HELPERS or not inspect.isfunction(value):
             continue
@@ -330,14 +327,14 @@ def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
         looks_like_one = name.startswith(_PREFIXES) or (bool(close) and _almost_equal(name, close[0]))
         if looks_like_one and not name.startswith("_"):
             raise UserError(
-                f"{cls.__module__}.{cls.__qualname__} has a method {name!r}, which is no mount point",
+                f"{cls.__module__}.{cls.__qualname__} has a method {name!r}, which is not a mount point",
                 key=name,
-                remedy=f"{suggestion(name, _POINT_NAMES)} A helper of your own begins with an underscore.",
+                remedy=f"{suggestion(name, _POINT_NAMES)} Begin the names of your own helpers with an underscore.",
             )
 
 
 def _almost_equal(name: str, other: str) -> bool:
-    """Whether the names differ by a transposition or two: `fater_train_iter`, `befor_run`."""
+    """Return whether two names differ by few letters: `fater_train_iter`, `befor_run`."""
     return (
         len(name) > 6
         and (sorted(name) == sorted(other) or abs(len(name) - len(other)) == 1)

@@ -22,14 +22,18 @@ class Loader(Sized, Iterable[Any], Protocol):
 
 @runtime_checkable
 class Shared(Protocol):
-    """A loader that knows how many samples the ranks have in a batch."""
+    """A loader that knows how many samples each rank has in a batch."""
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """(samples of this rank in the batch, samples of all ranks); 0 of this rank: the batch only fills its place."""
+        """Return (samples of this rank in the batch, samples of all ranks); (0, n) for a filler batch.
+
+        In the last global batch of an epoch, a rank may have no samples left. It then gets a filler batch with samples
+        of other ranks, so that it can take part in collectives.
+        """
 
 
 def share_of(loader: object) -> Callable[[int], tuple[int, int]] | None:
-    """`samples_at` of a loader that has it; None: its batches are this rank's own, and nothing is known of others'."""
+    """Return `samples_at` of a loader that has it; None: the samples of other ranks are not known."""
     return loader.samples_at if isinstance(loader, Shared) else None
 
 
@@ -39,10 +43,10 @@ class Ordered(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch (from 0) whose order it follows."""
+        """The epoch (from 0) of its current order."""
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """The indices of this rank's samples in a batch of an epoch, both from 0."""
+        """Return the indices of this rank's samples in a batch of an epoch, both counted from 0."""
 
 
 def from_position(loader: Any, first: int) -> Iterable[Any]:
@@ -82,7 +86,7 @@ def end_workers(loader: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Loaders:
-    """The loaders of a run; without `val` nothing is validated, without `test` nothing tested."""
+    """The loaders of a run; without `val` there is no validation, without `test` no test."""
 
     train: Loader | None = None
     val: Loader | None = None
@@ -90,18 +94,18 @@ class Loaders:
 
 
 class Stateful(Protocol):
-    """What the engine needs of a schedule: its state, and what it has made of the optimizer."""
+    """What the engine needs of a schedule: its state, and what it does to the optimizer."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def changes(self, name: str) -> bool:
-        """Whether it changes this entry (`lr`) of the optimizer's parameter groups."""
+        """Return whether it changes this entry (`lr`) of the optimizer's parameter groups."""
 
     def sets(self, name: str) -> bool:
-        """Whether it sets this entry of the groups to numbers of its own, whatever the optimizer was given."""
+        """Return whether it sets this entry of the groups without regard to the optimizer's number."""
 
     def take_over_values(self, state: dict[str, Any]) -> None:
-        """Bring the values (lr and others) of a state to the optimizer, whose own state is not there."""
+        """Set the values (lr and others) of a state in the optimizer, whose own state was not saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +124,18 @@ class Settings:
     prefetch: bool = True
     verbose: bool = False
     channels_last: bool = False
-    """Whether images are moved to the device channels last."""
+    """Whether images are stored channels last on the device."""
     resume: Path | None = None
-    """A checkpoint file to go on from."""
+    """The checkpoint file to resume from."""
     resume_strict: bool = True
     optimizer_overrides: frozenset[str] = frozenset()
-    """Hyperparameters (`lr`) whose values in the config replace those of the checkpoint that is resumed."""
+    """Hyperparameters (`lr`) whose values in the config replace those of the resumed checkpoint."""
     load_from: Path | None = None
     """A checkpoint file or state dict to take weights from."""
     weights: str = "averaged"
-    """`averaged` or `raw`: what `load_from`, validation and test use where both are there."""
+    """`averaged` or `raw`: which weights `load_from`, validation and test use if there are both."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values that go into every checkpoint's `meta` (the config, the experiment's name)."""
+    """Plain values for every checkpoint's `meta` (the config, the experiment's name)."""
 
     def training_length(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
         """Return how many (iterations, epochs) the whole run has.

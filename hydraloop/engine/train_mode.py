@@ -1,4 +1,4 @@
-"""Train and eval modes: they are the user's. Training keeps them, and evaluation puts back the ones it found."""
+"""Train and eval modes of modules: training keeps the modes that the user has set, evaluation restores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def begin_training(task: nn.Module, ranks: Distributed) -> None:
 
 @contextmanager
 def in_eval_mode(task: nn.Module) -> Iterator[None]:
-    """Put all modules into eval mode, and each back into the mode in which it was found."""
+    """Put all modules into eval mode, and restore the mode of each one at the end."""
     found = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
@@ -46,7 +46,7 @@ def in_eval_mode(task: nn.Module) -> Iterator[None]:
 def _set(modes: Sequence[tuple[nn.Module, bool]]) -> None:
     """Give each module its mode; outer modules come before inner ones.
 
-    A module's own `train` also sets the modules inside it, so these follow, and the attributes are set last.
+    A custom `train` also sets the modules inside it, so these follow, and the attributes are set last.
     """
     for module, training in modes:
         if _overrides_train(module):

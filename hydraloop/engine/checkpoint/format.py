@@ -1,19 +1,17 @@
-"""What a checkpoint is: written atomically, loaded without pickle.
+"""The checkpoint format: a dict, written atomically and loaded without pickle::
 
-A checkpoint is a dict::
-
-    format      1
-    meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
-                hyperparameters: what each parameter group of the optimizer was given, before any schedule;
-                averaged_weights: the name of the hook that holds them, where one does;
-                published_from: in a published file, the name of the one it was made of
-    state_dict  the raw model's
-    optimizer   its state_dict
-    schedulers  {name: state_dict}
-    hooks       {name: state_dict}, of the hooks that have one
-    precision   the gradient scaler's state, where there is one
-    rng         the states of all random number generators
-    progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
+format      1
+meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
+            hyperparameters: the numbers of each parameter group of the optimizer, before any schedule;
+            averaged_weights: the name of the hook that has them, if one does;
+            published_from: in a published file, the name of its checkpoint
+state_dict  of the raw model
+optimizer   its state_dict
+schedulers  {name: state_dict}
+hooks       {name: state_dict}, of the hooks that have one
+precision   the gradient scaler's state in fp16
+rng         the states of all random number generators
+progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
 """
 
 from __future__ import annotations
@@ -65,13 +63,13 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
-            torch.save(checkpoint, file)  # to a path it would write that into the file
+            torch.save(checkpoint, file)  # given a path, it would write the path into the file
     except (OSError, RuntimeError) as error:
         raise _of_system(error, path) from error
 
 
 def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
-    """The system's error (a full disk) with the path; torch raises one of its own while it closes the cut off file."""
+    """Return the system's error (a full disk) with the path; torch raises another one when it closes the file."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
@@ -81,14 +79,14 @@ def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
 def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
-    A `.safetensors` file, of hydraloop's or anybody's, is one with a `state_dict` and nothing else.
+    A `.safetensors` file, also of another program, is loaded as a checkpoint that only has a `state_dict`.
 
     Args:
         key: the option that named the file, for the error.
-        mmap: leave the tensors in the file until somebody looks at them.
+        mmap: read tensors from the file only when they are used.
 
     Raises:
-        UserError: no such file, an incomplete one, one that needs pickle, or no checkpoint of hydraloop's format.
+        UserError: the file does not exist, is incomplete, needs pickle, or is not a checkpoint.
     """
     other = ", or a run directory" if key == "resume" else ""
     if not path.is_file():
@@ -101,23 +99,23 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
         return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise UserError(
-            f"{path} is not a complete checkpoint: it was cut off while it was written, or is no checkpoint",
+            f"{path} is not a complete checkpoint: it was cut off while it was written, or is not a checkpoint",
             key=key,
             remedy="Use an earlier one of the same run"
             + (", or resume=auto for the newest complete one." if key == "resume" else "."),
         )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except RuntimeError as error:  # a zip file, and not one of torch's
-        raise UserError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", key=key) from error
+    except RuntimeError as error:  # a zip file that torch has not written
+        raise UserError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", key=key) from error
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} holds more than tensors and plain values, and is not loaded: {str(error).splitlines()[0]}",
+            f"{path} has more than tensors and plain values, and is not loaded: {str(error).splitlines()[0]}",
             key=key,
             remedy="Save its state dict alone with torch.save(model.state_dict(), path) and load that.",
         ) from error
     if not isinstance(checkpoint, dict):
-        raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint", key=key)
+        raise UserError(f"{path} has a {type(checkpoint).__name__}, not a checkpoint", key=key)
     return checkpoint
 
 
@@ -131,13 +129,13 @@ def _load_safetensors(path: Path, key: str) -> dict[str, Tensor]:
         raise UserError(
             f"{path} is not a complete safetensors file: {error}",
             key=key,
-            remedy="Copy or publish it again; a file that torch.save has written is to be called .pth.",
+            remedy="Copy or publish it again; name a file that torch.save has written .pth.",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands, as a checkpoint says it."""
+    """The position of a run, as saved in a checkpoint."""
 
     epoch: int
     """Completed epochs."""
@@ -147,7 +145,7 @@ class Position:
 
 
 def peek(path: Path, *, key: str) -> Position | None:
-    """Where the run of a checkpoint stands, without reading its tensors; None where the file is none of a run.
+    """Return the position of a checkpoint's run without reading its tensors; None if the file is not of a run.
 
     Raises:
         UserError: as `load`.
@@ -160,7 +158,7 @@ def peek(path: Path, *, key: str) -> Position | None:
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:
-    """The state dict to evaluate, publish or start from: the averaged weights where there are any, else the raw ones.
+    """Return the state dict to evaluate, publish or start from: the averaged weights if it has any, else the raw ones.
 
     Args:
         checkpoint: as loaded; a bare state dict (name to tensor) is taken as raw weights.
@@ -176,13 +174,13 @@ def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dic
 
 
 def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
-    """Load a part of the weights of a checkpoint into a model (`init.checkpoint`, `init.prefix`).
+    """Load some of the weights of a checkpoint into a model (`init.checkpoint`, `init.prefix`).
 
     Args:
         path: the file; None does nothing.
-        prefix: of a part (`backbone.`; the dot may be left out): take the entries that begin with it. They go to the
-            entries of the same name where the model has such, else to those of the name without the prefix. Where the
-            file has none, its own are that part of the model. None takes all entries.
+        prefix: of a part (`backbone.`; the dot may be left out): load the entries that begin with it, into the model's
+            entries of the same name, or of the name without the prefix. If the file has no such entries, the whole file
+            is that part of the model. None loads all entries.
 
     Raises:
         UserError: no entry fits by name, or one that does has another shape.
@@ -196,9 +194,9 @@ def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
     fitting = {name: value for name, value in state.items() if name in own}
     if not fitting:
         raise UserError(
-            f"no entry of {path} has the name of one of the model's; it has {', '.join(list(state)[:3])}, …",
+            f"no entry of {path} has a name of the model; it has {', '.join(list(state)[:3])}, …",
             key="init.checkpoint",
-            remedy="Set init.prefix to what stands in front of the model's names in the file.",
+            remedy="Set init.prefix to what precedes the model's names in the file.",
         )
     for name, value in fitting.items():
         if value.shape != own[name].shape:
@@ -212,10 +210,10 @@ def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
 
 
 def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) -> dict[str, Tensor]:
-    """The entries of one part, by the names they have in a model that has the names `own`.
+    """Return the entries of one part, by their names in a model that has the names `own`.
 
     Raises:
-        UserError: the file has no such part and is not that part itself.
+        UserError: the file does not have that part.
     """
     part = {name: value for name, value in state.items() if name.startswith(prefix)}
     if part and any(name.startswith(prefix) for name in own):
@@ -228,21 +226,21 @@ def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) ->
     raise UserError(
         f"no entry of {path} begins with {prefix!r}; it has {', '.join(list(state)[:3])}, …",
         key="init.prefix",
-        remedy="Use what stands in front of the names of the part, in the file or in the model, or null for all.",
+        remedy="Use what precedes the names of the part, in the file or in the model, or null for all entries.",
     )
 
 
 def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
-    """Refuse a file that has weights but not the rest of a run, or, as a published one, not the raw weights.
+    """Refuse a file that has weights but not the rest of a run, and a published file, which may lack the raw weights.
 
     Raises:
-        UserError: names what is missing, or the file that the published one was made of.
+        UserError: names what is missing, or the checkpoint of the published file.
     """
     new_run = f"o start a new run from its weights, use load_from={path}."
     source = _published_from(checkpoint, path)
     if source is not None:
         raise UserError(
-            f"{path} is a published file: its weights can be averaged ones, and a run cannot go on from it",
+            f"{path} is a published file: its weights may be averaged ones, and a run cannot be resumed from it",
             key="resume",
             remedy=f"Resume from {source}; t{new_run}" if source.is_file() else f"T{new_run}",
         )
@@ -251,7 +249,7 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
     ]
     if missing:
         raise UserError(
-            f"{path} has no {', '.join(missing)}: a run cannot go on from it",
+            f"{path} has no {', '.join(missing)}: a run cannot be resumed from it",
             key="resume",
             remedy=f"T{new_run}",
         )
@@ -262,7 +260,7 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def _published_from(checkpoint: Checkpoint, path: Path) -> Path | None:
-    """The checkpoint that a published file was made of, by its meta or its name; None where it is no published one."""
+    """Return the checkpoint of a published file, by its meta or its name; None if the file is not published."""
     name: str | None = checkpoint.get("meta", {}).get("published_from")
     if name is None and path.stem.endswith(PUBLISHED):
         name = f"{path.stem.removesuffix(PUBLISHED)}{SUFFIX}"
@@ -270,7 +268,7 @@ def _published_from(checkpoint: Checkpoint, path: Path) -> Path | None:
 
 
 def _check_loadable(value: Any, where: str) -> None:
-    """Refuse what torch.load(weights_only=True) would refuse later, while the run that made it can still say so."""
+    """Refuse, before it is written, what torch.load(weights_only=True) could not load later."""
     if type(value) in (dict, OrderedDict, Counter):
         for name, item in value.items():
             _check_loadable(name, f"the key {name!r} in {where}")

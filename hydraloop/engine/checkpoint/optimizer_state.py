@@ -1,4 +1,4 @@
-"""An optimizer's saved state, fitted to the optimizer of this run."""
+"""Loads an optimizer's saved state, and replaces hyperparameters that were typed for a resumed run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hydraloop.errors import UserError
 log = logging.getLogger(__name__)
 
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
-"""How a step is computed. It depends on the device, the ranks and the layout of this run, not on the saved one's."""
+"""How a step is computed. It depends on the device, the ranks and the layout of this run, not on the saved run."""
 _DECIDE_STATE = ("amsgrad", "centered")
-"""What is kept for each parameter depends on these, so that they cannot change between two steps."""
+"""The state of each parameter depends on these, so they cannot change between two steps."""
 
 Hyperparameters = dict[str, Any]
-"""Of one parameter group: a number, or a tuple of numbers, by name; None for entries of another kind."""
+"""Of one parameter group, by name: a number or a tuple of numbers; None for any other entry."""
 
 
 def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """The value with the strides of its parameter (of this rank's part); a value of another shape is returned as is."""
+    """Return the value with the strides of its parameter (of this rank's part); unchanged if its shape differs."""
     part, target = local(value), local(parameter)
     if type(part) is not Tensor or part.shape != target.shape or part.stride() == target.stride():
         return value
@@ -55,7 +55,7 @@ def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def hyperparameters(optimizer: Optimizer) -> list[Hyperparameters]:
-    """The numbers in each parameter group, as they were before any schedule changed them."""
+    """Return the numbers in each parameter group, as they were before any schedule changed them."""
     return [
         {name: _begin(group, name) for name in group if name != "params" and not name.startswith("initial_")}
         for group in optimizer.param_groups
@@ -72,9 +72,9 @@ def override(
     """Replace loaded hyperparameters by those of this run's config, before the schedules load their states.
 
     Args:
-        given: what the run of the checkpoint was given, for each group; changed in place.
-        config: what this run is given.
-        names: of those to replace (`lr`). If both runs were given the same, nothing changes.
+        given: the hyperparameters of the checkpoint's run, for each group; changed in place.
+        config: those of this run.
+        names: of those to replace (`lr`). Equal ones stay.
         scheduled: whether a schedule changes a name. Such a value is scaled by new / old, since a schedule multiplies
             the value it began with.
 
@@ -110,12 +110,12 @@ def kept(
     config: Sequence[Hyperparameters],
     set_by_schedule: Callable[[str], bool],
 ) -> list[str]:
-    """What differs from this run's config and stays, since it was not typed: a script sets it, a file was edited.
+    """Describe hyperparameters that differ from this run's config and stay, since they were not typed.
 
     Args:
-        given: what is in force, after `override`.
-        config: what this run is given.
-        set_by_schedule: whether a schedule sets a name, whatever the optimizer was given.
+        given: the hyperparameters after `override`.
+        config: those of this run.
+        set_by_schedule: whether a schedule sets a name without regard to the optimizer's number.
 
     Returns:
         A line for each name: `optimizer.lr stays 0.001 (the config has 1e-05); type optimizer.lr=1e-05 to change it`.
@@ -147,7 +147,7 @@ def _replace(group: dict[str, Any], name: str, was: Any, value: Any, *, schedule
 
 
 def _begin(group: Mapping[str, Any], name: str) -> Any:
-    """A number of a group, or a tuple of numbers, before any schedule; None if the entry is of another kind."""
+    """Return a number or a tuple of numbers of a group, before any schedule; None for any other entry."""
     entries = [group.get(initial, value) for initial, value in _entries(group, name)]
     plain = [entry.item() if isinstance(entry, Tensor) and entry.numel() == 1 else entry for entry in entries]
     if not all(isinstance(entry, int | float) for entry in plain):
@@ -156,7 +156,7 @@ def _begin(group: Mapping[str, Any], name: str) -> Any:
 
 
 def _entries(group: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """(key of the value before any schedule, value) of a number, or of each number of a tuple (`betas`)."""
+    """Return (key of the value before any schedule, value) for a number, or for each number of a tuple (`betas`)."""
     value = group[name]
     if isinstance(value, tuple | list):
         return [(f"initial_{name}.{index}", entry) for index, entry in enumerate(value)]
@@ -164,5 +164,5 @@ def _entries(group: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def _words(values: Sequence[Any]) -> str:
-    """The values of all groups; one if they are equal."""
+    """Return the values of all groups as text; one value if they are equal."""
     return str(values[0] if all(value == values[0] for value in values) else list(values))

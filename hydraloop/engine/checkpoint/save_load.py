@@ -1,4 +1,4 @@
-"""From a run to a checkpoint and back: what is collected, what is put back, in which order."""
+"""Saving and loading a run: what goes into a checkpoint, and what is restored from it, in which order."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) -> Checkpoint:
-    """The run as it stands, as a checkpoint (see `checkpoint.py`); tensors are those of the run, not copies.
+    """Return the state of the run as a checkpoint (see `format.py`); its tensors are the run's, not copies.
 
-    Called on every rank. Tensors in shards are gathered, one at a time; only rank 0 keeps them.
+    Called on every rank. Sharded tensors are gathered one at a time; only rank 0 keeps them.
     """
     checkpoint: Checkpoint = {
         "format": FORMAT,
@@ -65,7 +65,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
 
 
 def _hook_states(engine: Engine) -> dict[str, Any]:
-    """Each hook's state; one that fails with `on_error` other than raise has none in this checkpoint."""
+    """Return each hook's state, without hooks that fail with an `on_error` other than raise."""
     states = {
         name: engine.stages.run_for(name, "state_dict", hook.state_dict)
         for name, hook in engine.hooks.items()
@@ -75,7 +75,7 @@ def _hook_states(engine: Engine) -> dict[str, Any]:
 
 
 def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
-    """The hooks' states without those that another rank has not got: its tensors in shards would wait for that rank."""
+    """Leave out states that another rank does not have: to gather their sharded tensors would wait for that rank."""
     told: list[list[str]] = engine.distributed.gather(list(states))
     alone = {name for name, hook in engine.hooks.items() if hook.rank_zero_only}
     return {name: state for name, state in states.items() if name in alone or all(name in names for names in told)}
@@ -85,7 +85,7 @@ def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: b
     """Let rank 0 write the file. All ranks continue together after it, or all raise.
 
     Args:
-        last: whether a later start continues from it.
+        last: whether `resume=auto` and restarts continue from it.
 
     Raises:
         OSError: rank 0 could not write it.
@@ -107,15 +107,15 @@ def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: b
 
 
 def has_state(hook: Hook) -> bool:
-    """Whether the hook saves anything: its class has a `state_dict` of its own."""
+    """Return whether the hook saves anything: its class overrides `state_dict`."""
     return type(hook).state_dict is not Hook.state_dict
 
 
 def load(engine: Engine) -> dict[str, Any] | None:
-    """Do what `resume=` or `load_from=` ask for, once an engine, then call after_load_checkpoint.
+    """Do `resume` or `load_from`, once for each engine, then call after_load_checkpoint.
 
     Returns:
-        The states of the random generators to go on with; None where nothing is resumed.
+        The saved states of the random generators; None if nothing is resumed.
 
     Raises:
         UserError: the file does not fit the run; names the entry.
@@ -148,12 +148,18 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     for entry in ("optimizer", "schedulers"):
         if entry not in checkpoint and strict:
             raise UserError(
-                f"the checkpoint has no {entry}: it was saved without",
+                f"the checkpoint has no {entry}: it was saved without it",
                 key="resume",
-                remedy="To go on with a fresh one, set resume_strict=false.",
+                remedy="To continue with a new one, set resume_strict=false.",
             )
     if "optimizer" in checkpoint:
-        _check_optimizer(engine, checkpoint["meta"].get("optimizer"))
+        saved, kind = checkpoint["meta"].get("optimizer"), type(engine.optimizer).__name__
+        if saved not in (None, kind):  # such a state may load without an error, and fail in the first step
+            raise UserError(
+                f"the checkpoint has the state of {saved}, this run uses {kind}",
+                key="optimizer",
+                remedy="Use the same optimizer; to change it, start a new run with load_from=…",
+            )
         state = checkpoint["optimizer"]
         if engine.distributed.sharded:
             state = shard_optimizer_state(state, engine.optimizer)
@@ -161,8 +167,10 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
             optimizer_state.load(engine.optimizer, state)
         except ValueError as error:
             raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
-    if "optimizer" not in checkpoint:
-        _take_over_values(engine, checkpoint.get("schedulers", {}))
+    else:  # the parameter groups have the first lr, not the schedules' current one
+        for name, state in checkpoint.get("schedulers", {}).items():
+            if name in engine.schedulers:
+                engine.schedulers[name].take_over_values(state)
     _override_hyperparameters(engine, checkpoint["meta"].get("hyperparameters"))
     _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
     hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
@@ -176,10 +184,10 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None) -> None:
-    """Apply those that were typed when the run was resumed; the others stay as loaded, which is said where they differ.
+    """Apply the hyperparameters typed on the command line; the others stay as loaded, with a warning if they differ.
 
     Args:
-        given: what the checkpoint says; None: it is from a version that did not say it.
+        given: the hyperparameters in the checkpoint; None: a file of an older version.
     """
     config = engine.hyperparameters
     engine.hyperparameters = given or optimizer_state.hyperparameters(engine.optimizer)
@@ -203,26 +211,8 @@ def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None
             log.warning("%s", line)
 
 
-def _take_over_values(engine: Engine, schedulers: dict[str, Any]) -> None:
-    """The lr where the schedules stand: without the optimizer's state the groups still have the first one."""
-    for name, state in schedulers.items():
-        if name in engine.schedulers:
-            engine.schedulers[name].take_over_values(state)
-
-
-def _check_optimizer(engine: Engine, saved: str | None) -> None:
-    """Another kind of optimizer can take a state over without a word, and fails in its first step."""
-    kind = type(engine.optimizer).__name__
-    if saved is not None and saved != kind:
-        raise UserError(
-            f"the checkpoint has the state of {saved}, this run uses {kind}",
-            key="optimizer",
-            remedy="Use the same optimizer; to change it, start a new run with load_from=…",
-        )
-
-
 def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
-    """Strictly: a missing, unknown or misshapen tensor is an error that names it."""
+    """Load weights; a missing or unknown tensor, or one of another shape, is an error that names it."""
     if engine.distributed.sharded:
         state = shard_state(state, engine.model.state_dict())
     try:
@@ -231,7 +221,7 @@ def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
         raise UserError(
             f"the weights do not fit the model {class_name(engine.model)}: {error}",
             key=key,
-            remedy="Use the model that the file was saved from, or init.checkpoint= to start from a part of it.",
+            remedy="Use the model of that file, or init.checkpoint= to start from a part of it.",
         ) from error
 
 
@@ -254,13 +244,13 @@ def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], str
 
 def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
     if strict:
-        raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to go on without that state.")
-    log.warning("%s: %s; going on without that state (resume_strict=false)", key, problem)
+        raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to continue without that state.")
+    log.warning("%s: %s; continuing without that state (resume_strict=false)", key, problem)
 
 
 def _global_batch_size(engine: Engine) -> int | None:
-    """Samples of all ranks in a full batch; None where the loader does not say how many it has."""
-    batch_size = getattr(engine.loaders.train, "batch_size", None)  # torch's loaders have it, a list has not
+    """Return the samples of all ranks in a full batch; None if the loader does not tell them."""
+    batch_size = getattr(engine.loaders.train, "batch_size", None)  # a list has none
     return None if batch_size is None else batch_size * engine.distributed.world_size
 
 
@@ -271,18 +261,18 @@ def _batch_size_to_use(engine: Engine, samples: int) -> str:
 
 
 def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
-    """A position inside an epoch means nothing when the batches have another size, or the epochs another length."""
+    """Refuse a position inside an epoch if batches have another size now, or epochs another length."""
     batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
     if batch and batch_size is not None and batch_size != _global_batch_size(engine):
         raise UserError(
-            f"the checkpoint stands inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
+            f"the checkpoint is inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
             f"{_global_batch_size(engine)} now",
             key="data.loader.batch_size",
             remedy=_batch_size_to_use(engine, batch_size),
         )
     if batch and epoch_length != engine.epoch_length:
         raise UserError(
-            f"the checkpoint stands inside an epoch (at {batch} of {epoch_length} batches), and epochs have another "
+            f"the checkpoint is inside an epoch (at {batch} of {epoch_length} batches), and epochs have another "
             f"length now: {engine.epoch_length}",
             key="data.loader.batch_size",
             remedy="Use the data and the batch size of the run, or a checkpoint from an epoch's end.",
@@ -291,7 +281,7 @@ def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
 
 @contextmanager
 def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
-    """The model with the evaluation weights of a checkpoint file; its own are back afterwards, whatever happens."""
+    """Give the model the evaluation weights of a checkpoint file, and restore its weights at the end."""
     if path is None:
         yield
         return

@@ -1,1 +1,1 @@
-"""The device: precision, batch transfer, model preparation, seeding."""
+"""The device: how it is chosen, precision, moving batches, preparing the model, seeding."""

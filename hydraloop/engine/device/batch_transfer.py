@@ -1,4 +1,4 @@
-"""Moving batches to the device: tensors, and containers of them; and their layout in memory there."""
+"""Moves batches to the device: tensors and containers of tensors, and their memory layout there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 _WHOLE = (Tensor, PackedSequence)
-"""What `leaves_of` does not look into; a `PackedSequence` is a tuple, too."""
+"""Not searched by `leaves_of`, although a `PackedSequence` is a tuple."""
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether copies from pinned memory to such a device are asynchronous, and can go on a stream of their own."""
+    """Return whether copies from pinned memory to such a device are asynchronous, and can use a separate stream."""
     return device.type in ("cuda", "xpu")
 
 
@@ -34,18 +34,17 @@ def copies_without_blocking(device: torch.device) -> bool:
 
 
 def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], Any]:
-    """A function that moves a batch to the device; on the CPU, without `channels_last`, it returns it as it is.
+    """Return a function that moves a batch to the device; on the CPU without `channels_last`, it does nothing.
 
     Moves the tensors in lists, tuples, mappings and dataclasses, which keep their classes; only a mapping that is not a
     `dict` or `UserDict` becomes a `dict`. An object with a method `to` (a `PackedSequence`, a batch of PyTorch
-    Geometric) moves itself: `to(device, non_blocking=…)`, or `to(device)` if it does not take the option. Everything
-    else stays as it is. Copies from pinned memory do not block the host, except on MPS.
+    Geometric) moves itself: `to(device, non_blocking=…)`, or `to(device)` if it does not take the option. Any other
+    object is not moved. Copies from pinned memory do not block the host, except on MPS.
 
     Args:
-        device: where to.
-        channels_last: lay floating tensors `[N, C, H, W]` and `[N, C, D, H, W]` out in memory with the channels
-            innermost, as convolutions on tensor cores want it; shapes and values stay. An accelerator does it itself,
-            after the copy.
+        device: the target.
+        channels_last: store floating tensors `[N, C, H, W]` and `[N, C, D, H, W]` with the channels innermost, which
+            makes convolutions on tensor cores faster; shapes and values stay. It is done on the device.
     """
     if device.type == "cpu" and not channels_last:
         return _as_it_is
@@ -91,7 +90,7 @@ def _move_itself(batch: Any, device: torch.device) -> Any:
 
 
 def leaves_of(batch: Any) -> Iterator[Any]:
-    """Every entry of the containers that `mover` looks into: tensors, strings, packed sequences, other objects."""
+    """Yield every entry of the containers that `mover` searches: tensors, strings, packed sequences, other objects."""
     if isinstance(batch, _WHOLE):  # first, since a task asks in every iteration
         yield batch
     elif isinstance(batch, list | tuple):
@@ -108,7 +107,7 @@ def leaves_of(batch: Any) -> Iterator[Any]:
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Every tensor that `mover` moves, except those in objects that move themselves and are not containers."""
+    """Yield every tensor that `mover` moves, except those in objects that move themselves."""
     for leaf in leaves_of(batch):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -121,7 +120,7 @@ def _is_dataclass(value: object) -> bool:
 
 
 def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields that have a value, by name."""
+    """Return (name, value) for the fields that have a value."""
     names = (field.name for field in dataclasses.fields(value))
     return ((name, getattr(value, name)) for name in names if hasattr(value, name))
 

@@ -1,4 +1,4 @@
-"""What devices can do at most, for model FLOP utilisation."""
+"""The peak performance of GPUs, for model FLOP utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DENSE_BF16: dict[str, float] = {
     "AMD Instinct MI300X": 1307.4,
     "AMD Instinct MI250X": 191.5,
 }
-"""By the whole name of the device, without the `NVIDIA` that newer drivers put before it: 10^12 operations a second in
-bf16 or fp16, not sparse, of one device as torch counts them. Source: the vendors' data sheets. A device with a longer
-name (a part of a GPU, a laptop's) has another peak."""
+"""10^12 operations a second in bf16 or fp16, not sparse, of one device as torch counts them, by the device's whole name
+without the `NVIDIA` of newer drivers. A device with a longer name (a part of a GPU, a laptop's) has another peak.
+Source: the vendors' data sheets."""
 
 _SHARE = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}
-"""The share of that by precision: tensor cores do half as much in tf32. What fp32 reaches is not in proportion."""
+"""The share of that by precision: tensor cores do half as much in tf32. fp32 has no fixed share."""
 _WITHOUT_TF32 = frozenset({"AMD Instinct MI250X"})
 
 

@@ -1,4 +1,4 @@
-"""What is done to a model before an optimizer sees it: finding modules by class, recomputing, compiling, layout."""
+"""Prepares a model before the optimizer is built: activation checkpointing, torch.compile, channels last."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _TEXT_OPTIONS = (
     "max_autotune_conv_backends",
     "max_autotune_flex_search_space",
 )
-"""Options of torch.compile's backend whose text selects one of a few ways, and nothing else."""
+"""Options of torch.compile's backend that are texts and only select a method."""
 
 WRAP = "distributed.fsdp.wrap"
-"""The option that names the modules FSDP2 gathers one at a time."""
+"""The option with the classes of modules that FSDP2 gathers one at a time."""
 
 
 def class_name(model: nn.Module) -> str:
-    """What the model's class was called before FSDP2 put its own in front of it."""
+    """Return the name of the model's class, without the prefix that FSDP2 adds."""
     cls = type(model)
     original = cls.__bases__[-1].__name__
     return original if cls.__name__ == f"FSDP{original}" else cls.__name__
 
 
 def modules_of(model: nn.Module, names: Sequence[str], *, key: str) -> list[nn.Module]:
-    """The modules in `model` (itself left out) whose class has one of the names; inner ones before outer ones.
+    """Return the modules inside `model` whose class has one of the names, inner ones before outer ones.
 
     Args:
         key: the option that has the names, for the error.
 
     Raises:
-        UserError: a name does not occur; lists those that do.
+        UserError: no module has one of the names; lists the names that there are.
     """
     inside = [module for name, module in model.named_modules() if name]
     there = {type(module).__name__ for module in inside}
@@ -57,16 +57,16 @@ def modules_of(model: nn.Module, names: Sequence[str], *, key: str) -> list[nn.M
 
 
 def checkpoint_activations(model: nn.Module, names: Sequence[str]) -> None:
-    """Let the modules of these classes keep their inputs only, and compute what backward needs of them again, in place.
+    """Let modules of these classes keep only their inputs, and compute their activations again in backward, in place.
 
-    The modules and the names in the state dict stay as they are. Dropout draws the same numbers again. Source: T. Chen
-    et al., Training Deep Nets with Sublinear Memory Cost, 2016; torch.utils.checkpoint.
+    Names in the state dict do not change. Dropout draws the same numbers again. Source: T. Chen et al., Training Deep
+    Nets with Sublinear Memory Cost, 2016; torch.utils.checkpoint.
 
     Raises:
         UserError: no module is of such a class.
     """
     for module in modules_of(model, names, key="engine.activation_checkpointing"):
-        # An attribute of the object hides the method of its class; hooks (FSDP2's) are called around it.
+        # The object's attribute replaces the method of its class; hooks (FSDP2's) are still called around it.
         module.forward = functools.partial(_recomputed, module.forward)
 
 
@@ -77,10 +77,10 @@ def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
-    """`Module.compile()`, in place: names in the state dict stay as they are, compiling waits for the first call.
+    """Call `Module.compile()`, in place. Names in the state dict do not change; the first call compiles.
 
     Args:
-        modules: the model; with FSDP2 its blocks, between which that works.
+        modules: the model; with FSDP2, its blocks.
         options: true, or a mapping of torch.compile's options; false does nothing.
 
     Raises:
@@ -90,7 +90,7 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
         return
     if options is not True and not isinstance(options, Mapping):
         raise UserError(
-            f"{options!r} is none of the three",
+            f"{options!r} must be true, false or a mapping",
             key="engine.compile",
             remedy="Use true, false, or options of torch.compile: {mode: max-autotune}.",
         )
@@ -105,17 +105,17 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
     for module in modules:
         if type(module).__module__.startswith("torch.nn."):
             name = type(module).__name__
-            log.warning("engine.compile: torch does not compile a bare nn.%s; let a class of your own hold it", name)
+            log.warning("engine.compile: torch does not compile a bare nn.%s; put it into a custom nn.Module", name)
         try:
             module.compile(**arguments)
-        except Exception as error:  # nothing runs yet: it looks at its options
+        except Exception as error:  # it only checks its options
             raise UserError(
                 f"torch.compile refuses its options: {str(error).strip().splitlines()[0]}", key="engine.compile"
             ) from error
 
 
 def _check_backend_options(options: Any, key: str) -> None:
-    """Refuse texts, which may be a compiler, its flags, a library or a folder; and caches on other machines."""
+    """Refuse texts, which may name a compiler, its flags, a library or a folder, and caches on other machines."""
     for name, value in options.items() if isinstance(options, Mapping) else [("", options)]:
         inner = f"{key}.{name!s}".rstrip(".")
         if isinstance(value, Mapping):
@@ -132,19 +132,17 @@ def _check_backend_options(options: Any, key: str) -> None:
 
 
 def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True) -> bool:
-    """Lay the weights of convolutions out channels last where that is wanted; whether it is.
+    """Store the weights of convolutions channels last if wanted; return whether it is.
 
     Args:
-        wanted: true, false, or `auto`: where the model's class has `channels_last = True`.
-        weights: False leaves them as they are: FSDP2 takes contiguous ones only.
+        wanted: true, false, or `auto`: if the model's class has `channels_last = True`.
+        weights: False does not change them: FSDP2 needs contiguous weights.
 
     Raises:
         UserError: another value.
     """
     if wanted not in (True, False, "auto"):
-        raise UserError(
-            f"{wanted!r} is none of the three", key="engine.channels_last", remedy="Use auto, true or false."
-        )
+        raise UserError(f"{wanted!r} must be auto, true or false", key="engine.channels_last", remedy="Use auto.")
     if wanted == "auto":
         wanted = getattr(model, "channels_last", False)
     if wanted and weights:

@@ -194,7 +194,7 @@ class FP16(Autocast):
             yield
         finally:
             if self._unscaled:
-                self._start(**self._position())
+                self.load_state_dict(self.state_dict())
 
     def backward(self, loss: Tensor, riding: tuple[Tensor, Tensor] | None = None) -> None:
         """Backpropagate the loss times the scale, and `riding` unscaled. No host sync."""
@@ -244,12 +244,10 @@ class FP16(Autocast):
         optimizer.step()
         return True
 
-    def _position(self) -> dict[str, Any]:
-        return {"scale": self.scale, "good_steps": self._scaler.state_dict()["_growth_tracker"]}
-
     def state_dict(self) -> dict[str, Any]:
         """Return the scale, its good steps, and the steps skipped. A host sync."""
-        return {**self._position(), "skipped": self.skipped}
+        good_steps = self._scaler.state_dict()["_growth_tracker"]
+        return {"scale": self.scale, "good_steps": good_steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the saved scale with this run's options; the state of another precision is ignored."""
@@ -297,9 +295,6 @@ def _check_autocast(name: str, device: torch.device, dtype: torch.dtype) -> None
             key="precision",
             remedy="Use precision=fp32, or another engine.device.",
         ) from error
-    if (
-        device.type == "cuda"
-        and dtype is torch.bfloat16
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    emulated = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    if emulated and dtype is torch.bfloat16:
         log.warning("precision=bf16: this GPU only emulates bfloat16, which is slow; precision=fp16 is faster on it")

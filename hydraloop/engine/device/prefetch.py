@@ -1,4 +1,4 @@
-"""The next batch's copy to the device, while the current one is computed on."""
+"""Copies the next batch to the device while the device computes on the current one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ _Ready = TypeVar("_Ready")
 def prefetched(
     batches: Iterable[Any], move: Callable[[Any], Any], device: torch.device, *, ahead: bool
 ) -> Iterator[Any]:
-    """The batches, moved to the device; the next one's copy runs beside the computation on the current one.
+    """Iterate over the batches on the device; the next batch is copied while the device computes on the current one.
 
-    Where there is nothing to copy beside the computation (the CPU, devices without streams) and where `ahead` is
-    false it is `map(move, batches)`: each batch is fetched when it is asked for. Otherwise one batch is fetched ahead
-    and copied on a stream of its own, which the current stream waits for; the host waits for neither. Up to three
-    batches are then in the device's memory: the one that the caller still holds, the current and the next one (and
-    those before, until the device is done with them, where the host runs ahead of it).
+    On the CPU and devices without streams, and if `ahead` is false, this is `map(move, batches)`. Otherwise one batch
+    is fetched ahead and copied on a separate stream, for which the current stream waits; the host does not wait. The
+    device then holds up to three batches: the previous one, if the caller still holds it, the current and the next one
+    (and earlier ones, if the host runs ahead of the device).
 
-    Dropping the iterator or leaving the loop around it drops the iterator of `batches` at once, whose workers end with
-    it; an error in fetching or moving a batch is raised where that batch would have come, after the ones before it.
+    When the iterator is dropped, the iterator of `batches` is dropped at once, and its workers end. An error in
+    fetching or moving a batch is raised in place of that batch, after the ones before it.
 
     Args:
-        batches: of one epoch, or the rest of one; their memory should be pinned, or the copies block the host.
-        move: from `mover(device, …)`; whatever it computes runs on the stream of the copies, too.
-        device: where `move` moves to.
-        ahead: `reads_ahead(loader)` of the loader the batches come from.
+        batches: of one epoch, or its rest; their memory should be pinned, or the copies block the host.
+        move: from `mover(device, …)`; runs on the stream of the copies.
+        device: the target of `move`.
+        ahead: `reads_ahead(loader)` of the batches' loader.
     """
     if not (ahead and has_streams(device)):
         return map(move, batches)
@@ -43,13 +42,11 @@ def prefetched(
 
 
 def reads_ahead(loader: object) -> bool:
-    """Whether a batch may be fetched before it is needed: a torch DataLoader with worker processes makes it.
+    """Return whether a batch may be fetched before it is needed: only from a DataLoader with worker processes.
 
-    Workers are ahead of the training in any case, and have random generators of their own. What is made in this
-    process (a DataLoader without workers, a list, a generator) may draw from its generators: fetched ahead, a batch
-    would have moved them on when a checkpoint saves their states between two iterations, and the resumed run, which
-    fetches that batch again, would go on from other states. The position in a checkpoint counts the batches that were
-    trained on, so with workers a batch fetched ahead is fetched again, and no more.
+    Workers are always ahead of training and have their own random generators. Any other loader may draw from the
+    generators of this process. If a batch were fetched ahead, a checkpoint between two iterations would save states
+    that include its draws, and the resumed run, which fetches that batch again, would draw other numbers.
     """
     return isinstance(loader, DataLoader) and loader.num_workers > 0
 
@@ -57,15 +54,15 @@ def reads_ahead(loader: object) -> bool:
 def one_ahead(
     batches: Iterator[_Fetched], start: Callable[[_Fetched], _Started], finish: Callable[[_Started], _Ready]
 ) -> Generator[_Ready, None, None]:
-    """Each batch, started one before it is handed over: `finish(i)`, then fetch and `start(i + 1)`, then yield i.
+    """Yield each batch after the next one was started: `finish(i)`, then fetch and `start(i + 1)`, then yield i.
 
     Args:
-        batches: closed at the end, if it is a generator, and let go of, whichever way the end comes.
-        start: called with what was fetched.
+        batches: dropped at the end, also after an error; a generator is closed.
+        start: called with a fetched batch.
         finish: called with what `start` returned.
 
     Raises:
-        Exception: from fetching or starting a batch, where that batch would have come. An interrupt is not held back.
+        Exception: from fetching or starting a batch, in place of that batch. An interrupt is raised at once.
     """
     error: Exception | None = None
     try:
@@ -90,13 +87,13 @@ _END = object()
 
 
 def _next_of(batches: Iterator[_Fetched]) -> tuple[_Fetched, ...]:
-    """The next batch alone; nothing at the end."""
+    """Return the next batch in a tuple; an empty tuple at the end."""
     batch: Any = next(batches, _END)
     return () if batch is _END else (batch,)
 
 
 class _SideStream:
-    """Copies on a stream of their own; the two halves of it for `one_ahead`."""
+    """Copies on a separate stream: `start` and `finish` for `one_ahead`."""
 
     def __init__(self, move: Callable[[Any], Any], device: torch.device) -> None:
         self._move = move
@@ -105,9 +102,9 @@ class _SideStream:
         self._stream = _copy_stream(self._device)
 
     def start(self, batch: Any) -> Any:
-        """Begin the copy, once what is queued by now is done: none of it computes on the batch before this one yet.
+        """Start the copy after all work that is queued now, none of which computes on the previous batch yet.
 
-        That makes it safe for tensors which are on the device already and still being computed.
+        So it is safe for tensors that are already on the device and still being computed.
         """
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         with self._stream:
@@ -128,5 +125,5 @@ class _SideStream:
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.Stream:
-    """One for all epochs and runs: the allocator keeps memory by stream, and would keep some for each one."""
+    """Return one stream for all epochs and runs: the allocator keeps memory for each stream."""
     return torch.Stream(device=device)

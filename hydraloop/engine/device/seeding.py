@@ -1,4 +1,4 @@
-"""Seeds, deterministic kernels, and the states of every random number generator a run draws from."""
+"""Seeds, deterministic kernels, and saving and restoring the states of all random number generators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def use_deterministic_kernels(wanted: bool) -> None:
-    """Let torch refuse kernels that give other bits on each run, or allow them again. Before the first matrix product.
+    """Let torch refuse nondeterministic kernels, or allow them again. Called before the first matrix product.
 
-    With CUDA, torch then also asks for a fixed cuBLAS workspace. It is read from the environment; a value that is there
-    already stays.
+    With CUDA, torch then also needs a fixed cuBLAS workspace from the environment; a value that is set stays.
     """
     if wanted:
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
@@ -36,7 +35,7 @@ def seed_everything(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The states of all generators, as tensors, numbers and lists (loadable without pickle)."""
+    """Return the states of all generators, as tensors, numbers and lists (loadable without pickle)."""
     state: dict[str, Any] = {"python": _as_lists(random.getstate()), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
@@ -47,7 +46,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` returned.
+    """Restore what `rng_state` returned.
 
     If the number of GPUs has changed, a warning says so and the GPUs' generators keep their states.
     """
@@ -67,12 +66,12 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def of_all_ranks(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One entry for a checkpoint out of all ranks' states: rank 0's, and the others' in it."""
+    """Combine all ranks' states into one entry for a checkpoint: rank 0's, with the others in it."""
     return states[0] if len(states) == 1 else {**states[0], "other_ranks": states[1:]}
 
 
 def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any] | None:
-    """A rank's state out of `of_all_ranks`; None where the run had fewer ranks."""
+    """Return a rank's state from what `of_all_ranks` returned; None if the run had fewer ranks."""
     others = state.get("other_ranks", [])
     if rank == 0:
         return state
