@@ -45,7 +45,7 @@ def main(folder: Path) -> int:
         found = cause(failures)
         reason = found.message if found is not None and found.kind == "error" else "a rank was killed"
         start = job.checkpoint or "the beginning"
-        logging.getLogger("hydraloop.launch").warning("restart %d, since %s; from %s", attempt, reason, start)
+        logging.getLogger("hydraloop.launch").warning("restart %d from %s, after a failure: %s", attempt, start, reason)
 
     def last(number: int) -> None:
         if not error_file.exists():
