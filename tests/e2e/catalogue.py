@@ -101,7 +101,7 @@ MECHANISM = (
         tests="""
         engine/test_hook.py::test_the_scale_is_mmengines
         test_numbers_and_names_in_any_case
-        engine/test_stages.py::test_priority_then_default_before_custom_then_registration
+        engine/test_hook_order.py::test_priority_then_default_before_custom_then_registration
         e2e/test_command_line.py::test_priorities_by_name_and_number
         e2e/test_predecessors.py::test_a_hook_with_mmengines_helper_is_due_as_there
         """,
