@@ -1,1 +1,1 @@
-"""The run directory on disk: atomic files, the lock, and whether a process is alive. Imports no torch."""
+"""The run directory on disk: its files, its lock, and what a run was started with. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Atomic files: after a kill or a power failure, the path has the old file or the whole new one."""
+"""Write files atomically: after a kill or a power failure, there is the old file or the complete new one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def replacing(path: Path, *, keep_existing: bool = False) -> Iterator[Path]:
         keep_existing: do not replace a file that another process has created in the meantime.
 
     Raises:
-        OSError: the file cannot be written. `path` is unchanged and nothing else is left, as after any other
-            error.
+        OSError: the file cannot be written. As after any error, `path` is unchanged and no other file is left.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -28,7 +27,7 @@ def replacing(path: Path, *, keep_existing: bool = False) -> Iterator[Path]:
         if not keep_existing or not _linked(unfinished, path):
             unfinished.replace(path)
     finally:
-        with suppress(OSError):  # the error that is being raised says more
+        with suppress(OSError):  # do not replace the error that is being raised
             unfinished.unlink(missing_ok=True)
     _flush_folder(path.parent)
 
@@ -53,7 +52,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _linked(unfinished: Path, path: Path) -> bool:
-    """Whether `path` is there now, as a link to the file or as another process has made it; False without links."""
+    """Link the file to `path`, and return whether `path` exists then."""
     try:
         os.link(unfinished, path)  # unlike a rename, it fails if the file exists
     except FileExistsError:
@@ -64,7 +63,7 @@ def _linked(unfinished: Path, path: Path) -> bool:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush the rename itself. Windows and some network file systems cannot, and the file is whole in any case."""
+    """Flush the rename. Windows and some network file systems cannot, but the file is complete anyway."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

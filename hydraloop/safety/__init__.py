@@ -1,1 +1,1 @@
-"""Safety: what a config may name, and secrets. Imports no torch."""
+"""Safety: which classes a config may name, and masked secrets. Imports no torch."""

@@ -163,7 +163,7 @@ class Counts:
         self.epochs = state["epochs"]
 
 
-def test_state_and_entries_are_resumed_behind_setup(tmp_path: Path) -> None:
+def test_state_and_entries_are_resumed_after_setup(tmp_path: Path) -> None:
     engine_with(LightningCallback(Counts()), CheckpointHook(), max_epochs=2, run_dir=tmp_path / "first").train()
     path, again = tmp_path / "first" / "checkpoints" / "epoch_2.pth", Counts()
     assert load(path)["hooks"]["h0"] == {"epochs": 2}
@@ -254,11 +254,11 @@ def unfreezing(run_dir: Path, *, at: int = 9, **options: Any) -> Engine:
     return engine_with(*hooks, net=net, optimizer=optimizer, run_dir=run_dir, **options)
 
 
-def test_a_run_is_not_resumed_behind_where_a_callback_has_unfrozen(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_after_a_callback_has_unfrozen_parameters(tmp_path: Path) -> None:
     unfreezing(tmp_path / "first", at=1, max_epochs=2).train()
-    before, behind = (tmp_path / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
-    said = refusal(unfreezing(tmp_path / "second", at=1, resume=behind).train)
-    assert said.startswith(f"resume: in {behind} the optimizer has 2 groups of parameters, and it starts with 1")
+    before, after = (tmp_path / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
+    said = refusal(unfreezing(tmp_path / "second", at=1, resume=after).train)
+    assert said.startswith(f"resume: in {after} the optimizer has 2 groups of parameters, and it starts with 1")
     assert "resumed after BaseFinetuning has unfrozen parameters" in said
     assert unfreezing(tmp_path / "third", at=1, max_epochs=2, resume=before).train().status == "finished"
 

@@ -59,7 +59,7 @@ def test_finetuning(outcomes: Mapping[str, Any]) -> None:
     assert outcomes["finetuning"] == [[False, False], [True, True]]
 
 
-def test_finetuning_is_resumed_in_front_of_its_unfreezing_only(outcomes: Mapping[str, Any]) -> None:
+def test_finetuning_is_resumed_only_before_it_unfreezes(outcomes: Mapping[str, Any]) -> None:
     found = outcomes["finetuning_resumed"]
     assert found["groups"] == [2, 2]
     assert found["same"]

@@ -238,7 +238,7 @@ class AddsGroup(theirs.BaseFinetuning):
 
 
 def finetuning_resumed() -> Any:
-    """Resumed in front of the epoch in which it unfreezes, with a lr that has changed, and behind that."""
+    """Resumed before the epoch in which it unfreezes, with a lr that has changed, and after it."""
 
     def engine(run_dir: Path, *hooks: Any, **options: Any) -> Any:
         net = model()
@@ -249,13 +249,13 @@ def finetuning_resumed() -> Any:
     folder = Path(tempfile.mkdtemp())
     first = engine(folder / "first")
     first.train()
-    before, behind = (folder / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
+    before, after = (folder / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
     again = engine(folder / "second", resume=before)
     again.train()
     return {
         "groups": [len(each.optimizer.param_groups) for each in (first, again)],
         "same": same(bits(first.model), bits(again.model)),
-        "refused": refusal(engine(folder / "third", resume=behind).train),
+        "refused": refusal(engine(folder / "third", resume=after).train),
     }
 
 

@@ -75,7 +75,7 @@ def test_a_cutout_covers_a_square_of_this_size_anywhere() -> None:
     assert bool((batch[~covered] == 1).all())
 
 
-def test_each_image_is_distorted_in_its_own_way_and_anew_each_time() -> None:
+def test_each_image_is_distorted_differently_each_time() -> None:
     data = Augmented(stacked(8))
     first, second = (data.__getitems__(list(range(8)))[0] for _ in range(2))
     assert len({image.numpy().tobytes() for image in (*first, *second)}) == 16

@@ -1,4 +1,4 @@
-"""`indices_at`: which samples are in a batch, asked afterwards."""
+"""`indices_at`: which samples are in a batch, of any epoch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_they_are_those_that_were_loaded(samples: int, world_size: int, shuffle:
         for epoch in range(3):
             loader.set_epoch(epoch)
             loaded = [batch[0].tolist() for batch in loader]
-            loader.set_epoch(0)  # asked for afterwards, of any epoch
+            loader.set_epoch(0)  # of another epoch than the one asked for
             assert [loader.indices_at(batch_idx, epoch) for batch_idx in range(len(loader))] == loaded
 
 

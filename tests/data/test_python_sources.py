@@ -114,7 +114,7 @@ def test_no_sample_has_bytes_of_another_part(folder: Make) -> None:
         assert inside in ([], [next(split for split in SPLITS if path in files_of(root, split))])
 
 
-def test_files_stand_whole_one_after_the_other_with_a_separator_behind_each(folder: Make) -> None:
+def test_files_follow_each_other_with_a_separator_after_each(folder: Make) -> None:
     root = folder(numbered(30))
     files = files_of(root, "train")
     text = b"".join((root / path).read_bytes() + bytes([SEPARATOR]) for path in files)

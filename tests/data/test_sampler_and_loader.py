@@ -152,7 +152,7 @@ def test_worker_options_mean_nothing_without_workers() -> None:
     assert (loader.persistent_workers, loader.prefetch_factor, loader.timeout) == (False, None, 0.0)
 
 
-def test_persistent_workers_shuffle_anew() -> None:
+def test_persistent_workers_use_a_new_order_in_each_epoch() -> None:
     loader = build_loader(numbers(), shuffle=True, batch_size=5, num_workers=1)
     iterated = []
     for epoch in (0, 1):

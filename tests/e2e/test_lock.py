@@ -15,7 +15,7 @@ from tests.e2e.projects import REPOSITORY, Project, Run
 
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000", "default_hooks.checkpoint.interval=1000000",
            "default_hooks.checkpoint.save_begin=2")  # fmt: skip
-"""A run that goes on for hours, with one checkpoint, after its second epoch."""
+"""A run that takes hours and writes one checkpoint, after its second epoch."""
 QUICK = ("experiment=spirals", "engine.max_epochs=2", "engine.test=false")
 PATIENCE = 120
 

@@ -50,7 +50,7 @@ class Service(Hook):
 
 
 class Private(Spirals):
-    """A data set behind a token."""
+    """A data set that needs a token."""
 
     def __init__(self, *, api_token: str, **options) -> None:
         super().__init__(**options)
@@ -70,7 +70,7 @@ ORDINARY = {
     "password_strength.minimum": "good",
     "password_strength.words": ["password", "secret"],
 }
-"""Options that are no secrets, whatever they are called."""
+"""Options that are not secrets, although their names look like it."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The GPT: causal, tied, started as GPT-2 is, counted right, and the same in whatever way it is run."""
+"""GPT: causal, tied weights, GPT-2's initialisation, operations counted, and equal results in every way to run it."""
 
 from __future__ import annotations
 
