@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from hydraloop.engine.device import seeding
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.trial_step import can_try, some_batch, try_test
 from hydraloop.hooks.shared.views import Merge, View, Views, check_images, mean_output, mean_probability, named_views
 from hydraloop.run.result import describe
 
@@ -73,10 +75,10 @@ class TestTimeAugmentationHook(Hook):
                 why = "there is no test data" if engine.loaders.test is None else "engine.test=false"
                 log.warning("%s: there will be no test (%s), so the hook has no effect", self.key, why)
             return
-        batch = some_batch(engine.loaders.test)
+        batch = _some_batch(engine.loaders.test)
         if batch is None:
             return
-        if can_try(engine):
+        if _can_try(engine):
             self._try(engine, batch)
         elif self._turns and isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
             check_images(batch[0], key=self.key, shift=self._shift)
@@ -119,12 +121,12 @@ class TestTimeAugmentationHook(Hook):
     def _try(self, engine: Engine, batch: Any) -> None:
         try:
             with self._in_place(engine):
-                try_test(engine, batch)
+                _try_test(engine, batch)
         except Exception as error:  # of the user's model, task or view
             if isinstance(error, UserError) and str(error.key).startswith(self.key):
                 raise
             try:
-                try_test(engine, batch)
+                _try_test(engine, batch)
             except Exception:  # it also fails without the views: the test itself will report that
                 return
             raise UserError(
@@ -156,3 +158,50 @@ def _of_classes(task: Any) -> bool:
     loss = getattr(task, "loss", None)
     functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
     return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss in functions
+
+
+def _some_batch(loader: Any) -> Any:
+    """Return a batch of two samples (one if there is only one) as the loader would make it, or a list's first batch.
+
+    Returns None if a batch cannot be made without side effects: with worker processes nothing is read, because a data
+    set may open files at its first sample, separately in each worker. The random generators are unchanged.
+    """
+    if isinstance(loader, Sequence):
+        return loader[0] if loader else None
+    batched = getattr(loader, "batch_sampler", None) is not None and callable(getattr(loader, "collate_fn", None))
+    if not batched or getattr(loader, "num_workers", None) != 0:
+        return None
+    generators = seeding.rng_state()
+    try:
+        dataset, fetch = loader.dataset, getattr(loader.dataset, "__getitems__", None)
+        # Two, because some models drop a dimension of size 1.
+        indices = list(range(min(2, len(dataset))))
+        return loader.collate_fn([dataset[index] for index in indices] if fetch is None else fetch(indices))
+    finally:
+        seeding.set_rng_state(generators)
+
+
+@torch.no_grad()
+def _try_test(engine: Engine, batch: Any) -> None:
+    """Do one step of the test as the engine would; metrics, modes and generators are unchanged."""
+    task = engine.task
+    generators = seeding.rng_state()
+    try:
+        with in_eval_mode(task):
+            task.reset_metrics()  # moves them to the device
+            with task.uncounted():
+                for moved in engine.on_device([batch]):
+                    engine.evaluate_batch(moved)
+    finally:
+        seeding.set_rng_state(generators)
+
+
+def _can_try(engine: Engine) -> bool:
+    """Return whether an additional step is harmless: a sharded model needs all ranks, a compiled one another
+    compilation."""
+    # torch has no public way to ask whether a module is compiled, by module.compile() or by torch.compile(module).
+    compiled = any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in engine.task.modules()
+    )
+    return not (compiled or engine.distributed.sharded)
