@@ -94,7 +94,11 @@ def _best(engine: Engine) -> dict[str, str]:
     rows: dict[str, str] = {}
     best = engine.best or engine.messages.read("best")
     if best is not None:
-        since = f", since iteration {engine.began_at:,}" if engine.best is None and engine.began_at else ""
+        since = (
+            f" (of the validations since iteration {engine.began_at:,})"
+            if engine.best is None and engine.began_at
+            else ""
+        )
         rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration:,}{since}"
     last = engine.last_checkpoint
     if engine.best is not None:

@@ -181,7 +181,7 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     engine.train()
     rows = _rows(format_summary(engine))
     assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4", rows["trained"])
-    assert re.fullmatch(r"loss [\d.]+ at iteration [69], since iteration 4", rows["best"])
+    assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(of the validations since iteration 4\)", rows["best"])
 
 
 class Terminated(KeyboardInterrupt):
