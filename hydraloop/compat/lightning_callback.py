@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -223,11 +222,12 @@ class LightningCallback(Adapter):
         stage = STAGES.get(name.split("_")[1]) if name.startswith("on_") else None
         if stage is not None:
             trainer.state.becomes(stage=stage)
-        with ExitStack() as stack:
-            if stage in ("validate", "test") and "_batch_" not in name:
-                stack.enter_context(in_eval_mode(engine.task))
-                stack.enter_context(torch.no_grad())
-            self._invoke(trainer.context, name, trainer, trainer.lightning_module, *arguments)
+        arguments = (trainer, trainer.lightning_module, *arguments)
+        if stage in ("validate", "test") and "_batch_" not in name:
+            with in_eval_mode(engine.task), torch.no_grad():
+                self._invoke(trainer.context, name, *arguments)
+        else:
+            self._invoke(trainer.context, name, *arguments)
 
 
 def _calling(name: str) -> Callable[..., None]:
