@@ -12,11 +12,10 @@ from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import optim
 
 from hydraloop.data.building import build_loaders
 from hydraloop.data.sampler import mix_seed
-from hydraloop.engine.checkpoint.format import initialise, peek
+from hydraloop.engine.checkpoint.format import initialise
 from hydraloop.engine.device.model_preparation import (
     WRAP,
     checkpoint_activations,
@@ -29,19 +28,16 @@ from hydraloop.engine.device.seeding import seed_everything, use_deterministic_k
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.inputs import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks
-from hydraloop.optim.building import build_schedule
+from hydraloop.optim.building import build_schedules
 from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
-from hydraloop.optim.overlap import introduce
-from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.lock import RunLock
-from hydraloop.safety.instantiate import instantiate
 from hydraloop.tasks.building import build_task
 from hydraloop.tasks.task import Task
 from hydraloop.validate import check_strategy, check_trace_paths, validate
@@ -99,7 +95,7 @@ def build(
         hooks=hooks,
         slots=slots,
         on_error=on_error,
-        schedules=_build_schedules(cfg, optimizer, settings, loaders),
+        schedules=build_schedules(cfg, optimizer, settings, loaders),
         settings=settings,
         run_dir=directory,
         seed=cfg.seed,
@@ -185,47 +181,3 @@ def _prepare_model(cfg: DictConfig, task: Task, device: torch.device, distribute
         options = OmegaConf.to_container(options, resolve=True)
     compile_modules(blocks or [task.model], options)
     return channels_last
-
-
-def _build_schedules(
-    cfg: DictConfig, optimizer: optim.Optimizer, settings: Settings, loaders: Loaders
-) -> dict[str, Schedule]:
-    """Each entry of `scheduler`; `_SCHEDULE_FIELDS` are ours, the rest the scheduler's own."""
-    epoch_length = 0 if loaders.train is None else len(loaders.train)
-    steps_per_epoch = -(-epoch_length // settings.accumulate)
-    if settings.max_iters is None:
-        epochs, steps = settings.max_epochs, settings.max_epochs * steps_per_epoch
-        done = None if settings.resume is None else peek(settings.resume, key="resume")
-        if done is not None and done.epoch_length not in (None, epoch_length):  # other ranks, or another batch size
-            steps = done.optimizer_step + max(epochs - done.epoch, 0) * steps_per_epoch
-    else:
-        whole, rest = divmod(settings.max_iters, max(epoch_length, 1))
-        epochs, steps = whole + bool(rest), whole * steps_per_epoch + -(-rest // settings.accumulate)
-    schedules: dict[str, Schedule] = {}
-    for name, node in cfg.scheduler.items():
-        if node is None:
-            continue
-        key = f"scheduler.{name}"
-        plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
-        ours = {field: plain.pop(field, default) for field, default in _SCHEDULE_FIELDS.items()}
-        schedules[str(name)] = build_schedule(
-            str(name),
-            instantiate(plain, key),
-            optimizer,
-            **ours,
-            steps_per_epoch=steps_per_epoch,
-            total_epochs=epochs,
-            total_steps=steps,
-        )
-    introduce(schedules.values())
-    return schedules
-
-
-_SCHEDULE_FIELDS = {
-    "param": "lr",
-    "by_epoch": False,
-    "convert_to_iter_based": False,
-    "begin": 0,
-    "end": None,
-    "monitor": None,
-}

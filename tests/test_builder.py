@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +47,6 @@ def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
     assert type(engine.model).__name__ == "SmallCNN"
     assert type(engine.optimizer).__name__ == "SGD"
     assert list(engine.schedulers) == ["linear", "cosine"]
-    schedule: Any = engine.schedulers["linear"]
-    assert schedule.beside == tuple(engine.schedulers.values())
     assert list(engine.hooks)[-1] == "ema"
     assert engine.hooks["ema"].key == "hooks.ema"
     assert engine.hooks["logger"].key == "default_hooks.logger"
@@ -163,7 +162,9 @@ def test_schedules_know_the_length_of_training(lines: Sequence[str], tmp_path: P
         composed(*lines, "data.val=null", "data.test=null", "default_hooks=[param_scheduler]"), run_dir=tmp_path
     )
     engine.train()
-    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+    steps = engine.progress.optimizer_step
+    share = (1 + math.cos(math.pi * (steps - 1) / steps)) / 2  # the last step's stays
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * share)
 
 
 def test_without_a_run_directory_one_is_made_under_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +217,11 @@ def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *o
 
 def test_a_run_resumed_with_more_ranks_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
     steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")
-    assert lr == pytest.approx(0, abs=1e-9)
+    assert 0 < lr < 1e-4
     resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
     for more, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
         assert steps < more < 2 * steps
-        assert lr == pytest.approx(0, abs=1e-9)
+        assert 0 < lr < 1e-4
 
 
 @pytest.mark.parametrize("own", [None, ":16:8"])

@@ -94,18 +94,12 @@ class Loaders:
 
 
 class Stateful(Protocol):
-    """What the engine needs of a schedule: its state, and what it does to the optimizer."""
+    """What the engine needs of a schedule."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def changes(self, name: str) -> bool:
-        """Return whether it changes this entry (`lr`) of the optimizer's parameter groups."""
-
     def sets(self, name: str) -> bool:
-        """Return whether it sets this entry of the groups without regard to the optimizer's number."""
-
-    def take_over_values(self, state: dict[str, Any]) -> None:
-        """Set the values (lr and others) of a state in the optimizer, whose own state was not saved."""
+        """Return whether it sets this entry of the parameter groups (`lr`) to numbers of the config."""
 
 
 @dataclass(frozen=True, slots=True)

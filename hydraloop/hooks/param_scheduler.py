@@ -1,4 +1,4 @@
-"""ParamSchedulerHook: steps the schedules."""
+"""ParamSchedulerHook: applies the schedules."""
 
 from __future__ import annotations
 
@@ -8,107 +8,111 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.monitoring import higher_is_better
+from hydraloop.hooks.shared.monitoring import check_metric, higher_is_better
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hydraloop.engine.engine import Engine
+    from hydraloop.optim.places import Place
 
 log = logging.getLogger(__name__)
 
 
-class Steppable(Protocol):
-    """What the hook needs of a schedule; `hydraloop.optim.schedule.Schedule` is one."""
+class _Schedule(Protocol):
+    """What the hook needs of a schedule, `hydraloop.optim.Schedule` or `TorchSchedule`."""
 
-    name: str
-    """Its key under `scheduler`."""
+    key: str
     by_epoch: bool
     """Count epochs; False: optimizer steps."""
+    order: int
+    """The optimizer step at which it begins."""
     monitor: str | None
     """The validation metric it follows; None: none."""
+    mode: str | None
+    """`min` or `max`; None: the metric's own direction."""
 
-    def check_monitor(self, metric_names: tuple[str, ...]) -> None: ...
-    def settle_mode(self, higher: bool | None) -> None: ...
-    def step(self, n: int, metrics: Mapping[str, float] | None = None) -> None: ...
+    def apply(self, values: dict[Place, float], optimizer_step: int, epoch: int) -> None: ...
+    def step(self) -> None: ...
+    def observe(self, metrics: Mapping[str, float], optimizer_step: int, epoch: int) -> None: ...
 
 
 class ParamSchedulerHook(Hook):
-    """Steps every schedule of the run, in the order of the config: lr, momentum, weight decay, whatever it changes.
+    """Sets what the schedules of the run schedule: lr, momentum, weight decay, any number of the parameter groups.
 
-    Schedules count optimizer steps (accumulated iterations and skipped fp16 steps are none) or epochs; one with a
-    `monitor` (`ReduceLROnPlateau`) steps after each validation instead. After training, the log says what the lr was
-    at first, at its highest and at last, as seen at records and epochs, of the first parameter group.
+    The schedules of a number are applied in the order of `begin`, then of the config, at each step from the value that
+    the optimizer was given. They count optimizer steps (accumulated iterations and skipped fp16 steps are none) or
+    epochs; one with a `monitor` (`plateau`) counts validations. After training, the log says what the lr was at first,
+    at its highest and at last, as seen at records and epochs, of the first parameter group.
 
     Mount points: before_run, before_train, after_train_iter, on_log, after_train_epoch, after_val_epoch, after_train.
-    Priority LOW, MMEngine's: behind the logger, whose record has the lr that the iteration used, and before
-    `checkpoint`, which saves the stepped schedules. No host sync in an iteration. No state: the engine saves the
-    schedules. No options, as in MMEngine.
+    Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
+    `checkpoint`. No host sync in an iteration. No state: the engine saves the schedules. No options, as in MMEngine.
     """
 
     priority = Priority.LOW
 
     def __init__(self) -> None:
-        self._by_step: list[Steppable] = []
-        self._by_epoch: list[Steppable] = []
-        self._monitoring: list[Steppable] = []
+        self._schedules: list[_Schedule] = []
+        self._written: dict[Place, float] = {}
         self._group: dict[str, Any] | None = None
         self._first = self._highest = 0.0
 
     def before_run(self, engine: Engine) -> None:
-        """Sort the schedules by when they step; tell those that follow a metric its direction.
+        """Order the schedules; tell those that follow a metric its direction.
 
         Raises:
             UserError: a schedule monitors what no validation reports, or nothing says which of its values are good.
         """
-        self._by_step, self._by_epoch, self._monitoring = [], [], []
-        for schedule in cast("dict[str, Steppable]", engine.schedulers).values():
+        schedules = cast("Iterable[_Schedule]", engine.schedulers.values())
+        self._schedules = sorted(schedules, key=lambda schedule: schedule.order)
+        for schedule in self._schedules:
             if schedule.monitor is not None:
-                schedule.check_monitor(engine.metric_names)
-                schedule.settle_mode(_direction(schedule.monitor, engine))
-                self._monitoring.append(schedule)
-            else:
-                (self._by_epoch if schedule.by_epoch else self._by_step).append(schedule)
+                check_metric(schedule.monitor, engine, key=f"{schedule.key}.monitor")
+                _settle_mode(schedule, schedule.monitor, _direction(schedule.monitor, engine))
 
     def before_train(self, engine: Engine) -> None:
-        """Note the lr that training begins with."""
-        if self._monitoring and (engine.loaders.val is None or engine.settings.val_interval is None):
-            schedule = self._monitoring[0]
-            raise UserError(
-                f"it follows {schedule.monitor}, and nothing is validated",
-                key=f"scheduler.{schedule.name}.monitor",
-                remedy="Set engine.val_interval and data.val, or use a schedule that follows no metric.",
-            )
+        """Apply the schedules where training begins."""
+        for schedule in self._schedules:
+            if schedule.monitor and (engine.loaders.val is None or engine.settings.val_interval is None):
+                raise UserError(
+                    f"it follows {schedule.monitor}, and nothing is validated",
+                    key=f"{schedule.key}.monitor",
+                    remedy="Set engine.val_interval and data.val, or use a schedule that follows no metric.",
+                )
+        self._written = {}
+        self._apply(engine)
         group = engine.optimizer.param_groups[0]
         self._group = group if "lr" in group else None
         self._first = self._highest = self._lr()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Step those that count optimizer steps, if there was one."""
+        """Apply the schedules after an optimizer step."""
         if engine.stepped:
-            for schedule in self._by_step:
-                schedule.step(engine.progress.optimizer_step)
+            self._step(engine, by_epoch=False)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Look at the lr."""
         self._highest = max(self._highest, self._lr())
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """Look at the lr, and step those that count epochs."""
+        """Look at the lr, and apply the schedules."""
         self._highest = max(self._highest, self._lr())
-        for schedule in self._by_epoch:
-            schedule.step(engine.progress.epoch)
+        self._step(engine, by_epoch=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Step those that follow a metric; not in a validation outside of training."""
+        """Tell the metrics to the schedules that follow one; not in a validation outside of training."""
         if self._group is None:
             return
-        for schedule in self._monitoring:
-            progress = engine.progress
-            schedule.step(progress.epoch if schedule.by_epoch else progress.optimizer_step, metrics)
+        for schedule in self._schedules:
+            if schedule.monitor is not None:
+                schedule.observe(metrics, engine.progress.optimizer_step, engine.progress.epoch)
+        self._apply(engine)
 
     def after_train(self, engine: Engine) -> None:
         """Summarise the lr where something has scheduled it."""
         trained = engine.progress.iteration > engine.began_at
-        if self._group is not None and engine.schedulers and engine.distributed.is_main and trained:
+        if self._group is not None and self._schedules and engine.distributed.is_main and trained:
             last = self._lr()
             log.info(
                 "lr: %.3g at iteration %d, %.3g at iteration %d%s",
@@ -116,6 +120,22 @@ class ParamSchedulerHook(Hook):
                 f", at most {self._highest:.3g}" if self._highest > max(self._first, last) else "",
             )
         self._group = None
+
+    def _step(self, engine: Engine, *, by_epoch: bool) -> None:
+        for schedule in self._schedules:
+            if schedule.by_epoch == by_epoch and schedule.monitor is None:
+                schedule.step()
+        self._apply(engine)
+
+    def _apply(self, engine: Engine) -> None:
+        """Write the values that are not those of the step before."""
+        values: dict[Place, float] = {}
+        for schedule in self._schedules:
+            schedule.apply(values, engine.progress.optimizer_step, engine.progress.epoch)
+        for place, value in values.items():
+            if self._written.get(place) != value:
+                place.write(engine.optimizer, value)
+        self._written = values
 
     def _lr(self) -> float:
         """The lr of the first group; 0 for an optimizer without one."""
@@ -128,3 +148,24 @@ def _direction(metric: str, engine: Engine) -> bool | None:
         return higher_is_better(metric, engine, key="param_scheduler")
     except UserError:
         return None
+
+
+def _settle_mode(schedule: _Schedule, monitor: str, higher: bool | None) -> None:
+    """Follow the metric in its own direction, unless the config has a `mode`.
+
+    Raises:
+        UserError: neither says it.
+    """
+    own = None if higher is None else "max" if higher else "min"
+    if schedule.mode is None:
+        if own is None:
+            raise UserError(
+                f"nothing says whether high or low values of {monitor!r} are good",
+                key=f"{schedule.key}.mode",
+                remedy=f"Set {schedule.key}.mode=max or {schedule.key}.mode=min.",
+            )
+        schedule.mode = own
+    elif own not in (None, schedule.mode):
+        good, bad = ("high", "rises") if higher else ("low", "falls")
+        log.warning("%s.mode=%s, but %s values of %s are good: it acts while that %s; null takes the metric's own",
+                    schedule.key, schedule.mode, good, monitor, bad)  # fmt: skip

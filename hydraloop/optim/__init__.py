@@ -1,11 +1,47 @@
-"""What torch.optim leaves open: what a schedule changes, when, and for how long; a start without torch._dynamo."""
+"""Schedules as functions of the step, fused optimizers, and a start without torch._dynamo."""
 
 from __future__ import annotations
 
-from hydraloop.optim.building import build_schedule
+from hydraloop.optim.building import Length, build_schedule, build_schedules
+from hydraloop.optim.functions import (
+    YOLOX,
+    Constant,
+    Cosine,
+    CosineRestart,
+    Exponential,
+    Function,
+    Linear,
+    MultiStep,
+    OneCycle,
+    Poly,
+    Step,
+    WarmupCosine,
+)
 from hydraloop.optim.optimizers import resolve_fused
+from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
-from hydraloop.optim.schedulers import YOLOXLR, WarmupCosineLR
 from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.optim.torch_schedule import TorchSchedule
 
-__all__ = ["YOLOXLR", "Schedule", "WarmupCosineLR", "avoid_dynamo_import", "build_schedule", "resolve_fused"]
+__all__ = [
+    "YOLOX",
+    "Constant",
+    "Cosine",
+    "CosineRestart",
+    "Exponential",
+    "Function",
+    "Length",
+    "Linear",
+    "MultiStep",
+    "OneCycle",
+    "Plateau",
+    "Poly",
+    "Schedule",
+    "Step",
+    "TorchSchedule",
+    "WarmupCosine",
+    "avoid_dynamo_import",
+    "build_schedule",
+    "build_schedules",
+    "resolve_fused",
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -14,8 +13,6 @@ from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.errors import UserError
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate
-
-log = logging.getLogger(__name__)
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -92,20 +89,6 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
-    """Return the hyperparameters (`lr`) that were typed, and so replace those of the checkpoint in a resumed run.
-
-    A warning names those that have no effect, because a schedule sets them to its own numbers.
-    """
+    """Return the hyperparameters (`lr`) that were typed; they replace those of the checkpoint in a resumed run."""
     names = {key.split(".")[1] for key in typed.keys(cfg) if key.startswith("optimizer.")}
-    names = {name for name in names if not name.startswith("_")}
-    for schedule, node in cfg.scheduler.items():
-        if node is None:
-            continue
-        kind, name = str(node.get("_target_")).rpartition(".")[2], node.get("param", "lr")
-        if kind in ("OneCycleLR", "CyclicLR") and name in names:
-            log.warning(
-                "optimizer.%s has no effect on a resumed run: %s in scheduler.%s has its own numbers",
-                name, kind, schedule,
-            )  # fmt: skip
-            names.discard(name)
-    return frozenset(names)
+    return frozenset(name for name in names if not name.startswith("_"))

@@ -1,7 +1,7 @@
-"""The group `scheduler`: torch's own and two more, each under its name, so that several can be selected.
+"""The group `scheduler`: each option under its name, so that several can be selected.
 
 `param` says what a schedule changes; `by_epoch`, `convert_to_iter_based`, `begin`, `end` and `monitor` say when it
-steps; the rest are the scheduler's own arguments. Steps are optimizer steps, one in `engine.accumulate` iterations.
+acts; the rest are arguments of its function. Steps are optimizer steps, one in `engine.accumulate` iterations.
 """
 
 from dataclasses import dataclass, field
@@ -13,30 +13,28 @@ from omegaconf import MISSING
 
 @dataclass
 class _Schedule:
-    """What every schedule has that steps by itself."""
+    """What every schedule has that follows no metric."""
 
     _target_: str = MISSING
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
     by_epoch: bool = False
     """Whether the numbers count epochs; false: optimizer steps, smooth in short runs too."""
     convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since the numbers count steps here."""
+    """With `by_epoch`: whether the value changes at each optimizer step; false, since the numbers count steps here."""
     begin: int = 0
-    """The step (or epoch) at which it begins; 0: at once."""
+    """The first step (or epoch) at which it acts; 0: the first of all."""
     end: Optional[int] = None
-    """The step (or epoch) at which it ends; null: the end of training."""
+    """The step (or epoch) before which it acts for the last time; null: the end of training."""
 
 
 @dataclass
 class CosineConf(_Schedule):
     """`scheduler=[cosine]`, the default: half a cosine from the learning rate down to `eta_min`."""
 
-    _target_: str = "torch.optim.lr_scheduler.CosineAnnealingLR"
+    _target_: str = "hydraloop.optim.Cosine"
     T_max: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`, so that the lowest value comes last."""
+    """Steps (or epochs) down to the lowest value, after which it rises again; null: from `begin` to `end`."""
     eta_min: float = 0.0
     """The lowest value; torch's own."""
 
@@ -45,7 +43,7 @@ class CosineConf(_Schedule):
 class WarmupCosineConf(_Schedule):
     """`scheduler=[warmup_cosine]`: a straight line up to the learning rate, then half a cosine down."""
 
-    _target_: str = "hydraloop.optim.WarmupCosineLR"
+    _target_: str = "hydraloop.optim.WarmupCosine"
     total_iters: Optional[int] = None
     """Length in steps (or epochs); null: from `begin` to `end`."""
     warmup_iters: Optional[int] = None
@@ -62,7 +60,7 @@ class WarmupCosineConf(_Schedule):
 class YOLOXConf(_Schedule):
     """`scheduler=[yolox]`: a warm-up with the square of the step, a cosine, the lowest value for the last epochs."""
 
-    _target_: str = "hydraloop.optim.YOLOXLR"
+    _target_: str = "hydraloop.optim.YOLOX"
     total_iters: Optional[int] = None
     """Length in epochs (or steps); null: from `begin` to `end`."""
     warmup_iters: Optional[int] = None
@@ -77,23 +75,23 @@ class YOLOXConf(_Schedule):
     by_epoch: bool = True
     """Whether the numbers count epochs, as YOLOX's do; false: optimizer steps."""
     convert_to_iter_based: bool = True
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; YOLOX does."""
+    """With `by_epoch`: whether the value changes at each optimizer step; YOLOX's does."""
 
 
 @dataclass
 class LinearConf(_Schedule):
     """`scheduler=[linear]`: a factor of the learning rate goes from one value to another; a warm-up by default."""
 
-    _target_: str = "torch.optim.lr_scheduler.LinearLR"
+    _target_: str = "hydraloop.optim.Linear"
     start_factor: float = 1 / 3
     """Of the learning rate at `begin`, above 0; torch's own."""
     end_factor: float = 1.0
-    """Of the learning rate at `end`; 1, torch's own, is what makes it a warm-up."""
+    """Of the learning rate in its last step; 1, torch's own, is what makes it a warm-up."""
     total_iters: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`."""
+    """Steps (or epochs) to `end_factor`; null: `end - begin - 1`, MMEngine's, so that the last one has it."""
     end: Optional[int] = 100
-    """The step (or epoch) at which it ends; null: the end of training. 100 steps, a quarter of the 400 of the default
-    run."""
+    """The step (or epoch) before which it acts for the last time; null: the end of training. 100 steps, a quarter of
+    the 400 of the default run."""
 
 
 @dataclass
@@ -104,24 +102,25 @@ class MomentumConf(_Schedule):
     raise it with the training, as YOLO's trainers do in their warm-up.
     """
 
-    _target_: str = "torch.optim.lr_scheduler.LinearLR"
+    _target_: str = "hydraloop.optim.Linear"
     start_factor: float = 0.85
     """Of the optimizer's momentum at `begin`, above 0; Ultralytics' warm-up, 0.8 of 0.937."""
     end_factor: float = 1.0
-    """Of the optimizer's momentum at `end`; 1: all of it, for the rest of the training."""
+    """Of the optimizer's momentum in its last step; 1: all of it, for the rest of the training."""
     total_iters: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`."""
+    """Steps (or epochs) to `end_factor`; null: `end - begin - 1`, as in `linear`."""
     param: str = "momentum"
     """What it changes: SGD's and RMSprop's momentum, the first of the betas of Adam and its kind."""
     end: Optional[int] = 100
-    """The step (or epoch) at which it ends; null: the end of training. 100 steps, together with `linear`."""
+    """The step (or epoch) before which it acts for the last time; null: the end of training. 100 steps, together with
+    `linear`."""
 
 
 @dataclass
 class MultiStepConf(_Schedule):
     """`scheduler=[multistep]`: the learning rate times `gamma` at each milestone."""
 
-    _target_: str = "torch.optim.lr_scheduler.MultiStepLR"
+    _target_: str = "hydraloop.optim.MultiStep"
     milestones: List[int] = field(default_factory=lambda: [12, 17])
     """Epochs (or steps) after `begin`, ascending; at 60 and 85 % of the default 20 epochs."""
     gamma: float = 0.1
@@ -129,14 +128,14 @@ class MultiStepConf(_Schedule):
     by_epoch: bool = True
     """Whether the numbers count epochs, in which milestones are usually given; false: optimizer steps."""
     convert_to_iter_based: bool = False
-    """With `by_epoch`: whether it steps each optimizer step nevertheless; false, since little would change."""
+    """With `by_epoch`: whether the value changes at each optimizer step; false, since little would change."""
 
 
 @dataclass
 class OneCycleConf(_Schedule):
     """`scheduler=[onecycle]`: up from a low learning rate and down to a far lower one, the momentum the other way."""
 
-    _target_: str = "torch.optim.lr_scheduler.OneCycleLR"
+    _target_: str = "hydraloop.optim.OneCycle"
     max_lr: Any = None
     """The highest learning rate, or a list of one for each parameter group; null: the optimizer's, so that it means the
     same in all schedules."""
@@ -165,9 +164,11 @@ class OneCycleConf(_Schedule):
 class PolyConf(_Schedule):
     """`scheduler=[poly]`: the learning rate times a power of the share of the training that is left."""
 
-    _target_: str = "torch.optim.lr_scheduler.PolynomialLR"
+    _target_: str = "hydraloop.optim.Poly"
     total_iters: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`, so that it reaches 0 with the last."""
+    """Steps (or epochs) to `eta_min`; null: `end - begin - 1`, MMEngine's, so that the last one has it."""
+    eta_min: float = 0.0
+    """The lowest value; MMEngine's own."""
     power: float = 0.9
     """The power, above 0; DeepLab's, which segmentation has kept. torch's 1 is a straight line."""
 
@@ -176,9 +177,7 @@ class PolyConf(_Schedule):
 class PlateauConf:
     """`scheduler=[plateau]`: the learning rate times `factor` when a validation metric has stopped improving."""
 
-    _target_: str = "torch.optim.lr_scheduler.ReduceLROnPlateau"
-    _partial_: bool = True
-    """The optimizer is added when it is there."""
+    _target_: str = "hydraloop.optim.Plateau"
     mode: Optional[str] = None
     """`min` if low values of the metric are good, `max` if high ones are; null: what the metric itself says, so that
     `monitor=accuracy` needs nothing more."""
@@ -201,11 +200,11 @@ class PlateauConf:
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
     by_epoch: bool = True
-    """Whether `begin` and `end` count epochs; it steps after each validation in any case."""
+    """Whether `begin` and `end` count epochs; it looks at each validation in any case."""
     begin: int = 0
-    """The epoch (or step) at which it begins; 0: at once."""
+    """The first epoch (or step) after which it looks at a validation; 0: the first of all."""
     end: Optional[int] = None
-    """The epoch (or step) at which it ends; null: the end of training."""
+    """The epoch (or step) from which it looks at no validation; null: never."""
 
 
 OPTIONS = {

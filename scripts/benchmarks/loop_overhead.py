@@ -22,7 +22,6 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import IO
@@ -44,7 +43,7 @@ from hydraloop.hooks import (
     ProgressHook,
     RuntimeInfoHook,
 )
-from hydraloop.optim.schedule import Schedule
+from hydraloop.optim import Function, Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.tasks import Classification
 
@@ -201,11 +200,19 @@ def usual_by_hand_fused(batches: Batches) -> float:
         return perf_counter() - start
 
 
+class _Factor(Function):
+    """The schedule of the loops by hand."""
+
+    def value(self, k: int, length: int, value: float, initial: float) -> float:
+        """Return the value times the factor."""
+        return value * _factor(k)
+
+
 def usual_hydraloop(batches: Batches) -> float:
     """The default hooks and EMA, as `build` would make them with fused: auto."""
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    schedule = Schedule("lambda", partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=_factor), optimizer)
+    schedule = Schedule("factor", _Factor(), optimizer)
     hooks: dict[str, Hook] = {
         "runtime_info": RuntimeInfoHook(),
         "timer": IterTimerHook(),
@@ -217,7 +224,7 @@ def usual_hydraloop(batches: Batches) -> float:
         "progress": ProgressHook(),
         "ema": EMAHook(momentum=MOMENTUM),
     }
-    return _train(model, optimizer, batches, hooks, {"lambda": schedule})
+    return _train(model, optimizer, batches, hooks, {"factor": schedule})
 
 
 class _Clock(Hook):

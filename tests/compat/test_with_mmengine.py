@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.compat.packages import environment, outcomes_of
+from tests.compat.packages import REPOSITORY, environment, outcomes_of
 from tests.e2e.projects import Project
 
 pytestmark = pytest.mark.slow
+STORED_SCHEDULES = REPOSITORY / "tests" / "optim" / "mmengine_values.json"
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +113,15 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert "theirs (100)" in done.text  # LOWEST, mmengine's for it
     result = project.runs[-1].result
     assert (result["status"], result["progress"]["epoch"]) == ("stopped", 2)
+
+
+def test_the_stored_values_of_schedules_are_mmengines(tmp_path: Path) -> None:
+    """tests/optim/test_mmengine_values.py compares them with the values here."""
+    values = tmp_path / "values.json"
+    command = [sys.executable, "-m", "tests.compat.mmengine_schedules", str(values)]
+    subprocess.run(command, env=environment("mmengine"), cwd=tmp_path, check=True)
+    found, stored = (json.loads(path.read_text(encoding="utf-8")) for path in (values, STORED_SCHEDULES))
+    assert [entry["case"] for entry in found] == [entry["case"] for entry in stored]
+    for new, old in zip(found, stored, strict=True):
+        for here, there in zip(new["values"], old["values"], strict=True):
+            assert here == pytest.approx(there, rel=1e-12, abs=1e-12)

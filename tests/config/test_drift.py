@@ -21,9 +21,7 @@ FOR_THE_BUILDER = {
     "scheduler": {"param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"},
 }
 """Fields that are taken out before the target is called."""
-GIVEN_BY_THE_BUILDER = {"optimizer": {"params"}, "scheduler": {"optimizer"}}
-NO_OPTION = {"last_epoch"}
-"""Of torch's schedulers: resuming sets it."""
+GIVEN_BY_THE_BUILDER = {"optimizer": {"params"}}
 
 
 def _with_target(schema: type) -> bool:
@@ -82,7 +80,7 @@ def options_of(group: str, schema: type) -> dict[str, Any]:
 
 
 def parameters_of(target: Callable[..., Any], group: str) -> dict[str, inspect.Parameter]:
-    left_out = GIVEN_BY_THE_BUILDER.get(group, set()) | NO_OPTION
+    left_out = GIVEN_BY_THE_BUILDER.get(group, set())
     return {name: p for name, p in inspect.signature(target).parameters.items() if name not in left_out}
 
 

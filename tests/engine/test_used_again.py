@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
-from hydraloop.optim.schedule import Schedule
+from hydraloop.optim import Cosine, Function, Schedule, Step
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine, tiny_task
 
 
-def _scheduled(run_dir: Path, factory: partial[Any], *, save_optimizer: bool = True, **settings: Any) -> Engine:
+def _scheduled(run_dir: Path, function: Function, *, save_optimizer: bool = True, **settings: Any) -> Engine:
     task = tiny_task()
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
     return Engine(
@@ -29,7 +27,7 @@ def _scheduled(run_dir: Path, factory: partial[Any], *, save_optimizer: bool = T
         optimizer=optimizer,
         loaders=Loaders(batches(5), batches(2)),
         hooks={"param_scheduler": ParamSchedulerHook(), "checkpoint": CheckpointHook(save_optimizer=save_optimizer)},
-        schedules={"it": Schedule("it", factory, optimizer)},
+        schedules={"it": Schedule("it", function, optimizer)},
         settings=Settings(device="cpu", **settings),
         run_dir=run_dir,
     )
@@ -41,7 +39,7 @@ def _lr(engine: Engine) -> float:
 
 
 def test_a_schedule_steps_once_after_a_validation_on_its_own(tmp_path: Path) -> None:
-    engine = _scheduled(tmp_path, partial(StepLR, step_size=5, gamma=0.5), max_epochs=2)
+    engine = _scheduled(tmp_path, Step(5, gamma=0.5), max_epochs=2)
     engine.validate()
     engine.train()
     assert _lr(engine) == 0.25
@@ -98,12 +96,12 @@ def test_a_second_use_forgets_that_the_first_was_stopped(tmp_path: Path) -> None
 
 def test_a_longer_run_goes_on_along_its_own_schedule(tmp_path: Path) -> None:
     (tmp_path / "long").mkdir()
-    _scheduled(tmp_path, partial(CosineAnnealingLR, T_max=10), max_epochs=2).train()
-    long = _scheduled(tmp_path / "long", partial(CosineAnnealingLR, T_max=20), max_epochs=4)
+    _scheduled(tmp_path, Cosine(T_max=10), max_epochs=2).train()
+    long = _scheduled(tmp_path / "long", Cosine(T_max=20), max_epochs=4)
     seen: list[float] = []
     resumed = _scheduled(
         tmp_path / "long",
-        partial(CosineAnnealingLR, T_max=20),
+        Cosine(T_max=20),
         max_epochs=4,
         resume=tmp_path / "checkpoints/epoch_2.pth",
     )
@@ -117,11 +115,10 @@ def test_a_longer_run_goes_on_along_its_own_schedule(tmp_path: Path) -> None:
 
 
 def test_without_the_optimizers_state_the_lr_is_where_the_schedule_stands(tmp_path: Path) -> None:
-    factory = partial(CosineAnnealingLR, T_max=20)
-    _scheduled(tmp_path, factory, save_optimizer=False, max_epochs=3).train()
+    _scheduled(tmp_path, Cosine(T_max=20), save_optimizer=False, max_epochs=3).train()
     file = tmp_path / "checkpoints/epoch_3.pth"
     seen: list[float] = []
-    engine = _scheduled(tmp_path, factory, max_epochs=4, resume=file, resume_strict=False)
+    engine = _scheduled(tmp_path, Cosine(T_max=20), max_epochs=4, resume=file, resume_strict=False)
     engine.hooks["seen"] = at("before_train_epoch", lambda engine: seen.append(_lr(engine)))
     engine.stages = type(engine.stages)(engine.hooks)
     engine.train()

@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hydraloop
 import hydraloop.hooks
@@ -31,7 +29,7 @@ from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.inputs import Loaders, Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.optim.schedule import Schedule
+from hydraloop.optim import Cosine, Schedule
 from hydraloop.schemas.docs import field_docs
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
@@ -223,7 +221,7 @@ def _engine(run_dir: Path, hooks: dict[str, Hook], *, val: bool = True, **settin
         optimizer=optimizer,
         loaders=Loaders(build_loader(data, shuffle=True, batch_size=4), loader if val else None, loader),
         hooks=hooks,
-        schedules={"cosine": Schedule("cosine", partial(CosineAnnealingLR, T_max=10), optimizer)},
+        schedules={"cosine": Schedule("cosine", Cosine(T_max=10), optimizer)},
         settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
         run_dir=run_dir,
     )

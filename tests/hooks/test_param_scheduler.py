@@ -1,4 +1,4 @@
-"""ParamSchedulerHook on real runs with torch's own schedulers."""
+"""ParamSchedulerHook on real runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import optim
-from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.optim.schedule import Schedule
+from hydraloop.optim import Function, Linear, Plateau, Schedule, Step, TorchSchedule
 from tests.hooks.tiny_runs import Scripted, Stopper, engine_of, load, model
 
 
@@ -54,7 +54,7 @@ def run(
     return lrs
 
 
-HALF = functools.partial(StepLR, step_size=1, gamma=0.5)
+HALF = Step(1, gamma=0.5)
 
 
 def test_a_schedule_steps_after_each_optimizer_step(tmp_path: Path) -> None:
@@ -87,26 +87,43 @@ def test_a_skipped_step_moves_no_schedule(tmp_path: Path, monkeypatch: pytest.Mo
 def test_any_key_of_any_number_of_schedules_is_stepped(tmp_path: Path) -> None:
     net = model()
     optimizer = optim.SGD(net.parameters(), lr=1.0, momentum=0.8)
-
-    class Momentum(LambdaLR):
-        """A schedule of something else than the lr."""
-
-        def step(self, epoch: Any = None) -> None:
-            for group in self.optimizer.param_groups:
-                group["momentum"] /= 2
-
     schedules = {
         "lr": Schedule("lr", HALF, optimizer, by_epoch=True),
-        "momentum": Schedule("momentum", functools.partial(Momentum, lr_lambda=lambda n: 1.0), optimizer),
+        "momentum": Schedule("momentum", HALF, optimizer, param="momentum"),
     }
     hooks = {"param_scheduler": ParamSchedulerHook()}
     engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_epochs=1).train()
     assert optimizer.param_groups[0]["lr"] == 0.5
-    assert optimizer.param_groups[0]["momentum"] <= 0.8 / 2**4
+    assert optimizer.param_groups[0]["momentum"] == 0.8 / 2**4
+
+
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_a_scheduler_of_torch_is_stepped(tmp_path: Path, by_epoch: bool) -> None:
+    net = model()
+    optimizer, lrs = optim.SGD(net.parameters(), lr=1.0), LRs()
+    factory = functools.partial(LambdaLR, lr_lambda=lambda n: 0.5**n)
+    hooks = {"lrs": lrs, "param_scheduler": ParamSchedulerHook()}
+    schedules = {"only": TorchSchedule("only", factory, optimizer, by_epoch=by_epoch)}
+    engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_epochs=2).train()
+    assert lrs.used == ([1] * 4 + [0.5] * 4 if by_epoch else [0.5**n for n in range(8)])
+
+
+def test_what_a_hook_changes_stays_until_the_value_changes(tmp_path: Path) -> None:
+    class Change(Hook):
+        def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+            if engine.progress.iteration == 1:
+                engine.optimizer.param_groups[0]["lr"] = 7.0
+
+    net = model()
+    optimizer, lrs = optim.SGD(net.parameters(), lr=1.0), LRs()
+    schedules = {"only": Schedule("only", Step(3, gamma=0.5), optimizer, begin=1)}
+    hooks = {"lrs": lrs, "param_scheduler": ParamSchedulerHook(), "change": Change()}
+    engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_iters=6).train()
+    assert lrs.used == [1, 7, 7, 7, 0.5, 0.5]
 
 
 def test_plateau_follows_the_validation(tmp_path: Path) -> None:
-    plateau = functools.partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5)
+    plateau = Plateau(mode="max", patience=0, factor=0.5)
     metrics = {"acc": Scripted([0.5, 0.4, 0.6, 0.6])}
     lrs = run(tmp_path, plateau, schedule={"monitor": "acc", "by_epoch": True}, metrics=metrics, max_epochs=4)
     assert lrs.epochs == [1, 1, 0.5, 0.5]
@@ -115,7 +132,7 @@ def test_plateau_follows_the_validation(tmp_path: Path) -> None:
 def test_a_validation_on_its_own_steps_nothing(tmp_path: Path) -> None:
     net = model()
     optimizer = optim.SGD(net.parameters(), lr=1.0)
-    plateau = functools.partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5)
+    plateau = Plateau(mode="max", patience=0, factor=0.5)
     schedules = {"plateau": Schedule("plateau", plateau, optimizer, monitor="acc")}
     hooks = {"param_scheduler": ParamSchedulerHook()}
     metrics = {"acc": Scripted([0.5, 0.4, 0.3])}
@@ -128,7 +145,7 @@ def test_a_validation_on_its_own_steps_nothing(tmp_path: Path) -> None:
 def test_nor_does_a_validation_after_the_training(tmp_path: Path) -> None:
     net = model()
     optimizer = optim.SGD(net.parameters(), lr=1.0)
-    plateau = functools.partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5)
+    plateau = Plateau(mode="max", patience=0, factor=0.5)
     schedules = {"plateau": Schedule("plateau", plateau, optimizer, monitor="acc")}
     hooks = {"param_scheduler": ParamSchedulerHook()}
     metrics = {"acc": Scripted([0.5, 0.4, 0.3])}
@@ -144,27 +161,27 @@ def test_nor_does_a_validation_after_the_training(tmp_path: Path) -> None:
 def test_without_a_mode_a_plateau_follows_the_metric_in_its_own_direction(
     tmp_path: Path, higher: bool, rates: list[float]
 ) -> None:
-    plateau = functools.partial(ReduceLROnPlateau, patience=0, factor=0.5)
+    plateau = Plateau(patience=0, factor=0.5)
     metrics = {"score": Scripted([0.5, 0.6, 0.6, 0.7], higher_is_better=higher)}
     lrs = run(tmp_path, plateau, schedule={"monitor": "score", "by_epoch": True}, metrics=metrics, max_epochs=4)
     assert lrs.epochs == rates
 
 
 def test_a_metric_without_a_direction_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
-    plateau = functools.partial(ReduceLROnPlateau, patience=0)
+    plateau = Plateau(patience=0)
     with pytest.raises(UserError, match=r"^scheduler\.only\.mode: nothing says whether .* 'score' are good"):
         run(tmp_path, plateau, schedule={"monitor": "score"}, metrics={"score": Scripted([0.5])})
 
 
 def test_a_mode_against_the_metric_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plateau = functools.partial(ReduceLROnPlateau, mode="min")
+    plateau = Plateau(mode="min")
     metrics = {"score": Scripted([0.5, 0.6, 0.7], higher_is_better=True)}
     run(tmp_path, plateau, schedule={"monitor": "score", "by_epoch": True}, metrics=metrics)
     assert caplog.text.count("scheduler.only.mode=min, but high values of score are good") == 1
 
 
 def test_an_unknown_monitor_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
-    plateau = functools.partial(ReduceLROnPlateau, mode="max")
+    plateau = Plateau(mode="max")
     with pytest.raises(UserError, match=r"scheduler\.only\.monitor: there is no metric 'los'\n  Did you mean loss"):
         run(tmp_path, plateau, schedule={"monitor": "los"})
 
@@ -177,7 +194,7 @@ def test_a_resumed_run_goes_on_with_its_lr(tmp_path: Path) -> None:
     def train(lrs: LRs, stop_at: int, **settings: Any) -> None:
         net = model()
         optimizer = optim.SGD(net.parameters(), lr=1.0)
-        factory = functools.partial(LinearLR, start_factor=0.1, total_iters=10)
+        factory = Linear(0.1, total_iters=10)
         schedules = {"warm_up": Schedule("warm_up", factory, optimizer)}
         engine_of(tmp_path, hooks(lrs, stop_at), net=net, optimizer=optimizer, schedules=schedules, **settings).train()
 
@@ -196,8 +213,12 @@ def test_the_lr_is_summarised_after_training(tmp_path: Path, caplog: pytest.LogC
     net = model()
     lr = torch.tensor(1.0) if tensor else 1.0
     optimizer = optim.SGD(net.parameters(), lr=lr)
-    factory = functools.partial(LambdaLR, lr_lambda=lambda n: 0.1 * min(n, 12 - n) + 0.1)
-    schedules = {"triangle": Schedule("triangle", factory, optimizer)}
+
+    class Triangle(Function):
+        def value(self, k: int, length: int, value: float, initial: float) -> float:
+            return value * (0.1 * min(k, 12 - k) + 0.1)
+
+    schedules = {"triangle": Schedule("triangle", Triangle(), optimizer)}
     hooks = {"lrs": LRs(record=True), "param_scheduler": ParamSchedulerHook()}
     engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules)
     with caplog.at_level(logging.INFO, logger="hydraloop.hooks.param_scheduler"):

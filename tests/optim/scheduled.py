@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 from collections.abc import Callable, Sequence
@@ -13,8 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from hydraloop.optim import Schedule, build_schedule
-from hydraloop.optim.overlap import introduce
+from hydraloop.optim import Length, build_schedule
 from hydraloop.schemas.scheduler import OPTIONS
 
 LRS = (1.0, 0.2)
@@ -37,35 +35,27 @@ def two_groups(kind: type[Optimizer] = SGD) -> Optimizer:
 
 def option(
     name: str, optimizer: Optimizer, *, epochs: int = EPOCHS, steps_per_epoch: int = STEPS_PER_EPOCH, **changes: Any
-) -> Schedule:
+) -> Any:
     """An option as the builder makes it from the config, with `changes` of its fields."""
     node: Any = OmegaConf.to_container(OmegaConf.structured(OPTIONS[name](**changes)))
     module, _, target = node.pop("_target_").rpartition(".")
-    node.pop("_partial_")
     ours = {field: node.pop(field) for field in OURS if field in node}
-    factory = functools.partial(getattr(importlib.import_module(module), target), **node)
-    return of(name, factory, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch, **ours)
+    function = getattr(importlib.import_module(module), target)(**node)
+    return of(name, function, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch, **ours)
 
 
 def of(
     name: str,
-    factory: Any,
+    made: Any,
     optimizer: Optimizer,
     *,
     epochs: int = EPOCHS,
     steps_per_epoch: int = STEPS_PER_EPOCH,
     **ours: Any,
-) -> Schedule:
+) -> Any:
     """A schedule of a run of so many epochs."""
-    return build_schedule(
-        name,
-        factory,
-        optimizer,
-        **ours,
-        steps_per_epoch=steps_per_epoch,
-        total_epochs=epochs,
-        total_steps=epochs * steps_per_epoch,
-    )
+    run = Length(epochs, epochs * steps_per_epoch, steps_per_epoch)
+    return build_schedule(name, made, optimizer, run, **ours)
 
 
 def values(optimizer: Optimizer, key: str = "lr") -> list[Any]:
@@ -73,26 +63,43 @@ def values(optimizer: Optimizer, key: str = "lr") -> list[Any]:
     return [group[key] for group in optimizer.param_groups]
 
 
+def apply(optimizer: Optimizer, schedules: Sequence[Any], step: int, epoch: int = 0) -> None:
+    """Set what the schedules make of the optimizer's values, as the hook does."""
+    found: dict[Any, float] = {}
+    for schedule in sorted(schedules, key=lambda schedule: schedule.order):
+        schedule.apply(found, step, epoch)
+    for place, value in found.items():
+        place.write(optimizer, value)
+
+
 def run(
-    optimizer: Optimizer, schedules: Sequence[Schedule], last: int = STEPS, *, first: int = 1, key: str = "lr"
+    optimizer: Optimizer,
+    schedules: Sequence[Any],
+    last: int = STEPS,
+    *,
+    first: int = 1,
+    key: str = "lr",
+    losses: Sequence[float] = (),
 ) -> list[list[Any]]:
-    """The values of the groups in step `first`, and after each of the steps to `last`, as the hook steps them."""
+    """The values of the groups in step `first`, and after each of the steps to `last`; validated after each epoch."""
+    apply(optimizer, schedules, first - 1, (first - 1) // STEPS_PER_EPOCH)
     seen = [values(optimizer, key)]
     for n in range(first, last + 1):
         optimizer.step()
+        epoch, rest = divmod(n, STEPS_PER_EPOCH)
         for schedule in schedules:
-            if not schedule.by_epoch:
-                schedule.step(n, {"loss": 1.0})
-        for schedule in schedules:
-            if schedule.by_epoch and n % STEPS_PER_EPOCH == 0:
-                schedule.step(n // STEPS_PER_EPOCH, {"loss": 1.0})
+            if schedule.monitor is not None and not rest:
+                schedule.observe({schedule.monitor: losses[epoch - 1] if losses else 1.0}, n, epoch)
+            elif schedule.monitor is None and (not schedule.by_epoch or not rest):
+                schedule.step()
+        apply(optimizer, schedules, n, epoch)
         seen.append(values(optimizer, key))
     return seen
 
 
 def resumed(
-    optimizer: Optimizer, schedules: Sequence[Schedule], make: Callable[[Optimizer], list[Schedule]]
-) -> tuple[Optimizer, list[Schedule]]:
+    optimizer: Optimizer, schedules: Sequence[Any], make: Callable[[Optimizer], list[Any]]
+) -> tuple[Optimizer, list[Any]]:
     """The same in a new process: saved to a file without pickle, and loaded into what `make` builds."""
     file = io.BytesIO()
     torch.save({"optimizer": optimizer.state_dict(), "schedules": [s.state_dict() for s in schedules]}, file)
@@ -100,7 +107,6 @@ def resumed(
     saved = torch.load(file, weights_only=True)
     fresh = two_groups(type(optimizer))
     made = make(fresh)
-    introduce(made)  # as the builder does
     fresh.load_state_dict(saved["optimizer"])
     for schedule, state in zip(made, saved["schedules"], strict=True):
         schedule.load_state_dict(state)

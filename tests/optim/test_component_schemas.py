@@ -19,8 +19,6 @@ from hydraloop.schemas import data, model, optimizer, scheduler, task
 
 NOT_ARGUMENTS = {"_target_", "_partial_"}
 BY_THE_BUILDER = {"param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"}
-SAID_OTHERWISE = {"epochs", "steps_per_epoch"}
-"""Of OneCycleLR: the same as `total_steps`, which is the run's."""
 SCHEMAS: list[Any] = [
     schema
     for module in (data, task, model, optimizer, scheduler)
@@ -48,7 +46,7 @@ def test_all_schemas_are_found() -> None:
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
 def test_the_fields_are_the_arguments(schema: Any) -> None:
     signature = inspect.signature(target(schema))
-    left_out = {"params", "optimizer", "last_epoch"} | SAID_OTHERWISE
+    left_out = {"params"}
     assert names(schema) == set(signature.parameters) - left_out
 
 
@@ -65,7 +63,7 @@ def test_our_defaults_are_the_classes(schema: Any) -> None:
     compared = {
         name: parameter.default
         for name, parameter in parameters.items()
-        if parameter.default is not inspect.Parameter.empty and name not in ("metrics", "last_epoch")
+        if parameter.default is not inspect.Parameter.empty and name != "metrics"
     }
     assert {name: tuple(v) if isinstance(v := defaults[name], list) else v for name in compared} == compared
 

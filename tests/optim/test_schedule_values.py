@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
+from hydraloop.optim import Constant, Cosine, Exponential, Function, Linear
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.optim.scheduled import LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
 
@@ -26,12 +25,12 @@ def half_cosine(share: float, high: float, low: float) -> float:
 
 def cosine(n: int, lr: float) -> float:
     # Loshchilov & Hutter 2016 (SGDR), equation 5, without restarts.
-    return half_cosine(n / STEPS, lr, 0.01)
+    return half_cosine(min(n, STEPS - 1) / STEPS, lr, 0.01)
 
 
 def linear(n: int, lr: float) -> float:
-    # torch.optim.lr_scheduler.LinearLR, closed form.
-    return lr * (0.25 + 0.75 * min(n, 20) / 20)
+    # MMEngine's LinearParamScheduler, closed form: `end_factor` in the last of its steps.
+    return lr * (0.25 + 0.75 * min(n, 19) / 19)
 
 
 def multistep(n: int, lr: float) -> float:
@@ -40,8 +39,8 @@ def multistep(n: int, lr: float) -> float:
 
 
 def poly(n: int, lr: float) -> float:
-    # Chen et al. 2016 (DeepLab), section 4.1: (1 - iter / max_iter) ** power.
-    return lr * (1 - n / STEPS) ** 0.9
+    # Chen et al. 2016 (DeepLab), section 4.1: (1 - iter / max_iter) ** power; max_iter is MMEngine's.
+    return lr * (1 - min(n, STEPS - 1) / (STEPS - 1)) ** 0.9
 
 
 def onecycle(n: int, lr: float) -> float:
@@ -55,6 +54,7 @@ def onecycle(n: int, lr: float) -> float:
 
 def warmup_cosine(n: int, lr: float) -> float:
     # A line over 3 = 60 // 20 steps (Goyal et al. 2017), then SGDR's half cosine over the rest.
+    n = min(n, STEPS - 1)
     if n < 3:
         return lr * (0.01 + 0.99 * n / 3)
     return half_cosine((n - 3) / (STEPS - 3), lr, 0.1 * lr)
@@ -114,27 +114,52 @@ def test_an_option_follows_its_formula(
         assert lrs == pytest.approx([formula(n, lr) for lr in LRS], rel=1e-9, abs=1e-15), n
 
 
-def test_warmup_cosine_is_the_chain_of_torchs_two() -> None:
+def test_warmup_cosine_is_the_chain_of_two() -> None:
     optimizer, other = two_groups(), two_groups()
-    chain = [
-        of("up", partial(LinearLR, start_factor=0.1), other, end=12),
-        of("down", partial(CosineAnnealingLR, eta_min=0.0), other, begin=12),
-    ]
-    chain[0].scheduler.total_iters = 12  # type: ignore[union-attr]
-    for one, two in zip(
-        run(optimizer, [option("warmup_cosine", optimizer, warmup_iters=12, start_factor=0.1)]),
-        run(other, chain),
-        strict=True,
-    ):
-        assert one == pytest.approx(two, abs=1e-12)
+    chain = [of("up", Linear(0.1, total_iters=12), other, end=12), of("down", Cosine(), other, begin=12)]
+    seen = run(optimizer, [option("warmup_cosine", optimizer, warmup_iters=12, start_factor=0.1)])
+    for n, (one, two) in enumerate(zip(seen, run(other, chain), strict=True)):
+        share = 1.0 if n < 12 else 1 / (0.1 + 0.9 * 11 / 12)  # the line ends before the whole value
+        assert one == pytest.approx([lr * share for lr in two], abs=1e-12)
 
 
-def test_ours_multiply_with_another_schedule_as_torchs_do() -> None:
+def test_schedules_that_overlap_multiply() -> None:
     optimizer, alone = two_groups(), two_groups()
     both = [option("yolox", optimizer), option("multistep", optimizer, milestones=[4], gamma=0.5)]
     expected = run(alone, [option("yolox", alone)])
     for n, lrs in enumerate(run(optimizer, both)):
         assert lrs == pytest.approx([lr * (0.5 if n >= 4 * N else 1) for lr in expected[n]]), n
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_they_are_applied_in_the_order_of_begin_and_then_of_the_config(reverse: bool) -> None:
+    optimizer = two_groups()
+    pair = [of("down", Cosine(eta_min=0.5), optimizer, begin=10), of("half", Constant(0.5), optimizer)]
+    assert run(optimizer, pair[::-1] if reverse else pair)[20][0] == pytest.approx(0.5)  # of 0.5, which it stays
+    optimizer = two_groups()
+    pair = [of("half", Constant(0.5), optimizer), of("down", Cosine(eta_min=0.5), optimizer)]
+    found = run(optimizer, pair[::-1] if reverse else pair)[30][0]
+    assert found == pytest.approx(0.75 * 0.5 if reverse else 0.5)
+
+
+def test_an_epoch_and_a_step_begin_in_the_order_of_the_steps() -> None:
+    optimizer = two_groups()
+    schedules = [
+        of("epoch", Constant(), optimizer, begin=3, by_epoch=True),
+        of("step", Constant(), optimizer, begin=14),
+    ]
+    assert [schedule.order for schedule in schedules] == [3 * N, 14]
+
+
+def test_a_custom_function_is_a_schedule() -> None:
+    class Sawtooth(Function):
+        def value(self, k: int, length: int, value: float, initial: float) -> float:
+            return value * (1 - k % 4 / 4)
+
+    optimizer = two_groups()
+    assert [lrs[0] for lrs in run(optimizer, [of("saw", Sawtooth(), optimizer, begin=2)], 8)] == [
+        1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 1.0, 0.75, 0.5,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["warmup_cosine", "yolox"])
@@ -166,3 +191,45 @@ def test_the_highest_lr_of_onecycle_is_not_what_a_warm_up_has_made_of_it() -> No
     optimizer = two_groups()
     schedules = [option("linear", optimizer, end=5), option("onecycle", optimizer, begin=5)]
     assert max(lrs[0] for lrs in run(optimizer, schedules)) == pytest.approx(LRS[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_warm_up_and_a_cosine_join_without_a_gap(reverse: bool) -> None:
+    optimizer = two_groups()
+    schedules = [of("up", Linear(0.5), optimizer, end=6), of("down", Cosine(), optimizer, begin=6)]
+    seen = [lrs[0] for lrs in run(optimizer, schedules[::-1] if reverse else schedules, STEPS - 1)]
+    down = STEPS - 6
+    expected = [0.5 + 0.1 * n for n in range(6)] + [0.5 + 0.5 * math.cos(math.pi * n / down) for n in range(down)]
+    assert seen == pytest.approx(expected)
+
+
+def test_nothing_happens_before_begin_and_after_end() -> None:
+    optimizer = two_groups()
+    schedule = of("it", Exponential(0.5), optimizer, begin=4, end=7)
+    assert [lrs[0] for lrs in run(optimizer, [schedule])] == [1.0] * 5 + [0.5] + [0.25] * (STEPS - 5)
+
+
+def test_a_begin_after_the_end_of_a_short_run_never_begins() -> None:
+    optimizer = two_groups()
+    assert run(optimizer, [of("late", Cosine(), optimizer, begin=STEPS + 5)]) == [list(LRS)] * (STEPS + 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "losses", "expected"),
+    [
+        ("min", [1.0, 0.9, 0.95, 0.95, 0.8, 0.8, 0.8], [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25]),
+        ("max", [1.0, 1.1, 1.05, 1.05, 1.2, 1.2, 1.2], [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25]),
+        ("min", [float("nan"), 1.0, 0.5, 0.4, 0.3, 0.2, 0.1], [1.0] * 7),
+    ],
+)
+def test_a_plateau_follows_its_metric(mode: str, losses: list[float], expected: list[float]) -> None:
+    optimizer = two_groups()
+    schedule = option("plateau", optimizer, mode=mode, patience=1, factor=0.5)
+    seen = run(optimizer, [schedule], 7 * N, losses=losses)
+    assert [lrs[0] for lrs in seen[N::N]] == expected
+
+
+def test_a_plateau_looks_at_its_metric_from_begin_to_end() -> None:
+    optimizer = two_groups()
+    schedule = option("plateau", optimizer, mode="min", patience=1, factor=0.5, begin=3, end=7)
+    assert [lrs[0] for lrs in run(optimizer, [schedule])[N::N]] == [1.0] * 4 + [0.5] * 8

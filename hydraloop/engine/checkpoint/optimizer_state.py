@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,16 +67,13 @@ def override(
     given: Sequence[Hyperparameters],
     config: Sequence[Hyperparameters],
     names: Iterable[str],
-    scheduled: Callable[[str], bool],
 ) -> list[str]:
-    """Replace loaded hyperparameters by those of this run's config, before the schedules load their states.
+    """Replace loaded hyperparameters by those of this run's config, before the schedules are applied.
 
     Args:
         given: the hyperparameters of the checkpoint's run, for each group; changed in place.
         config: those of this run.
         names: of those to replace (`lr`). Equal ones stay.
-        scheduled: whether a schedule changes a name. Such a value is scaled by new / old, since a schedule multiplies
-            the value it began with.
 
     Returns:
         A line for each replaced name: `optimizer.lr: 0.001 -> 1e-05`.
@@ -96,8 +93,8 @@ def override(
                     key=f"optimizer.{name}",
                     remedy=f"Use optimizer.{name}={_words(old)}, or start a new run with load_from=…",
                 )
-            for group, was, value in zip(optimizer.param_groups, old, new, strict=True):
-                _replace(group, name, was, value, scheduled=scheduled(name))
+            for group, value in zip(optimizer.param_groups, new, strict=True):
+                _replace(group, name, value)
             for values, value in zip(given, new, strict=True):
                 values[name] = value
             lines.append(f"optimizer.{name}: {_words(old)} -> {_words(new)}")
@@ -108,14 +105,14 @@ def kept(
     optimizer: Optimizer,
     given: Sequence[Hyperparameters],
     config: Sequence[Hyperparameters],
-    set_by_schedule: Callable[[str], bool],
+    set_by_schedule: Collection[str],
 ) -> list[str]:
     """Describe hyperparameters that differ from this run's config and stay, since they were not typed.
 
     Args:
         given: the hyperparameters after `override`.
         config: those of this run.
-        set_by_schedule: whether a schedule sets a name without regard to the optimizer's number.
+        set_by_schedule: names that a schedule sets to numbers of the config.
 
     Returns:
         A line for each name: `optimizer.lr stays 0.001 (the config has 1e-05); type optimizer.lr=1e-05 to change it`.
@@ -123,7 +120,7 @@ def kept(
     lines = []
     for name in sorted(optimizer.defaults.keys() - {*_IMPLEMENTATION}):
         old, new = ([values.get(name) for values in side] for side in (given, config))
-        if None in old or None in new or old == new or set_by_schedule(name):
+        if None in old or None in new or old == new or name in set_by_schedule:
             continue
         line = f"optimizer.{name} stays {_words(old)} (the config has {_words(new)})"
         if name not in _DECIDE_STATE and all(value == new[0] for value in new):
@@ -133,17 +130,16 @@ def kept(
     return lines
 
 
-def _replace(group: dict[str, Any], name: str, was: Any, value: Any, *, scheduled: bool) -> None:
-    several = isinstance(value, tuple)
-    now, news = [], value if several else (value,)
-    for (initial, current), old, new in zip(_entries(group, name), was if several else (was,), news, strict=True):
+def _replace(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set a hyperparameter, and what schedules begin with."""
+    entries = _entries(group, name)
+    for (initial, _), new in zip(entries, value if isinstance(value, tuple) else (value,), strict=True):
         if initial in group:
             group[initial] = new
-        now.append(float(current) * (new / old) if scheduled and old and float(current) != old else new)
     if isinstance(group[name], Tensor):  # with `capturable`, a CUDA graph may read it
-        group[name].fill_(now[0])
+        group[name].fill_(value)
     else:
-        group[name] = type(group[name])(now) if several else now[0]
+        group[name] = type(group[name])(value) if isinstance(value, tuple) else value
 
 
 def _begin(group: Mapping[str, Any], name: str) -> Any:

@@ -167,11 +167,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
             optimizer_state.load(engine.optimizer, state)
         except ValueError as error:
             raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
-    else:  # the parameter groups have the first lr, not the schedules' current one
-        for name, state in checkpoint.get("schedulers", {}).items():
-            if name in engine.schedulers:
-                engine.schedulers[name].take_over_values(state)
-    _override_hyperparameters(engine, checkpoint["meta"].get("hyperparameters"))
+        _override_hyperparameters(engine, checkpoint["meta"].get("hyperparameters"))
     _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
     hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
     _load_named("hooks", hooks, checkpoint["hooks"], strict)
@@ -191,22 +187,15 @@ def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None
     """
     config = engine.hyperparameters
     engine.hyperparameters = given or optimizer_state.hyperparameters(engine.optimizer)
-    lines = optimizer_state.override(
-        engine.optimizer,
-        engine.hyperparameters,
-        config,
-        engine.settings.optimizer_overrides,
-        lambda name: any(schedule.changes(name) for schedule in engine.schedulers.values()),
-    )
-    kept = optimizer_state.kept(
-        engine.optimizer,
-        engine.hyperparameters,
-        config,
-        lambda name: any(schedule.sets(name) for schedule in engine.schedulers.values()),
-    )
+    setting = {name: key for key, schedule in engine.schedulers.items() for name in config[0] if schedule.sets(name)}
+    typed = engine.settings.optimizer_overrides
+    lines = optimizer_state.override(engine.optimizer, engine.hyperparameters, config, typed - setting.keys())
+    kept = optimizer_state.kept(engine.optimizer, engine.hyperparameters, config, setting.keys())
     if engine.distributed.is_main:
         for line in lines:
             log.info("%s", line)
+        for name in sorted(typed & setting.keys()):
+            log.warning("optimizer.%s has no effect: scheduler.%s sets it to numbers of its own", name, setting[name])
         for line in kept:
             log.warning("%s", line)
 

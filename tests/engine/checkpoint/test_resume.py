@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
@@ -34,7 +32,7 @@ from hydraloop.hooks import (
     ParamSchedulerHook,
     RuntimeInfoHook,
 )
-from hydraloop.optim import Schedule, build_schedule
+from hydraloop.optim import Cosine, Length, Plateau, build_schedule
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
 from tests.helpers import differences
@@ -57,17 +55,13 @@ class Noise(Hook):
         batch[0].add_(random.gauss() + np.random.randn() + torch.randn(()), alpha=0.05)
 
 
-def _schedules(optimizer: torch.optim.Optimizer, accumulate: int, *, by_epoch: bool) -> dict[str, Schedule]:
+def _schedules(optimizer: torch.optim.Optimizer, accumulate: int, *, by_epoch: bool) -> dict[str, Any]:
     steps_per_epoch = -(-LENGTH // accumulate)
-    length = {
-        "steps_per_epoch": steps_per_epoch,
-        "total_epochs": EPOCHS,
-        "total_steps": EPOCHS * steps_per_epoch,
-    }
-    plateau = partial(ReduceLROnPlateau, patience=0, factor=0.5)
+    length = Length(EPOCHS, EPOCHS * steps_per_epoch, steps_per_epoch)
+    plateau = Plateau(patience=0, factor=0.5)
     return {
-        "cosine": build_schedule("cosine", partial(CosineAnnealingLR), optimizer, by_epoch=by_epoch, **length),
-        "plateau": build_schedule("plateau", plateau, optimizer, monitor="loss", **length),
+        "cosine": build_schedule("cosine", Cosine(), optimizer, length, by_epoch=by_epoch),
+        "plateau": build_schedule("plateau", plateau, optimizer, length, monitor="loss"),
     }
 
 

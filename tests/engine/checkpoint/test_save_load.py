@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.engine import Engine
@@ -19,7 +17,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Loaders, Settings, from_position
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.optim.schedule import Schedule
+from hydraloop.optim import Cosine, Schedule
 from hydraloop.tasks.task import Task
 from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
 
@@ -184,7 +182,7 @@ def _with_schedule(run_dir: Path, name: str | None, **settings: Any) -> Engine:
         optimizer=optimizer,
         loaders=Loaders(batches(2)),
         hooks={"saving": _saving()},
-        schedules={} if name is None else {name: Schedule(name, partial(CosineAnnealingLR, T_max=9), optimizer)},
+        schedules={} if name is None else {name: Schedule(name, Cosine(T_max=9), optimizer)},
         settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
         run_dir=run_dir,
     )

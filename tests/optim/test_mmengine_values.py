@@ -1,0 +1,53 @@
+"""The values of MMEngine 0.10.7's schedules: single ones of each kind, and sequences that do not overlap.
+
+`mmengine_values.json` is written by tests/compat/mmengine_schedules.py; test_with_mmengine.py checks it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydraloop.optim
+from tests.compat import mmengine_schedules as case_data
+from tests.optim.scheduled import of, run
+
+STORED = json.loads(Path(__file__).with_name("mmengine_values.json").read_text(encoding="utf-8"))
+WORDS = {"eta_max": "max_lr", "min_value": "min_lr"}
+"""Arguments that have another name here, torch's."""
+
+
+def ours(case: list[dict[str, Any]]) -> list[list[float]]:
+    """The values here in each iteration."""
+    optimizer = case_data.optimizer()
+    schedules = []
+    for number, entry in enumerate(case):
+        arguments = {WORDS.get(name, name): value for name, value in entry["arguments"].items()}
+        plateau = entry["kind"] == "ReduceOnPlateau"
+        if entry["kind"] == "OneCycle":
+            arguments["cycle_momentum"] = False
+        function = getattr(hydraloop.optim, "Plateau" if plateau else entry["kind"])(**arguments)
+        when = {"by_epoch": entry["unit"] != "iterations", "convert_to_iter_based": entry["unit"] == "converted"}
+        monitor = "loss" if plateau else None
+        fields = {name: entry[name] for name in ("param", "begin", "end")}
+        schedules.append(of(f"s{number}", function, optimizer, monitor=monitor, **fields, **when))
+    key = case[0]["param"]
+    return run(optimizer, schedules, case_data.STEPS - 1, key=key, losses=case_data.LOSSES)
+
+
+@pytest.mark.parametrize(
+    "stored", STORED, ids=lambda stored: "-".join(f"{entry['kind']}-{entry['unit']}" for entry in stored["case"])
+)
+def test_the_values_are_mmengines(stored: dict[str, Any]) -> None:
+    found = ours(stored["case"])
+    for here, there in zip(case_data.shown(found), stored["values"], strict=True):
+        assert here == pytest.approx(there, rel=1e-12, abs=1e-12)
+
+
+def test_all_kinds_are_compared() -> None:
+    single = [stored["case"][0] for stored in STORED if len(stored["case"]) == 1]
+    assert len(single) >= 94
+    assert {entry["kind"] for entry in single} == set(case_data.KINDS)
