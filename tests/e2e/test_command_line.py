@@ -48,7 +48,12 @@ def order_in(text: str) -> list[str]:
 def both_hooks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Done, Done]:
     """`hooks=ema,profiler` for two epochs, and its dry run."""
     project = Project.make(tmp_path_factory.mktemp("both") / "project")
-    line = ["hooks=ema,profiler", "engine.max_epochs=2", "default_hooks.checkpoint.save_best=auto"]
+    line = [
+        "hooks=ema,profiler",
+        "engine.max_epochs=2",
+        "default_hooks.checkpoint.save_best=auto",
+        "engine.verbose=true",
+    ]
     return project, project.train(*line), project.train("--dry-run", *line)
 
 
@@ -83,7 +88,7 @@ def test_the_directory_has_what_the_design_says(both_hooks: tuple[Project, Done,
 
 def test_what_is_shown(both_hooks: tuple[Project, Done, Done]) -> None:
     out = both_hooks[1].out
-    for shown in ("parameters", "hooks    in the order they are called", "lr ", "eta ", "time ", "data ", "memory "):
+    for shown in ("parameters", "hooks     in the order they are called", "lr ", "eta ", "time ", "data ", "memory "):
         assert shown in out, shown
     assert "accuracy" in out
     assert "tensorboard --logdir" in out
@@ -111,7 +116,7 @@ def test_priorities_by_name_and_number(project: Project) -> None:
     assert names == sorted(names, key=lambda found: int(found[1]))
     assert ("ema", "30") in names
     assert ("profiler", "45") in names
-    done = project.train(*line, QUICK)
+    done = project.train(*line, QUICK, "engine.verbose=true")
     assert done.code == 0, done.text
     assert after_train_iter in order_in(done.out)
 

@@ -47,7 +47,7 @@ def format_start(engine: Engine) -> str:
         hooks = format_order(slots)
     elif slots:
         rows["hooks"], hooks = format_folded(
-            slots, {name: Priority.of(hook.priority) for name, hook in engine.hooks.items()}
+            slots, {slot.name: Priority.of(engine.hooks[slot.name].priority) for slot in slots if slot.is_default}
         )
     return "\n".join([*_aligned(rows), *filter(None, [hooks])])
 
