@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torchmetrics
+from hydra._internal.callbacks import Callbacks
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, lr_scheduler
@@ -20,6 +23,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 import hydraloop
 from hydraloop.cli import arguments, hydra_targets
 from hydraloop.optim import startup
+from hydraloop.safety import hydra_versions
 from hydraloop.safety.public_targets import is_public
 
 FOLDER = Path(hydraloop.__file__).parent
@@ -34,6 +38,16 @@ def _hydras_flags() -> None:
     assert (read.overrides, read.multirun, read.config_dir) == (["a=1", "b=2"], True, "x")
     used = ("help", "hydra_help", "info", "cfg", "shell_completion", "config_path", "config_name", "experimental_rerun")
     assert not any(getattr(read, flag) for flag in used)
+
+
+def _hydras_callbacks() -> None:
+    cfg = OmegaConf.create(
+        {"hydra": {"callbacks": {"log": {"_target_": "hydra.experimental.callbacks.LogJobReturnCallback"}}}}
+    )
+    with hydra_versions.allowing():
+        callbacks = Callbacks(cfg)
+    callbacks.on_run_start(config=cfg, config_name="config")
+    callbacks.on_run_end(config=cfg, config_name="config", job_return=JobReturn())
 
 
 def _hydras_plugins() -> None:
@@ -102,6 +116,7 @@ def _optimizers_without_dynamo() -> None:
 
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
+    _hydras_callbacks: ["hydra._internal.callbacks"],
     _hydras_plugins: ["hydra._internal.core_plugins"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
@@ -28,6 +29,26 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Hydra's own flags and the overrides. Raises SystemExit with argparse's message, as Hydra does."""
     parsed: argparse.Namespace = get_args_parser().parse_intermixed_args(argv)  # also takes `key=a -m key=b`
     return parsed
+
+
+def is_for_hydra(args: argparse.Namespace) -> bool:
+    """Whether a flag asks Hydra to show something that is not a config: --hydra-help, --info, --shell-completion."""
+    return bool(args.hydra_help or args.info or args.shell_completion)
+
+
+def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the arguments that are not overrides, in their order.
+
+    Args:
+        folder: with the config files. Hydra would look for a relative one next to a file of hydraloop.
+    """
+    overrides, found = list(args.overrides), []
+    for argument in argv:
+        if argument in overrides:
+            overrides.remove(argument)
+        else:
+            found.append(argument)
+    return found if args.config_path is None else [*found, "--config-path", str(folder.absolute())]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:

@@ -1,4 +1,4 @@
-"""Handing a checked command line to Hydra, with its errors coming back as exceptions."""
+"""Running jobs, or showing configs, through Hydra. Errors come back as exceptions, and Hydra's records are masked."""
 
 from __future__ import annotations
 
@@ -10,25 +10,100 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import hydra
-from omegaconf import DictConfig
+from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, run_job
+from hydra.types import RunMode
+from omegaconf import DictConfig, read_write
 
-from hydraloop.safety.hydra_versions import main_options
+from hydraloop.cli.console import mask_handlers
+from hydraloop.run.config_yaml import mask_files, mask_records, remember_config
+from hydraloop.safety import hydra_versions
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
+Job = Callable[[DictConfig, Path], Any]
+"""What Hydra runs: it gets the config, without the node `hydra`, and the run directory."""
 
-def run(job: Callable[[DictConfig], Any], argv: Sequence[str], folder: Path, name: str) -> None:
-    """Let Hydra compose `argv`, make the run directory and call `job`, once or for each job of a sweep.
+
+def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
+    """Run one job as Hydra does after composing: make the directory, set up logging, write records, call callbacks.
+
+    A composer has to be open.
+
+    Args:
+        cfg: with the node `hydra`.
+        name: of the primary config.
 
     Raises:
-        Exception: what the job, or Hydra, raised.
+        Exception: raised by the job.
+    """
+    with read_write(cfg.hydra):
+        cfg.hydra.mode = RunMode.RUN
+    with _errors_raised(), hydra_versions.allowing():
+        hydra_versions.configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+        callbacks = Callbacks(cfg)
+        callbacks.on_run_start(config=cfg, config_name=name)
+        returned = JobReturn()
+        try:
+            returned = run_job(
+                task_function=_masked(job),
+                config=cfg,
+                job_dir_key="hydra.run.dir",
+                job_subdir_key=None,
+                hydra_context=hydra_versions.context(GlobalHydra.instance().config_loader(), callbacks),
+            )
+        finally:
+            callbacks.on_run_end(config=cfg, config_name=name, job_return=returned)
+        _ = returned.return_value  # raises the job's error
+
+
+def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
+    """Let Hydra run the jobs of a sweep.
+
+    Args:
+        argv: the arguments, without the name of the script.
+        folder: with the config files.
+        name: of the primary config.
+
+    Raises:
+        Exception: raised by a job, or by Hydra.
     """
     with _arguments(argv), _errors_raised():
-        hydra.main(config_path=str(folder), config_name=name, **main_options())(job)()
+        hydra.main(config_path=str(folder), config_name=name, **hydra_versions.main_options())(_masked(job))()
+
+
+def show(argv: Sequence[str], folder: Path, name: str) -> None:
+    """Let Hydra show what a command line asks for. The arguments are those of `run_sweep`; nothing is trained."""
+    run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+
+
+def sweep_dir() -> Path:
+    """Return the directory of the sweep that is running, also from within a job's (`hydra.job.chdir=true`)."""
+    settings = HydraConfig.get()
+    return Path(settings.runtime.cwd, settings.sweep.dir)
+
+
+def _masked(job: Job) -> Callable[[DictConfig], Any]:
+    """The job, with its secrets masked in what Hydra has written before, and from then on in every log message."""
+
+    def run(cfg: DictConfig) -> Any:
+        settings = HydraConfig.get()
+        run_dir = Path(settings.runtime.output_dir)
+        remember_config(cfg)
+        mask_handlers()
+        if settings.output_subdir is not None:
+            mask_records(run_dir / settings.output_subdir)
+        if settings.mode is RunMode.MULTIRUN:
+            mask_files([sweep_dir() / "multirun.yaml"])
+        return job(cfg, run_dir)
+
+    return run
 
 
 def quoted(path: Path) -> str:
-    """A path as the value of an override."""
+    """Return a path as the value of an override."""
     escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -46,9 +121,9 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """With HYDRA_FULL_ERROR=1 Hydra raises what it otherwise cuts, prints and turns into an exit code.
+    """With HYDRA_FULL_ERROR=1, Hydra raises what it otherwise cuts, prints and turns into an exit code.
 
-    One line it writes in any case, before raising; the message about the error is ours, so that line is left out.
+    In any case Hydra writes one line before it raises. It is left out, because hydraloop reports the error.
     """
     before, stderr = os.environ.get(FULL_ERROR), sys.stderr
     os.environ[FULL_ERROR] = "1"

@@ -9,8 +9,8 @@ from pathlib import Path
 from omegaconf import DictConfig, open_dict
 
 from hydraloop.cli import arguments
-from hydraloop.cli import checked_compose as checked
-from hydraloop.cli import compose as composing
+from hydraloop.cli.command import compose_job
+from hydraloop.cli.compose import opened
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 
@@ -40,9 +40,9 @@ def compose(
     folder = folder or _folder_of(sys._getframe(1).f_code.co_filename)
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
-    with composing.opened(folder / config_path, config_name) as composer:
+    with opened(folder / config_path, config_name) as composer:
         lines, _ = arguments.with_hook_lists(overrides)
-        cfg = checked.compose(lines, composer)
+        cfg = compose_job(lines, composer)
     with open_dict(cfg):
         del cfg["hydra"]
     typed.remember(cfg, typed.keys_of(lines))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import hydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log as hydra_configure_log
+from hydra.types import HydraContext
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,6 +42,17 @@ def allow(target: str, found: Any) -> None:
 def main_options() -> dict[str, Any]:
     """Return keyword arguments of `hydra.main`. 1.4 also needs the classes that Hydra's own sections may name."""
     return BASE if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
+
+
+def allowing() -> AbstractContextManager[Any]:
+    """In the body, Hydra 1.4 makes what Hydra's own sections name."""
+    return nullcontext() if IS_1_3 else cast(Any, hydra.utils).execution_whitelist([*_LOGGING, *_CHECKED])
+
+
+def context(config_loader: ConfigLoader, callbacks: Any) -> HydraContext:
+    """Return the context of `run_job`. 1.4 also needs the classes that a logging section may name."""
+    options: dict[str, Any] = {} if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
+    return HydraContext(config_loader=config_loader, callbacks=callbacks, **options)
 
 
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import checked_compose as checked
+from hydraloop.cli import command
 from hydraloop.cli.hydra_targets import check_hydra
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -209,10 +209,10 @@ def test_a_config_without_the_sections_passes() -> None:
 @pytest.mark.parametrize("option", ["default", "stdout", "disabled", "none", "hydraloop"])
 def test_hydras_own_logging_passes(option: str) -> None:
     with composer() as opened:
-        assert checked.compose([f"hydra/job_logging={option}"], opened).seed is not None
+        assert command.compose_job([f"hydra/job_logging={option}"], opened).seed is not None
 
 
 def test_composing_refuses() -> None:
     with composer() as opened, pytest.raises(UserError) as caught:
-        checked.compose(["+hydra.callbacks.x._target_=torch.hub.load"], opened)
+        command.compose_job(["+hydra.callbacks.x._target_=torch.hub.load"], opened)
     assert caught.value.key == "hydra.callbacks.x._target_"

@@ -8,7 +8,7 @@ import pytest
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import checked_compose as checked
+from hydraloop.cli import command
 from hydraloop.cli.hydra_targets import check_hydra
 from hydraloop.cli.limits import ENVIRONMENT, check_limits
 from hydraloop.errors import UserError
@@ -149,10 +149,10 @@ def test_the_name_of_the_job_leads_no_log_file_out_of_the_run_directory(name: st
 def test_composing_tells_what_is_typed_from_what_a_sweep_in_a_config_sets() -> None:
     line = "++hydra.job.env_set.CXX=c++"
     with composer() as opened:
-        assert checked.compose([line], opened).hydra.job.env_set == {"CXX": "c++"}
+        assert command.compose_job([line], opened).hydra.job.env_set == {"CXX": "c++"}
         with pytest.raises(UserError, match="environment variable"):
-            checked.compose([line], opened, typed=[])
-        checked.compose_sweep([line], opened)
+            command.compose_job([line], opened, typed=[])
+        command.compose_sweep([line], opened)
 
 
 def test_keys_that_overrides_set() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import hydraloop
-from hydraloop.cli import checked_compose as checked
-from hydraloop.cli import plan
+from hydraloop.cli import command, plan
 from hydraloop.engine.report.hook_table import by_mount_point
 from hydraloop.validate import slots_of
 from tests.config.composed import REPOSITORY, composer
@@ -29,7 +28,7 @@ SELECTIONS = [
 @pytest.mark.parametrize("lines", SELECTIONS, ids=" ".join)
 def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Path) -> None:
     with composer() as opened:
-        cfg = checked.compose(lines, opened)
+        cfg = command.compose_job(lines, opened)
         planned = slots_of(cfg)
     engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
     assert planned == engine.stages.slots
@@ -37,7 +36,7 @@ def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Pat
 
 def test_the_order_by_hand() -> None:
     with composer() as opened:
-        slots = slots_of(checked.compose(["hooks=[ema,profiler]"], opened))
+        slots = slots_of(command.compose_job(["hooks=[ema,profiler]"], opened))
     assert [(slot.name, slot.priority) for slot in slots] == [
         ("runtime_info", 10),
         ("grad_clip", 40),
@@ -56,7 +55,7 @@ def test_the_order_by_hand() -> None:
 
 def test_a_hook_without_a_schema_stands_apart() -> None:
     with composer() as opened:
-        text = plan.format_plan(checked.compose(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
+        text = plan.format_plan(command.compose_job(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
     assert "class not imported" in text
     line = next(line for line in text.splitlines() if "class not imported" in line)
     assert line.endswith("mine (50)")
@@ -64,15 +63,15 @@ def test_a_hook_without_a_schema_stands_apart() -> None:
 
 def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
     with composer() as opened:
-        cfg = checked.compose(["optimizer.lr=${optimizer.eps}"], opened)
+        cfg = command.compose_job(["optimizer.lr=${optimizer.eps}"], opened)
         assert "lr: 1.0e-08" in plan.format_plan(cfg)
-        cfg = checked.compose(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
+        cfg = command.compose_job(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
         assert "load_from: ${hydra:runtime.output_dir}/x.pth" in plan.format_plan(cfg)
 
 
 def test_the_plan_has_no_node_of_hydras() -> None:
     with composer() as opened:
-        text = plan.format_plan(checked.compose([], opened))
+        text = plan.format_plan(command.compose_job([], opened))
     assert "\nhydra:" not in text
     assert text.splitlines()[0] == "# The composed config"
 
@@ -80,10 +79,10 @@ def test_the_plan_has_no_node_of_hydras() -> None:
 def test_the_order_is_not_checked_where_the_user_says_so() -> None:
     with composer() as opened:
         with pytest.raises(hydraloop.UserError, match="must run after"):
-            checked.compose(["default_hooks.checkpoint.priority=20"], opened)
-        checked.compose(["default_hooks.checkpoint.priority=20", "engine.check_order=false"], opened)
+            command.compose_job(["default_hooks.checkpoint.priority=20"], opened)
+        command.compose_job(["default_hooks.checkpoint.priority=20", "engine.check_order=false"], opened)
         with pytest.raises(hydraloop.UserError, match="must run after"):
-            checked.compose(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
+            command.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
 
 
 def test_help_names_groups_options_flags_and_examples() -> None:

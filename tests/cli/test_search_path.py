@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.cli import checked_compose as checked
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -39,7 +38,7 @@ def composed(project: Path, entry: str | None, *overrides: str) -> str:
     """The experiment's name, with an entry in the primary config."""
     (project / "conf" / "config.yaml").write_text(PRIMARY.format(f"'{entry}'" if entry else ""))
     with composing.opened(project / "conf", "config") as composer:
-        return str(checked.composed(overrides, composer).experiment_name)
+        return str(composer.compose(overrides).experiment_name)
 
 
 @pytest.mark.parametrize("entry", ["pkg://evil_configs", "structured://evil_configs", "pkg://evil_configs/inner"])

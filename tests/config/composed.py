@@ -12,8 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from hydraloop.cli import arguments
-from hydraloop.cli import checked_compose as checked
+from hydraloop.cli import arguments, command
 from hydraloop.cli import compose as composing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -50,7 +49,7 @@ def composer(folder: Path = REPOSITORY / "conf") -> Iterator[composing.Composer]
 
 def job(lines: Sequence[str], opened: composing.Composer) -> DictConfig:
     """The config a job gets."""
-    cfg = copy.deepcopy(checked.compose(lines, opened))  # a composer may give the same one twice
+    cfg = copy.deepcopy(command.compose_job(lines, opened))  # a composer may give the same one twice
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg

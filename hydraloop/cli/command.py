@@ -1,0 +1,147 @@
+"""The checked command line: overrides to Hydra's form, composed and validated, before anything is written."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from omegaconf import DictConfig
+
+from hydraloop.cli import arguments, checks, hydra_targets, limits
+from hydraloop.cli.compose import Composer, jobs, swept
+from hydraloop.cli.explain import COMPOSING_ERRORS, explain
+from hydraloop.errors import UserError
+from hydraloop.safety.typed_options import keys_of
+from hydraloop.validate import validate
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command line asks for."""
+
+    overrides: list[str]
+    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
+    cfg: DictConfig
+    """Composed and validated, with the node `hydra`; of a sweep, the config of its first job."""
+    is_sweep: bool = False
+    axes: list[str] = field(default_factory=list)
+    """The keys that are swept."""
+
+    @property
+    def typed(self) -> list[str]:
+        """The keys that the command line sets. Hydra's own list also has those of a sweep in a config file."""
+        return keys_of(self.overrides)
+
+
+def check_command(
+    args: argparse.Namespace,
+    composer: Composer,
+    *,
+    trains: bool = True,
+    check_job: Callable[[DictConfig], None] = lambda cfg: None,
+) -> Command:
+    """Compose and check the config of the run, or of each job of the sweep.
+
+    Args:
+        args: Hydra's flags and the overrides.
+        trains: whether training data is needed.
+        check_job: called with each config that has passed all other checks.
+
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
+    typed = list(args.overrides)
+    parsed = arguments.parse(typed)
+    arguments.refuse_null_groups(parsed)
+    checks.check_groups(parsed, composer)
+    lines, rewritten = arguments.with_hook_lists(typed)
+    if not args.multirun and not _mode_is_multirun(lines, composer):
+        if rewritten:
+            print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
+        cfg = compose_job(lines, composer, trains=trains)
+        check_job(cfg)
+        return Command(lines, cfg)
+    lines = arguments.with_hook_options_swept(typed)
+    return _check_sweep(lines, composer, trains=trains, check_job=check_job)
+
+
+def compose_job(
+    lines: Sequence[str], composer: Composer, typed: Sequence[str] | None = None, *, trains: bool = False
+) -> DictConfig:
+    """Return the config of one job, with the node `hydra`, composed and checked.
+
+    Args:
+        typed: the lines that the user typed. A job of a sweep also has lines of a config file. None: all.
+        trains: as of `validate`.
+
+    Raises:
+        UserError: a mistake in the overrides, the config files, or the order of hooks.
+    """
+    parsed = arguments.parse(lines)
+    arguments.refuse_null_groups(parsed)
+    checks.check_groups(parsed, composer)
+    checks.check_overrides(parsed)
+    cfg = _explained(composer.compose, lines, composer)
+    _check_hydra(cfg, lines if typed is None else typed)
+    validate(cfg, trains=trains)
+    return cfg
+
+
+def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
+    """Return the config that Hydra composes for the sweep itself: its callbacks, sweeper and launcher are checked.
+
+    Raises:
+        UserError: Hydra cannot compose it, or one of them is not allowed.
+    """
+    cfg = _explained(composer.compose_sweep, lines, composer)
+    _check_hydra(cfg, lines)
+    return cfg
+
+
+def _check_sweep(
+    lines: list[str], composer: Composer, *, trains: bool, check_job: Callable[[DictConfig], None]
+) -> Command:
+    overrides = swept(compose_sweep(lines, composer), arguments.parse(lines))
+    axes = [override.key_or_group for override in overrides if arguments.is_sweep(override)]
+    first: DictConfig | None = None
+    for job in jobs(overrides):
+        try:
+            cfg = compose_job(job, composer, typed=lines, trains=trains)
+            check_job(cfg)
+        except UserError as error:
+            problem = f"{error.problem}, in the job {' '.join(job)}"
+            raise UserError(problem, key=error.key, remedy=error.remedy) from error
+        if cfg.resume is not None:
+            raise UserError(
+                "the jobs of a sweep would continue in one directory", key="resume", remedy="Use load_from=…"
+            )
+        first = first or cfg
+    assert first is not None, "a product of axes with values has an element"
+    return Command(lines, first, is_sweep=True, axes=axes)
+
+
+def _check_hydra(cfg: DictConfig, lines: Sequence[str]) -> None:
+    keys = keys_of(lines)
+    hydra_targets.check_hydra(cfg, keys)
+    limits.check_limits(cfg, keys)
+
+
+def _explained(compose: Callable[[Sequence[str]], DictConfig], lines: Sequence[str], composer: Composer) -> DictConfig:
+    try:
+        return compose(lines)
+    except COMPOSING_ERRORS as error:
+        raise explain(error, arguments.parse(lines), composer) from error
+
+
+def _mode_is_multirun(lines: Sequence[str], composer: Composer) -> bool:
+    """Whether `hydra.mode` is MULTIRUN, on the command line or in a config file."""
+    plain = [override.input_line or "" for override in arguments.parse(lines) if not arguments.is_sweep(override)]
+    for attempt in (plain, [line for line in plain if line.startswith("hydra")]):
+        try:
+            mode = composer.compose(attempt).hydra.mode
+        except COMPOSING_ERRORS:
+            continue
+        return mode is not None and mode.name == "MULTIRUN"
+    return False

@@ -1,0 +1,99 @@
+"""What the terminal and train.log say about errors, and the last line of a sweep."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from dataclasses import dataclass, field
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from hydraloop.cli import arguments
+from hydraloop.errors import UserError
+from hydraloop.run.result import describe
+from hydraloop.safety.secrets import mask_text
+
+log = logging.getLogger("hydraloop")
+
+_NAMED = 5
+"""Failed jobs that the last line of a sweep names. More do not fit on a screen."""
+
+
+@dataclass
+class Reports:
+    """Shows each error once: errors of a job when they happen, others at the end of the command."""
+
+    with_traceback: bool
+    """Whether a user's mistakes are shown with their traceback, too (HYDRA_FULL_ERROR=1)."""
+    axes: list[str] = field(default_factory=list)
+    """The keys that are swept."""
+    started: list[str] = field(default_factory=list)
+    """The names of the jobs: the number, which is also the name of the directory, and the swept values."""
+    failed: list[str] = field(default_factory=list)
+    """The names of those that have failed."""
+    interrupted: bool = False
+    """Whether the job that was started last was interrupted, or is still running."""
+    shown: list[BaseException] = field(default_factory=list)
+    """Errors of jobs."""
+
+    def start_job(self) -> None:
+        """Note the job that Hydra runs now."""
+        hydra = HydraConfig.get()
+        number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
+        parsed = arguments.parse(list(hydra.overrides.task)) if self.axes else []
+        values = [override.input_line or "" for override in parsed if override.key_or_group in self.axes]
+        swept = f" ({' '.join(values)})" if values else ""
+        self.started.append(mask_text(f"job {number}{swept}"))
+        self.interrupted = True
+
+    def end_job(self, error: BaseException | None = None, *, trace: str | None = None) -> None:
+        """Note the end of the job that was started last, and show its error in the terminal and in train.log.
+
+        Args:
+            trace: the traceback of the error in another process. None: the error was raised in this one.
+        """
+        self.interrupted = isinstance(error, KeyboardInterrupt)
+        if error is None:
+            return
+        self.shown.append(error)
+        if not self.interrupted:
+            self.failed.append(self.started[-1])
+        if isinstance(error, KeyboardInterrupt):
+            log.error("%s", _interruption(error))
+        elif trace is not None:
+            log.error("%s", "\n".join(filter(None, (str(error), trace.rstrip()))))
+        elif isinstance(error, UserError) and not self.with_traceback:
+            log.error("%s", error)
+        else:
+            log.error("%s", describe(error), exc_info=error)
+
+    def show(self, error: BaseException) -> None:
+        """Print an error that ends the command, unless it is that of a job."""
+        if error in self.shown:
+            return
+        if isinstance(error, KeyboardInterrupt):
+            text = f"error: {_interruption(error)}\n"
+        elif isinstance(error, UserError) and not self.with_traceback:
+            text = f"error: {error}\n"
+        else:
+            text = "".join(traceback.format_exception(error))
+        print(mask_text(text), end="", file=sys.stderr)
+
+    def print_sweep(self, *, interrupted: bool) -> None:
+        """Print the last line about a sweep: which jobs failed. Nothing if there was one job, or if each succeeded."""
+        failed = ", ".join(self.failed[:_NAMED])
+        if len(self.failed) > _NAMED:
+            failed += f" and {len(self.failed) - _NAMED} others"
+        if interrupted and self.started:
+            where = f"{'in' if self.interrupted else 'after'} {self.started[-1]}"
+            before = f"; failed before: {failed}" if failed else ""
+            print(f"error: the sweep was interrupted {where}{before}", file=sys.stderr)
+        elif failed and len(self.started) > 1:
+            print(f"error: {len(self.failed)} of {len(self.started)} jobs failed: {failed}", file=sys.stderr)
+
+
+def _interruption(error: KeyboardInterrupt) -> str:
+    """`interrupted` for Ctrl-C; of another signal, which the error names: `ended by SIGTERM`."""
+    return f"ended {error}" if str(error) else "interrupted"

@@ -1,0 +1,142 @@
+"""The directory of a run or sweep: determined once, locked, and known to be writable and not another run's."""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from hydraloop.cli.command import Command
+from hydraloop.cli.hydra_run import quoted, sweep_dir
+from hydraloop.errors import UserError
+from hydraloop.run import attempts
+from hydraloop.run import directory as run_directory
+from hydraloop.run.directory import Resumed
+from hydraloop.run.lock import RunLock
+from hydraloop.validate import hydra_config
+
+_KEY = "hydra.run.dir"
+_SWEEP_KEY = "hydra.sweep.dir"
+
+
+def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks: ExitStack) -> Path | None:
+    """Determine the directory of a run and write it into the config. Returns the checkpoint to resume from, if any.
+
+    Args:
+        command: of a single run. `hydra.run.dir` of its config is set, and `hydra.output_subdir` for a resumed run.
+        restarted: finds both for a run that torchrun has restarted. None: this is the first start.
+        locks: gets the lock of the directory.
+
+    Raises:
+        UserError: the directory cannot be written, is locked, or holds a run, or there is nothing to resume.
+    """
+    cfg = command.cfg
+    with hydra_config(cfg):
+        directory = Path(cfg.hydra.run.dir)
+    named = directory if _is_typed(command) or (cfg.resume == "auto" and _is_constant(cfg)) else None
+
+    def find(named: Path | None) -> Resumed:
+        if restarted is not None:
+            return restarted()
+        return Resumed(None, None) if cfg.resume is None else run_directory.find(cfg, named)
+
+    found = find(named)
+    key = _KEY if cfg.resume is None else "resume"
+    locks.enter_context(
+        RunLock(found.run_dir or directory, key=key, wait=cfg.resume == "auto" or restarted is not None)
+    )
+    found = find(found.run_dir or named)  # again: another process may have trained there until it was locked
+    if restarted is not None:
+        print(f"restarted in {found.run_dir}, from {found.checkpoint or 'the beginning'}")
+    if found.run_dir is not None:
+        directory = found.run_dir
+    elif cfg.resume == "auto":
+        print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
+    else:
+        remedy = f"Name another directory, or continue the run: resume={directory}"
+        run_directory.refuse_held(directory, key=_KEY, remedy=remedy)
+    with read_write(cfg.hydra):
+        cfg.hydra.run.dir = str(directory)
+        if found.run_dir is not None:
+            cfg.hydra.output_subdir = str(attempts.following(directory).relative_to(directory))
+    return found.checkpoint
+
+
+def settle_sweep(command: Command, locks: ExitStack) -> tuple[Path, list[str]]:
+    """Return the directory of a sweep, and the overrides with which Hydra uses it.
+
+    Args:
+        locks: gets the lock of the directory.
+
+    Raises:
+        UserError: the directory cannot be written, is locked, or holds a run or a sweep.
+    """
+    cfg = command.cfg
+    with hydra_config(cfg):
+        directory = Path(cfg.hydra.sweep.dir)
+    locks.enter_context(RunLock(directory, key=_SWEEP_KEY))
+    if run_directory.holds_run(directory) or (directory / "multirun.yaml").exists():
+        raise UserError(f"{directory} holds a run already", key=_SWEEP_KEY, remedy="Name another directory.")
+    others = [line for line in command.overrides if line.lstrip("+").partition("=")[0] != _SWEEP_KEY]
+    return directory, [*others, f"{_SWEEP_KEY}={quoted(directory)}"]
+
+
+def run_dir_patterns(cfg: DictConfig) -> list[str]:
+    """Return patterns, as of `Path.glob`, of the directories that other starts of the same command line have."""
+    with hydra_config(cfg):
+        directory = Path(cfg.hydra.run.dir).absolute()
+    written, parts = Path(_written(cfg)).parts, directory.parts
+    pattern = str(directory)
+    if len(written) <= len(parts):
+        known = parts[: len(parts) - len(written)]
+        pattern = str(Path(*known, *("*" if "${" in one else glob.escape(one) for one in written)))
+    resumed = None if cfg.resume in (None, "auto") else run_directory.run_of(Path(cfg.resume))
+    return [pattern, *([] if resumed is None else [glob.escape(str(resumed.absolute()))])]
+
+
+class JobDirectories:
+    """The directories of a sweep's jobs."""
+
+    def __init__(self) -> None:
+        self._taken: set[Path] = set()
+
+    def settle(self, run_dir: Path, locks: ExitStack) -> None:
+        """Check the directory that Hydra has made for a job.
+
+        Args:
+            locks: gets the lock of the directory.
+
+        Raises:
+            UserError: it is outside the sweep's directory, another job's, locked, or holds a run.
+        """
+        key, remedy = "hydra.sweep.subdir", "Let it tell the jobs apart: ${hydra.job.num}."
+        sweep, resolved = sweep_dir(), run_dir.resolve()
+        if not resolved.is_relative_to(sweep.resolve()):
+            raise UserError(f"{run_dir} is outside the sweep's directory, {sweep}", key=key, remedy=remedy)
+        if resolved in self._taken:
+            raise UserError(f"{run_dir} is another job's already", key=key, remedy=remedy)
+        if resolved != sweep.resolve():  # which is locked already
+            locks.enter_context(RunLock(run_dir, key=key))
+        if run_directory.has_trained(run_dir):  # Hydra has written this job's records
+            raise UserError(f"{run_dir} holds a run already", key=key, remedy=remedy)
+        self._taken.add(resolved)
+
+
+def _is_typed(command: Command) -> bool:
+    return any(line.lstrip("+").startswith(f"{_KEY}=") for line in command.overrides)
+
+
+def _is_constant(cfg: DictConfig) -> bool:
+    """Whether the config files name one run directory, not a new one for each start."""
+    return not any(new in _written(cfg) for new in ("${now:", "${run_id:"))
+
+
+def _written(cfg: DictConfig) -> str:
+    """`hydra.run.dir` with its interpolations."""
+    run: Any = OmegaConf.to_container(cfg.hydra.run, resolve=False)
+    return str(run["dir"])

@@ -1,0 +1,151 @@
+"""One run, or the jobs of a sweep, each from its directory to its reported end. Torch is imported when a job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from hydraloop.cli import hydra_run
+from hydraloop.cli.command import Command
+from hydraloop.cli.reports import Reports
+from hydraloop.cli.run_directories import JobDirectories, run_dir_patterns, settle_run, settle_sweep
+from hydraloop.errors import UserError
+from hydraloop.launch import checks as launch_checks
+from hydraloop.launch import elastic, single_process, torchrun
+from hydraloop.launch.failure import Ended, RankError
+from hydraloop.launch.job import Job
+from hydraloop.run import attempts
+from hydraloop.run.directory import Resumed
+from hydraloop.run.result import ResultFile
+from hydraloop.safety import typed_options
+from hydraloop.tracking.sweeps import SweepTrackers
+
+
+@dataclass
+class Jobs:
+    """What a command line trains."""
+
+    project: Path
+    """The folder whose Python files a config may name."""
+    trusted: tuple[str, ...]
+    """Packages that a config may name."""
+    reports: Reports
+    leader: torchrun.Leader
+    """Tells the other ranks of a torchrun what to train."""
+    trackers: SweepTrackers = field(default_factory=SweepTrackers)
+    """Make the parent run of a sweep."""
+
+    def check(self, cfg: DictConfig) -> None:
+        """Refuse a config that cannot be launched here, before anything is written. Called for each job of a sweep.
+
+        Raises:
+            UserError: names the key.
+        """
+        launch_checks.check(cfg)
+        self.trackers.see(cfg)
+
+    def run_once(self, command: Command, name: str) -> None:
+        """Train once, in the directory that the config names. A composer has to be open.
+
+        Args:
+            command: its config says what is trained.
+            name: of the primary config.
+
+        Raises:
+            Exception: raised by the run. It has been reported.
+        """
+        earlier = torchrun.earlier(*run_dir_patterns(command.cfg))
+        with ExitStack() as locks:
+            checkpoint = settle_run(command, None if earlier is None else earlier.resumed, locks)
+
+            def job(cfg: DictConfig, run_dir: Path) -> float | None:
+                self._begin_job(cfg, command)
+                return self._train(cfg, run_dir, checkpoint)
+
+            hydra_run.run_composed(job, command.cfg, name)
+
+    def run_sweep(self, command: Command, flags: list[str], folder: Path, name: str) -> None:
+        """Train the jobs of a sweep, as Hydra's sweeper and launcher run them.
+
+        Args:
+            command: its overrides say what is trained.
+            flags: the arguments that are not overrides.
+            folder: with the config files.
+            name: of the primary config.
+
+        Raises:
+            Exception: raised by a job. It has been reported.
+        """
+        launch_checks.check_single_run()
+        directories = JobDirectories()
+        self.reports.axes = self.trackers.axes = command.axes
+
+        def job(cfg: DictConfig, run_dir: Path) -> float | None:
+            self._begin_job(cfg, command)
+            with ExitStack() as lock:
+                try:
+                    directories.settle(run_dir, lock)
+                except UserError as error:
+                    self.reports.end_job(error)
+                    raise
+                return self._train(cfg, run_dir, None)
+
+        with ExitStack() as locks:
+            directory, overrides = settle_sweep(command, locks)
+            try:
+                self.trackers.begin(directory)
+                hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
+            except KeyboardInterrupt:
+                self.trackers.interrupted = True
+                raise
+            finally:
+                self.trackers.end()
+                self.reports.print_sweep(interrupted=self.trackers.interrupted)
+
+    def _begin_job(self, cfg: DictConfig, command: Command) -> None:
+        self.reports.start_job()
+        typed_options.remember(cfg, command.typed)
+
+    def _train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> float | None:
+        """Train in this process, or in several. Returns what a sweep optimizes: the best, else the last, validation."""
+        records = run_dir / (HydraConfig.get().output_subdir or "")
+        result = ResultFile(run_dir, records if attempts.is_attempt(records) else None)
+
+        def close(ended: Ended) -> None:
+            if ended.error is None:
+                return
+            self._report(ended.error)
+            result.set_error(ended.error)
+            if not ended.trained:
+                result.put_back()
+
+        resumed = Resumed(run_dir, checkpoint)
+        if launch_checks.several(cfg):
+            ended = self._train_ranks(cfg, resumed, close)
+            close(ended)
+        else:
+            ended = single_process.train(cfg, run_dir, close, resumed)
+        if ended.error not in self.reports.shown:  # the run has finished; a signal may have come at its end
+            self.reports.end_job()
+        if ended.error is not None:
+            raise ended.error
+        return ended.value
+
+    def _train_ranks(self, cfg: DictConfig, resumed: Resumed, close: Callable[[Ended], None]) -> Ended:
+        """Train with the other ranks of the torchrun that this process is part of, or start the ranks."""
+        try:
+            job = Job.of(cfg, resumed, folders=[self.project], trusted=self.trusted)
+            if torchrun.is_several():
+                return self.leader.lead(job, close)
+            options = cfg.distributed
+            return elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts)
+        except BaseException as error:
+            return Ended(error=error, trained=False)
+
+    def _report(self, error: BaseException) -> None:
+        self.reports.end_job(error, trace=error.trace if isinstance(error, RankError) else None)
