@@ -74,6 +74,8 @@ def _headings(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_of_the_repository_exist(page: Path) -> None:
     paths = re.findall(r"`((?:hydraloop|scripts|conf|tests)/[\w/.-]*)`", prose(page))
+    for files, folder in re.findall(r"\| ((?:`\w+\.py`(?:, )?)+) in `([\w/]+/)` \|", prose(page)):
+        paths += [folder + file for file in re.findall(r"`(\w+\.py)`", files)]
     made = {block.file for block in blocks(page)}
     assert [path for path in paths if path not in made and not (REPOSITORY / path).exists()] == []
 
