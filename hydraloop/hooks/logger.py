@@ -13,7 +13,7 @@ import torch
 from hydraloop.engine.device.gpu_peak import peak_tflops
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.engine.report.record_table import RecordTable
+from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.record_entries import check_names, position
 from hydraloop.run.record_log import FILENAME, RecordLog
@@ -38,7 +38,8 @@ class LoggerHook(Hook):
     the number of optimizer steps that fp16 has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
-    a new column. A validation that is the best until now (`best` of `runtime_info`) ends with `best`.
+    a new column. Columns that do not fit into the terminal are left out, and the header then ends with `…`. A
+    validation that is the best until now (`best` of `runtime_info`) ends with `best`.
 
     Every record that any hook passes to `engine.log_record` is written to `<run_dir>/metrics.jsonl`: one line of JSON,
     flushed, that ends with a `timestamp` [s since 1970]. This file is the source of truth; trackers are copies. Other
@@ -162,7 +163,8 @@ class LoggerHook(Hook):
         """Print a record as a line of the table. `style` is for the colours of `ConsoleHandler`."""
         if self._table is None:
             evaluated = engine.loaders.val is not None or engine.loaders.test is not None
-            self._table = RecordTable(engine.max_epochs, engine.max_iters, engine.metric_names if evaluated else ())
+            metrics = engine.metric_names if evaluated else ()
+            self._table = RecordTable(engine.max_epochs, engine.max_iters, metrics, width=terminal_width())
         note = self._best_note(engine) if record["mode"] == "val" else ""
         header = self._table.header(record)
         if header is not None:

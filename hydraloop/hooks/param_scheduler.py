@@ -42,8 +42,8 @@ class ParamSchedulerHook(Hook):
 
     The schedules of a number are applied in the order of `begin`, then of the config, at each step from the value that
     the optimizer was given. They count optimizer steps (accumulated iterations and skipped fp16 steps are none) or
-    epochs; one with a `monitor` (`plateau`) counts validations. After training, the log says what the lr was at first,
-    at its highest and at last, as seen at records and epochs, of the first parameter group.
+    epochs; one with a `monitor` (`plateau`) counts validations. The end summary says what the lr of the first
+    parameter group was at first, at its highest and at last, as seen at records and epochs (fact `lr_summary`).
 
     Mount points: before_run, before_train, after_train_iter, on_log, after_train_epoch, after_val_epoch, after_train.
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
@@ -57,6 +57,7 @@ class ParamSchedulerHook(Hook):
         self._written: dict[Place, float] = {}
         self._group: dict[str, Any] | None = None
         self._first = self._highest = 0.0
+        self._summary: str | None = None
 
     def before_run(self, engine: Engine) -> None:
         """Order the schedules; tell those that follow a metric its direction.
@@ -64,6 +65,8 @@ class ParamSchedulerHook(Hook):
         Raises:
             UserError: a schedule monitors what no validation reports, or nothing says which of its values are good.
         """
+        self._summary = None
+        engine.messages.provide("lr_summary", lambda: self._summary)
         schedules = cast("Iterable[_Schedule]", engine.schedulers.values())
         self._schedules = sorted(schedules, key=lambda schedule: schedule.order)
         for schedule in self._schedules:
@@ -111,14 +114,11 @@ class ParamSchedulerHook(Hook):
 
     def after_train(self, engine: Engine) -> None:
         """Summarise the lr where something has scheduled it."""
-        trained = engine.progress.iteration > engine.began_at
-        if self._group is not None and self._schedules and engine.distributed.is_main and trained:
-            last = self._lr()
-            log.info(
-                "lr: %.3g at iteration %d, %.3g at iteration %d%s",
-                *(self._first, engine.began_at, last, engine.progress.iteration),
-                f", at most {self._highest:.3g}" if self._highest > max(self._first, last) else "",
-            )
+        begin, end, last = engine.began_at, engine.progress.iteration, self._lr()
+        if self._group is not None and self._schedules and end > begin:
+            self._summary = f"{self._first:.3g} at iteration {begin:,}, {last:.3g} at iteration {end:,}"
+            if self._highest > max(self._first, last):
+                self._summary += f", at most {self._highest:.3g}"
         self._group = None
 
     def _step(self, engine: Engine, *, by_epoch: bool) -> None:

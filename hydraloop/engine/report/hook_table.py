@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from hydraloop.engine.hook import MOUNT_POINTS
 from hydraloop.engine.hook_order import Slot
 
-_COLUMNS = 90
-"""Width of the list of all hooks: with a label it fits into 100 columns."""
+COLUMNS = 90
+"""Width of lists of hooks and metrics: with a label, they fit into 100 columns."""
 
 
 def by_mount_point(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
@@ -60,7 +60,7 @@ def format_folded(slots: Sequence[Slot], defaults: Mapping[str, int]) -> tuple[s
     if rows:
         legend = "called in this order; below, … stands for default hooks (engine.verbose=true names them)"
     order = ", ".join(f"{slot.name}\xa0({slot.priority})" for slot in slots)  # a name and its number stay together
-    return "\n".join([textwrap.fill(order, _COLUMNS).replace("\xa0", " "), legend]), _lines(rows)
+    return "\n".join([textwrap.fill(order, COLUMNS).replace("\xa0", " "), legend]), _lines(rows)
 
 
 def _lines(rows: Mapping[str, str]) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sized
 from math import isfinite
 from pathlib import Path
-from signal import SIGINT, Signals
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
-from hydraloop.engine.report.hook_table import format_folded, format_order
+from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.run.attempts import typed_overrides
 from hydraloop.run.environment import command
+from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_command
 
 if TYPE_CHECKING:
@@ -64,23 +65,23 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
     if engine.metrics:
         rows["validation"] = _metrics(engine.metrics)
     if engine.test_metrics:
-        best = " (of the best checkpoint)" if engine.best is not None else ""
-        rows["test"] = _metrics(engine.test_metrics) + best
+        rows["test"] = _metrics(engine.test_metrics, " (of the best checkpoint)" if engine.best is not None else "")
+    if (lr := engine.messages.read("lr_summary")) is not None:
+        rows["lr"] = lr
     rows.update(_time(engine, run))
     rows.update(_what_next(engine))
     return "\n".join(_aligned(rows))
 
 
 def _ended(engine: Engine, run: float) -> dict[str, str]:
-    result, error = engine.result, engine.error
+    result = engine.result
     if result is None:
         return {}
     # With several ranks, the launcher reports the error: it knows which rank failed first.
     why = result.reason or (result.error if engine.distributed.world_size == 1 else None)
     status = f"{result.status}: {why.splitlines()[0]}" if why else result.status
-    if isinstance(error, KeyboardInterrupt):
-        signal = getattr(error, "number", SIGINT)  # launch.outcome.Terminated has its signal's number
-        status = f"{result.status} by " + ("Ctrl-C (SIGINT)" if signal == SIGINT else Signals(signal).name)
+    if isinstance(engine.error, KeyboardInterrupt):
+        status = describe(engine.error)
     done = engine.progress.iteration - engine.began_at
     resumed = f", resumed at {engine.began_at:,}" if engine.began_at else ""
     return {
@@ -175,8 +176,9 @@ def _what_next(engine: Engine) -> dict[str, str]:
     return rows
 
 
-def _metrics(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+def _metrics(metrics: Mapping[str, float], note: str = "") -> str:
+    listed = ", ".join(f"{name}\xa0{number(value)}" for name, value in metrics.items())  # not separated by a line break
+    return textwrap.fill(listed + note, COLUMNS, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def _aligned(rows: Mapping[str, str]) -> list[str]:

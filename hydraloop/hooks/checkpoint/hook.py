@@ -235,7 +235,7 @@ class CheckpointHook(Hook):
                 # A regular file of this iteration remains the last one.
                 self._save(engine, best.path, last=at > before.last_saved)
                 written[name] = best
-                log.info("best %s so far: %.4g, saved as %s", name, best.value, best.path.name)
+                log.debug("best %s until now: %.4g, saved as %s", name, best.value, best.path.name)
         finally:
             self._records = before.with_best(written)
             self._tell_best(engine)

@@ -59,3 +59,13 @@ def test_large_memory_and_values_that_are_not_finite() -> None:
     line = _lines(RecordTable(1, 1), {**TRAIN, "memory": 81920.0, "loss": float("nan")})[1]
     assert "80.0GiB" in line
     assert line.split()[-2] == "nan"
+
+
+def test_columns_that_do_not_fit_into_the_terminal_are_left_out() -> None:
+    table = RecordTable(20, 400, ["accuracy", "recall"], width=80)
+    assert _lines(table, TRAIN, {**VAL, "recall": 0.75}, {**TRAIN, "another_scalar": 1.0}) == [
+        "       epoch     iter       lr      eta     time      loss  accuracy  …",
+        "train   1/20   10/400  9.7e-04 26:03:04   47.5ms     1.984",
+        "val     1/20   20/400                                1.676    0.8436  best",
+        "train   1/20   10/400  9.7e-04 26:03:04   47.5ms     1.984",
+    ]

@@ -23,6 +23,7 @@ from hydraloop.engine.report.summary import clock, duration, format_start, forma
 from hydraloop.engine.report.timing import Timing
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.launch.failure import Terminated
 from hydraloop.run.result import Best
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
@@ -164,6 +165,9 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
     assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
     assert rows["speed"] == "200 iterations/s: 5.0ms each on average (p50 4.0ms, p90 8.5ms, max 10.0ms)"
+    engine.metrics = {f"a_metric_{index}": index / 7 for index in range(9)}
+    assert "0.1429, a_metric_2 0.2857, " in format_summary(engine)
+    assert max(map(len, format_summary(engine).splitlines())) <= 100
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
     assert re.fullmatch(r"of 12.00s, 0% waiting for data and 5\d% in hooks", rows["time"])
     assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
@@ -184,15 +188,9 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(of the validations since iteration 4\)", rows["best"])
 
 
-class Terminated(KeyboardInterrupt):
-    """As `hydraloop.launch.outcome.Terminated`, which knows its signal."""
-
-    number = SIGTERM
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(KeyboardInterrupt(), "interrupted by Ctrl-C (SIGINT)"), (Terminated("by SIGTERM"), "interrupted by SIGTERM")],
+    [(KeyboardInterrupt(), "interrupted by Ctrl-C (SIGINT)"), (Terminated(SIGTERM), "interrupted by SIGTERM")],
 )
 def test_an_interrupted_run_names_the_signal(error: KeyboardInterrupt, status: str, tmp_path: Path) -> None:
     engine = make_engine(tmp_path, {"failing": failing("after_train_iter", error)})
