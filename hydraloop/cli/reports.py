@@ -48,11 +48,14 @@ class Reports:
         self.started.append(mask_text(f"job {number}{swept}"))
         self.interrupted = True
 
-    def end_job(self, error: BaseException | None = None, *, trace: str | None = None) -> None:
+    def end_job(
+        self, error: BaseException | None = None, *, trace: str | None = None, in_summary: bool = False
+    ) -> None:
         """Note the end of the job that was started last, and show its error in the terminal and in train.log.
 
         Args:
             trace: the traceback of the error in another process. None: the error was raised in this one.
+            in_summary: the summary of the run has named the error. Then an interruption is not shown again.
         """
         self.interrupted = isinstance(error, KeyboardInterrupt)
         if error is None:
@@ -61,7 +64,8 @@ class Reports:
         if not self.interrupted:
             self.failed.append(self.started[-1])
         if isinstance(error, KeyboardInterrupt):
-            log.error("%s", _interruption(error))
+            if not in_summary:
+                log.info("%s", describe(error))
         elif trace is not None:
             log.error("%s", "\n".join(filter(None, (str(error), trace.rstrip()))))
         elif isinstance(error, UserError) and not self.with_traceback:
@@ -74,7 +78,7 @@ class Reports:
         if error in self.shown:
             return
         if isinstance(error, KeyboardInterrupt):
-            text = f"error: {_interruption(error)}\n"
+            text = f"{describe(error)}\n"
         elif isinstance(error, UserError) and not self.with_traceback:
             text = f"error: {error}\n"
         else:
@@ -89,11 +93,6 @@ class Reports:
         if interrupted and self.started:
             where = f"{'in' if self.interrupted else 'after'} {self.started[-1]}"
             before = f"; failed before: {failed}" if failed else ""
-            print(f"error: the sweep was interrupted {where}{before}", file=sys.stderr)
+            print(f"the sweep was interrupted {where}{before}", file=sys.stderr)
         elif failed and len(self.started) > 1:
             print(f"error: {len(self.failed)} of {len(self.started)} jobs failed: {failed}", file=sys.stderr)
-
-
-def _interruption(error: KeyboardInterrupt) -> str:
-    """`interrupted` for Ctrl-C; of another signal, which the error names: `ended by SIGTERM`."""
-    return f"ended {error}" if str(error) else "interrupted"

@@ -15,7 +15,7 @@ from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
 from hydraloop.run import code_patch
 from hydraloop.run.environment import versions
-from hydraloop.run.result import Result, Status, describe
+from hydraloop.run.result import INTERRUPTED, Result, Status, describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -137,7 +137,11 @@ def raised(engine: Engine, error: BaseException) -> None:
 def _failed_elsewhere(engine: Engine) -> str | None:
     """Return the error of the rank whose failure ended this one; None if this rank failed first, or none failed."""
     first = None if engine.error is None else engine.distributed.first_failure()
-    return None if first is None or first[0] == engine.distributed.rank else f"rank {first[0]}: {first[1]}"
+    if first is None or first[0] == engine.distributed.rank:
+        return None
+    if isinstance(engine.error, KeyboardInterrupt) and first[1].startswith(INTERRUPTED):
+        return None  # all ranks have got the signal
+    return f"rank {first[0]}: {first[1]}"
 
 
 def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:

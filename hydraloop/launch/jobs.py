@@ -119,7 +119,8 @@ class Jobs:
         def close(ended: Ended) -> None:
             if ended.error is None:
                 return
-            self._report(ended.error)
+            trace = ended.error.trace if isinstance(ended.error, RankError) else None
+            self.reports.end_job(ended.error, trace=trace, in_summary=result.has(ended.error))
             result.set_error(ended.error)
             if not ended.trained:
                 result.put_back()
@@ -146,6 +147,3 @@ class Jobs:
             return elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts)
         except BaseException as error:
             return Ended(error=error, trained=False)
-
-    def _report(self, error: BaseException) -> None:
-        self.reports.end_job(error, trace=error.trace if isinstance(error, RankError) else None)

@@ -13,11 +13,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.launch.failure import Failure, Terminated
+from hydraloop.launch.failure import Failure
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run.config_yaml import remember_config
-from hydraloop.run.result import FILENAME, describe
+from hydraloop.run.result import FILENAME, INTERRUPTED, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 
@@ -97,7 +97,7 @@ def _failure(training: Training, error: BaseException, rank: int, received: int)
     if failure.kind == "mistake" or not received:
         return failure
     # All ranks got the signal, and another one may have ended first.
-    of_signal = first is not None and first[1].startswith((Terminated.__name__, KeyboardInterrupt.__name__))
+    of_signal = first is not None and first[1].startswith(INTERRUPTED)
     if of_signal or (received == SIGINT and failure.kind == "lost"):
         return replace(failure, kind="signal", number=received)
     return failure

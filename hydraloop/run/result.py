@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from signal import SIGINT, Signals
+from typing import Any, Literal
 
 from hydraloop.run import atomic
 from hydraloop.run.config_yaml import plain
@@ -14,6 +15,8 @@ from hydraloop.safety.secrets import mask_text
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
 FILENAME = "result.json"
+INTERRUPTED = "interrupted by "
+"""Begins the description of a signal that has ended the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Result:
 
     status: Status
     error: str | None = None
-    """Type and message of the error that ended the run."""
+    """The error that ended the run (`describe`)."""
     reason: str | None = None
     """Why it stopped, if the status is `stopped`."""
     val_metrics: dict[str, float] = field(default_factory=dict)
@@ -70,16 +73,21 @@ class ResultFile:
         self._path, self._attempt = run_dir / FILENAME, attempt
         self._before = self._path.read_bytes() if self._path.exists() else None
 
+    def has(self, error: BaseException) -> bool:
+        """Return whether this attempt has written the error."""
+        return _outcome(error).items() <= self._written().items()
+
     def set_error(self, error: BaseException) -> None:
         """Write the error into the file. Rank 0 may have known only that another rank was lost, or written nothing."""
-        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        text = mask_text(describe(error))
+        if not self.has(error):
+            Result(**{**self._written(), **_outcome(error)}).write(self._path.parent)
+
+    def _written(self) -> dict[str, Any]:
+        """Return what this attempt has written; empty if it has not written the file."""
         if not self._path.exists() or self._path.read_bytes() == self._before:
-            Result(status=status, error=text).write(self._path.parent)
-            return
-        found = json.loads(self._path.read_text(encoding="utf-8"))
-        if (found["status"], found["error"]) != (status, text):
-            Result(**{**found, "status": status, "error": text}).write(self._path.parent)
+            return {}
+        found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        return found
 
     def put_back(self) -> None:
         """Move the file to the attempt's folder and restore the earlier one; without an attempt, do nothing.
@@ -96,11 +104,22 @@ class ResultFile:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and message of an error; of a user's mistake and of another rank's error, the message alone."""
+    """Return an error as text: its type and message, or `interrupted by Ctrl-C (SIGINT)`.
+
+    A `UserError`, and the error of another rank, is its message alone.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        number = getattr(error, "number", SIGINT)  # launch.failure.Terminated has the number of its signal
+        return INTERRUPTED + ("Ctrl-C (SIGINT)" if number == SIGINT else Signals(number).name)
     text = str(error)
     if type(error).__name__ in ("UserError", "RankError"):
         return text
     return f"{type(error).__name__}: {text}" if text else repr(error)
+
+
+def _outcome(error: BaseException) -> dict[str, Any]:
+    status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    return {"status": status, "error": mask_text(describe(error))}
 
 
 def _masked(text: str | None) -> str | None:

@@ -148,7 +148,8 @@ def test_an_interrupted_run_says_so_and_can_be_resumed(project: Project) -> None
         process.wait()
     assert process.returncode == 130
     assert "Traceback" not in output
-    assert "error: interrupted" in output
+    assert "status      interrupted by Ctrl-C (SIGINT)\n" in output
+    assert "error:" not in output
     result = project.run.result
     assert result["status"] == "interrupted"
     assert not list(project.run.path.rglob("*.part")), "a file was left unfinished"
@@ -171,13 +172,13 @@ def test_a_signal_ends_a_run_as_ctrl_c_does(
     output = ended(process)
     assert process.returncode == 128 + number, output
     assert "Traceback" not in output
-    assert output.count(f"error: ended by {number.name}") == 1
+    assert output.count(f"interrupted by {number.name}") == 1
     assert noted(project) == ["training", *CLOSED]
     (run,) = project.jobs if sweep else project.runs
-    assert (run.result["status"], run.result["error"]) == ("interrupted", f"Terminated: by {number.name}")
+    assert (run.result["status"], run.result["error"]) == ("interrupted", f"interrupted by {number.name}")
     assert run.result["progress"]["iteration"] >= 3
     if sweep:
-        assert output.endswith("error: the sweep was interrupted in job 0 (seed=1)\n")
+        assert output.endswith("\nthe sweep was interrupted in job 0 (seed=1)\n")
         assert "failed" not in output
     assert not list(run.path.rglob("*.part")), "a file was left unfinished"
 
@@ -230,7 +231,7 @@ def test_a_signal_before_the_first_iteration(project: Project, start: Start) -> 
     output = ended(process)
     assert process.returncode == 143, output
     assert "Traceback" not in output
-    assert output.count("error: ended by SIGTERM") == 1
+    assert output.count("interrupted by SIGTERM") == 1
     assert project.run.result["status"] == "interrupted"
 
 
@@ -246,7 +247,7 @@ def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
     process.send_signal(signal.SIGTERM)
     output = ended(process)
     assert process.returncode == 143, output
-    assert output == "error: ended by SIGTERM\n"
+    assert output == "interrupted by SIGTERM\n"
     assert not (project.path / "outputs").exists()
 
 
@@ -258,7 +259,7 @@ def test_no_job_starts_after_a_signal_that_a_hook_took(project: Project, start: 
     output = ended(process)
     assert process.returncode == 143, output
     assert "Traceback" not in output
-    assert output.endswith("error: the sweep was interrupted after job 0 (seed=1)\nerror: ended by SIGTERM\n")
+    assert output.endswith("the sweep was interrupted after job 0 (seed=1)\ninterrupted by SIGTERM\n")
     (run,) = project.jobs
     assert run.result["status"] == "finished", "it had its result"
 
@@ -270,7 +271,7 @@ def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: P
     process.send_signal(signal.SIGINT)
     output = ended(process)
     assert process.returncode == 130, output
-    said = "error: the sweep was interrupted in job 1 (optimizer.lr=0.1); failed before: job 0 (optimizer.lr=-1)\n"
+    said = "the sweep was interrupted in job 1 (optimizer.lr=0.1); failed before: job 0 (optimizer.lr=-1)\n"
     assert output.endswith(said)
 
 
@@ -282,5 +283,5 @@ def test_a_run_that_is_stuck_in_native_code_ends(project: Project, start: Start)
     process.send_signal(signal.SIGTERM)
     output = ended(process)
     assert process.returncode == 143, output
-    assert "error: ended by SIGTERM" in output
-    assert (project.run.result["status"], project.run.result["error"]) == ("interrupted", "Terminated: by SIGTERM")
+    assert "interrupted by SIGTERM" in output
+    assert (project.run.result["status"], project.run.result["error"]) == ("interrupted", "interrupted by SIGTERM")

@@ -217,7 +217,7 @@ def test_under_torchrun_a_killed_rank_is_named_in_the_same_words(busy: int, proj
     said = "rank 1 was killed by SIGKILL (out of memory?)"
     assert (project.run.result["status"], project.run.result["error"]) == ("failed", said)
     assert done.err.count(f"error: {said}") == 1, done.text
-    assert "error: ended by SIGTERM" not in done.err
+    assert "interrupted by SIGTERM" not in done.err
 
 
 @pytest.mark.parametrize("torchrun", [False, True], ids=["ours", "torchrun's"])
@@ -244,7 +244,7 @@ def test_torchrun_that_is_ended(number: signal.Signals, project: Project) -> Non
     wait_for_checkpoint(project, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert output.count("error: ended by SIGTERM") == 1, output
+    assert output.count("interrupted by SIGTERM") == 1, output
     assert project.run.result["status"] == "interrupted"
     wait_for_none(project)
 
@@ -287,9 +287,9 @@ def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        (signal.SIGINT, 130, "error: interrupted"),
-        (signal.SIGTERM, 143, "error: ended by SIGTERM"),
-        (signal.SIGHUP, 129, "error: ended by SIGHUP"),
+        (signal.SIGINT, 130, "interrupted by Ctrl-C (SIGINT)"),
+        (signal.SIGTERM, 143, "interrupted by SIGTERM"),
+        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
     ],
 )
 def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.launch.failure import Terminated
 from hydraloop.run.environment import versions
 from hydraloop.run.result import Best, Result, ResultFile, describe
 from tests.helpers import at, batches, failing, make_engine
@@ -122,7 +124,7 @@ def test_numbers_that_json_does_not_have_are_their_names(tmp_path: Path) -> None
 
 def test_errors_are_described_in_one_string() -> None:
     assert describe(ValueError("bad")) == "ValueError: bad"
-    assert describe(KeyboardInterrupt()) == "KeyboardInterrupt()"
+    assert describe(KeyboardInterrupt()) == "interrupted by Ctrl-C (SIGINT)"
     assert describe(UserError("bad", key="a.b")) == "a.b: bad"
 
 
@@ -132,9 +134,9 @@ def test_a_launcher_writes_the_error_that_rank_0_did_not_know(tmp_path: Path) ->
     file.set_error(ValueError("killed early"))
     assert _read(tmp_path)["error"] == "ValueError: killed early"
     Result(status="failed", error="another rank was lost", val_metrics={"loss": 1.0}).write(tmp_path)
-    file.set_error(KeyboardInterrupt("by SIGTERM"))
+    file.set_error(Terminated(SIGTERM))
     found = _read(tmp_path)
-    assert (found["status"], found["error"]) == ("interrupted", "KeyboardInterrupt: by SIGTERM")
+    assert (found["status"], found["error"]) == ("interrupted", "interrupted by SIGTERM")
     assert found["val_metrics"] == {"loss": 1.0}
 
 
