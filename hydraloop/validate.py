@@ -22,6 +22,7 @@ from hydraloop.engine.hook_order import Slot, check_order, in_order
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
+from hydraloop.schemas import stored
 from hydraloop.schemas.root import Config
 
 HOOK_GROUPS = ("default_hooks", "hooks")
@@ -139,13 +140,7 @@ def slots_of(cfg: DictConfig) -> list[Slot]:
 
 def _hook_schemas() -> dict[str, Any]:
     """From `_target_` to the dataclass stored for it, over both hook groups."""
-    found: dict[str, Any] = {}
-    for group in HOOK_GROUPS:
-        for entry in ConfigStore.instance().repo.get(group, {}).values():
-            schema = OmegaConf.get_type(entry.node)
-            if dataclasses.is_dataclass(schema) and "_target_" in entry.node:
-                found[str(entry.node._target_)] = schema
-    return found
+    return {str(getattr(schema, "_target_", None)): schema for group in HOOK_GROUPS for _, schema in stored(group)}
 
 
 def _check_keys(cfg: DictConfig) -> None:

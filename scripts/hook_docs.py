@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-import hydraloop  # fills the store
+import hydraloop  # stores the options
 from hydraloop.engine.hook import Priority
+from hydraloop.schemas import stored
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import DEFAULT_HOOKS, Config
@@ -78,13 +78,7 @@ class Option:
 
 def options() -> list[Option]:
     """Default hooks by priority, as they are called; then the custom ones by name."""
-    store = ConfigStore.instance().repo
-    found = []
-    for group in ("default_hooks", "hooks"):
-        for file, entry in store[group].items():
-            schema = OmegaConf.get_type(entry.node)
-            if dataclasses.is_dataclass(schema):
-                found.append(Option(file.removesuffix(".yaml"), group, schema))
+    found = [Option(name, group, schema) for group in ("default_hooks", "hooks") for name, schema in stored(group)]
     order = {name: index for index, name in enumerate(DEFAULT_HOOKS)}
     default = sorted(
         (option for option in found if option.group == "default_hooks"),
@@ -185,10 +179,8 @@ def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[st
 
 def _group(group: str) -> Iterator[tuple[str, Any, str]]:
     """(name, dataclass, `_target_`) of each option of a config group."""
-    for file, entry in sorted(ConfigStore.instance().repo[group].items()):
-        schema = OmegaConf.get_type(entry.node)
-        if dataclasses.is_dataclass(schema):
-            yield file.removesuffix(".yaml"), schema, str(entry.node.get("_target_", ""))
+    for name, schema in sorted(stored(group)):
+        yield name, schema, getattr(schema, "_target_", "")
 
 
 def _shown(value: Any) -> str:

@@ -7,10 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-
 from hydraloop.cli.compose import Composer
+from hydraloop.schemas import stored
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf
@@ -68,16 +66,13 @@ def format_help(composer: Composer, command: str) -> str:
 def _groups(composer: Composer) -> str:
     lines = ["Groups (group=option; hooks, default_hooks and scheduler take a list)"]
     for group in sorted(composer.groups()):
-        described = {option: _describe(group, option) for option in composer.options(group)}
+        described = {option: summary(schema) for option, schema in stored(group)}
         lines.append(f"  {group}")
-        lines.extend(_row(option, text, indent=4, column=20) for option, text in described.items())
+        lines.extend(
+            _row(option, described.get(option, "from the config folder"), indent=4, column=20)
+            for option in composer.options(group)
+        )
     return "\n".join(lines) + "\n"
-
-
-def _describe(group: str, option: str) -> str:
-    entry = ConfigStore.instance().repo.get(group, {}).get(f"{option}.yaml")
-    schema: Any = None if entry is None else OmegaConf.get_type(entry.node)
-    return summary(schema) if dataclasses.is_dataclass(schema) else "from the config folder"
 
 
 def _options(title: str, schema: type, skip: Sequence[str] = ()) -> str:

@@ -11,10 +11,11 @@ from hydraloop.validate import slots_of
 def format_plan(cfg: DictConfig) -> str:
     """What `--dry-run` prints."""
     shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    waits_for_job = "${hydra:" in str(OmegaConf.to_container(shown))  # ${hydra:job.num} has no value yet
     return "\n".join(
         [
             "# The composed config",
-            _yaml(shown),
+            OmegaConf.to_yaml(shown, resolve=not waits_for_job).rstrip(),
             "",
             "# Hooks by mount point, in the order they are called (priority)",
             format_order(slots_of(cfg)),
@@ -22,9 +23,3 @@ def format_plan(cfg: DictConfig) -> str:
             "Nothing was trained and nothing written. Leave --dry-run out to start.",
         ]
     )
-
-
-def _yaml(cfg: DictConfig) -> str:
-    """The config, interpolations resolved; as they are where one waits for the job (`${hydra:job.num}`)."""
-    text = OmegaConf.to_yaml(cfg)
-    return (text if "${hydra:" in text else OmegaConf.to_yaml(cfg, resolve=True)).rstrip()

@@ -19,8 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import Ended, Failure, Terminated
 from hydraloop.launch.job import Job
@@ -268,6 +266,8 @@ def earlier(*run_dirs: str) -> Launched | None:
 
 def _launcher() -> dict[str, str]:
     """Name this torchrun: its process, and its id for a rank 0 that has moved to another machine."""
+    import psutil  # 15 ms, which --help and --dry-run do without
+
     process = psutil.Process(os.getppid())
     started_at = f"{process.pid} {process.create_time()}"
     return {"run_id": os.environ["TORCHELASTIC_RUN_ID"], "host": socket.gethostname(), "process": started_at}

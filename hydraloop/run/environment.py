@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
@@ -20,6 +19,8 @@ _GIT_ENVIRONMENT = {
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that influence a result; torch's names its build."""
+    from importlib import metadata  # 10 ms, which --help and --dry-run do without
+
     found = {"python": platform.python_version()}
     for package in ("hydraloop", "torch", "hydra-core", "omegaconf", "numpy"):
         try:
