@@ -1,4 +1,4 @@
-"""Schedules as functions of the step, fused optimizers, and a start without torch._dynamo."""
+"""Optimizers, and schedules as functions of the step."""
 
 from __future__ import annotations
 

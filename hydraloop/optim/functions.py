@@ -1,8 +1,8 @@
-"""Schedules as functions of the step. Words and values are those of MMEngine 0.10.7 for the schedules that it has.
+"""Schedules as functions of the step. Schedules that MMEngine has too have the names and values of MMEngine 0.10.7.
 
-Each class is one schedule; `value` returns the value of step k out of `length` steps. A step is an optimizer step or an
-epoch. Nothing depends on the way to step k, so a resumed run, also a longer one, needs no state. The arguments are
-explained in `hydraloop/schemas/scheduler.py`.
+Each class is one schedule, and `value` returns its value at step k. A step is an optimizer step or an epoch. The value
+depends only on k, so a resumed run, also a longer one, needs no state. `hydraloop/schemas/scheduler.py` explains the
+options.
 """
 
 from __future__ import annotations
@@ -10,26 +10,30 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from hydraloop.errors import UserError
+from hydraloop.optim.ranges import ABOVE_0, COUNT, COUNT_FROM_0, FROM_0, SHARE, SHARE_ABOVE_0, check_ranges, one_of
 
 
 class Function:
-    """A schedule as a function of the step and of the value that it receives. A custom one overrides `value`."""
+    """A schedule as a function of the step and of the value before it. A custom schedule overrides `value`."""
 
     lengths: ClassVar[tuple[str, ...]] = ()
-    """Arguments that count steps; `convert_to_iter_based` multiplies them by the steps of an epoch."""
-    lowest_after: ClassVar[str | None] = None
-    """The argument with the number of steps after which the value stays at its lowest."""
+    """Options that count steps; `convert_to_iter_based` multiplies them by the steps of an epoch."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
-        """Return the value of step k.
+        """Return the value at step k.
 
         Args:
             k: 0 .. length - 1.
             length: `end - begin`.
-            value: what the schedules before this one make of `initial` in this step.
-            initial: what the optimizer was given.
+            value: the result of the schedules before this one at this step; `initial` for the first schedule.
+            initial: the value of the optimizer's config.
         """
         raise NotImplementedError
 
@@ -41,15 +45,15 @@ class _Factor(Function):
         return value * self.scale(k, length)
 
     def scale(self, k: int, length: int) -> float:
-        """Return the factor of step k."""
+        """Return the factor at step k."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Constant(_Factor):
-    """The value times `factor`; the last step has the whole value again."""
+    """The value times `factor`; the last step has the full value again."""
 
-    factor: float = 1 / 3
+    factor: float = field(default=1 / 3, metadata=SHARE_ABOVE_0)
 
     def scale(self, k: int, length: int) -> float:
         return self.factor if k == 0 or k < length - 1 else 1.0
@@ -57,14 +61,14 @@ class Constant(_Factor):
 
 @dataclass(frozen=True)
 class Linear(_Factor):
-    """The value times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, and stays.
+    """The value times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, and stays there.
 
-    `total_iters` None: `length - 1`, so that the last step has `end_factor`.
+    If `total_iters` is None, it is `length - 1`, so that the last step has `end_factor`.
     """
 
-    start_factor: float
-    end_factor: float = 1.0
-    total_iters: int | None = None
+    start_factor: float = field(metadata=SHARE_ABOVE_0)
+    end_factor: float = field(default=1.0, metadata=SHARE)
+    total_iters: int | None = field(default=None, metadata=COUNT)
     lengths: ClassVar = ("total_iters",)
 
     def scale(self, k: int, length: int) -> float:
@@ -73,9 +77,9 @@ class Linear(_Factor):
 
 @dataclass(frozen=True)
 class Exponential(_Factor):
-    """The value times `gamma` in each step; converted from epochs, in each optimizer step, as in MMEngine."""
+    """The value times `gamma` at each step. Converted from epochs: at each optimizer step, as in MMEngine."""
 
-    gamma: float
+    gamma: float = field(metadata=ABOVE_0)
 
     def scale(self, k: int, length: int) -> float:
         return self.gamma**k
@@ -85,8 +89,8 @@ class Exponential(_Factor):
 class Step(_Factor):
     """The value times `gamma` every `step_size` steps."""
 
-    step_size: int
-    gamma: float = 0.1
+    step_size: int = field(metadata=COUNT)
+    gamma: float = field(default=0.1, metadata=ABOVE_0)
     lengths: ClassVar = ("step_size",)
 
     def scale(self, k: int, length: int) -> float:
@@ -97,9 +101,15 @@ class Step(_Factor):
 class MultiStep(_Factor):
     """The value times `gamma` at each of the ascending `milestones`."""
 
-    milestones: Sequence[int]
-    gamma: float = 0.1
+    milestones: Sequence[int] = field(metadata=COUNT)
+    gamma: float = field(default=0.1, metadata=ABOVE_0)
     lengths: ClassVar = ("milestones",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ascending = sorted(set(self.milestones))
+        if list(self.milestones) != ascending:
+            raise UserError("must be in ascending order", key="milestones", remedy=f"Use {ascending}.")
 
     def scale(self, k: int, length: int) -> float:
         return self.gamma ** bisect_right(self.milestones, k)
@@ -109,8 +119,8 @@ class MultiStep(_Factor):
 class Cosine(Function):
     """Half a cosine down to `eta_min` in `T_max` steps (None: `length`), then up to `initial` and down again."""
 
-    T_max: int | None = None
-    eta_min: float = 0.0
+    T_max: int | None = field(default=None, metadata=COUNT)
+    eta_min: float = field(default=0.0, metadata=FROM_0)
     lengths: ClassVar = ("T_max",)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
@@ -120,22 +130,21 @@ class Cosine(Function):
 
 @dataclass(frozen=True)
 class CosineRestart(Function):
-    """Half a cosine from `initial` down to `eta_min`, again in each of the `periods`. Sets the value absolutely.
+    """Half a cosine from `initial` down to `eta_min` in each of the `periods`. Replaces the value before it."""
 
-    Args:
-        periods: steps of each period; after the last, the value stays.
-        restart_weights: of `initial`, with which each period begins; None: 1.
-        eta_min: the lowest value.
-    """
-
-    periods: Sequence[int]
-    restart_weights: Sequence[float] | None = None
-    eta_min: float = 0.0
+    periods: Sequence[int] = field(metadata=COUNT)
+    restart_weights: Sequence[float] | None = field(default=None, metadata=ABOVE_0)
+    eta_min: float = field(default=0.0, metadata=FROM_0)
     lengths: ClassVar = ("periods",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.restart_weights is not None and len(self.restart_weights) != len(self.periods):
-            raise ValueError("restart_weights must have as many numbers as periods")
+            raise UserError(
+                f"there are {len(self.restart_weights)} weights for {len(self.periods)} periods",
+                key="restart_weights",
+                remedy="Give one weight for each period, or null.",
+            )
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         k = min(k, sum(self.periods) - 1)
@@ -151,14 +160,13 @@ class CosineRestart(Function):
 class Poly(Function):
     """Down to `eta_min`, with a power of the share of the `total_iters` steps that is left.
 
-    `total_iters` None: `length - 1`, so that the last step has `eta_min`.
+    If `total_iters` is None, it is `length - 1`, so that the last step has `eta_min`.
     """
 
-    power: float = 0.9
-    eta_min: float = 0.0
-    total_iters: int | None = None
+    power: float = field(default=0.9, metadata=ABOVE_0)
+    eta_min: float = field(default=0.0, metadata=FROM_0)
+    total_iters: int | None = field(default=None, metadata=COUNT)
     lengths: ClassVar = ("total_iters",)
-    lowest_after: ClassVar = "total_iters"
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         left: float = (1 - _share(k, self.total_iters, length)) ** self.power
@@ -167,20 +175,19 @@ class Poly(Function):
 
 @dataclass(frozen=True)
 class OneCycle(Function):
-    """Up from a low value to `max_lr` and down to a far lower one; torch's `OneCycleLR`. Sets the value absolutely."""
+    """torch's `OneCycleLR`: up from a low value to `max_lr`, down to a far lower one. Replaces the value before it."""
 
-    max_lr: Any = None
-    total_steps: int | None = None
-    pct_start: float = 0.3
-    anneal_strategy: str = "cos"
+    max_lr: Any = field(default=None, metadata=ABOVE_0)
+    total_steps: int | None = field(default=None, metadata=COUNT)
+    pct_start: float = field(default=0.3, metadata=SHARE)
+    anneal_strategy: str = field(default="cos", metadata=one_of("cos", "linear"))
     cycle_momentum: bool = True
-    base_momentum: float = 0.85
-    max_momentum: float = 0.95
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
+    base_momentum: float = field(default=0.85, metadata=SHARE)
+    max_momentum: float = field(default=0.95, metadata=SHARE)
+    div_factor: float = field(default=25.0, metadata=ABOVE_0)
+    final_div_factor: float = field(default=1e4, metadata=ABOVE_0)
     three_phase: bool = False
     lengths: ClassVar = ("total_steps",)
-    lowest_after: ClassVar = "total_steps"
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         top = initial if self.max_lr is None else self.max_lr
@@ -188,7 +195,7 @@ class OneCycle(Function):
         return self.between(k, length, first, top, first / self.final_div_factor)
 
     def between(self, k: int, length: int, first: float, top: float, last: float) -> float:
-        """Return the value of step k of a cycle from `first` to `top` to `last`."""
+        """Return the value at step k of a cycle from `first` to `top` to `last`."""
         steps = self.total_steps or length
         up = self.pct_start * steps - 1
         phases = [(up, first, top), (steps - 1, top, last)]
@@ -208,7 +215,7 @@ class OneCycle(Function):
 
 @dataclass(frozen=True)
 class CycledMomentum(Function):
-    """The momentum of a `OneCycle`, lowest where its value is highest."""
+    """The momentum in a `OneCycle`: lowest when the learning rate is highest."""
 
     cycle: OneCycle
 
@@ -218,14 +225,13 @@ class CycledMomentum(Function):
 
 @dataclass(frozen=True)
 class WarmupCosine(_Factor):
-    """A straight line up to the value, then half a cosine down; the lowest value stays."""
+    """A straight line up to the value, then half a cosine down. The last value stays."""
 
-    total_iters: int | None = None
-    warmup_iters: int | None = None
-    start_factor: float = 0.01
-    min_lr_ratio: float = 0.0
+    total_iters: int | None = field(default=None, metadata=COUNT)
+    warmup_iters: int | None = field(default=None, metadata=COUNT_FROM_0)
+    start_factor: float = field(default=0.01, metadata=SHARE_ABOVE_0)
+    min_lr_ratio: float = field(default=0.0, metadata=SHARE)
     lengths: ClassVar = ("total_iters", "warmup_iters")
-    lowest_after: ClassVar = "total_iters"
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
@@ -239,18 +245,14 @@ class WarmupCosine(_Factor):
 
 @dataclass(frozen=True)
 class YOLOX(_Factor):
-    """A warm-up with the square of the step, a cosine, and the lowest value for the last epochs.
+    """MMDetection's `YOLOXLrUpdaterHook`: a quadratic warm-up, a cosine, and the lowest value for the last epochs."""
 
-    The values of MMDetection's `YOLOXLrUpdaterHook`.
-    """
-
-    total_iters: int | None = None
-    warmup_iters: int | None = None
-    num_last_epochs: int | None = None
-    warmup_ratio: float = 1.0
-    min_lr_ratio: float = 0.05
+    total_iters: int | None = field(default=None, metadata=COUNT)
+    warmup_iters: int | None = field(default=None, metadata=COUNT_FROM_0)
+    num_last_epochs: int | None = field(default=None, metadata=COUNT_FROM_0)
+    warmup_ratio: float = field(default=1.0, metadata=SHARE_ABOVE_0)
+    min_lr_ratio: float = field(default=0.05, metadata=SHARE)
     lengths: ClassVar = ("total_iters", "warmup_iters", "num_last_epochs")
-    lowest_after: ClassVar = "total_iters"
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
@@ -264,11 +266,11 @@ class YOLOX(_Factor):
 
 
 def _cosine(share: float, high: float, low: float) -> float:
-    """Half a cosine from `high` at share 0 to `low` at share 1."""
+    """Return half a cosine from `high` at share 0 to `low` at share 1."""
     return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
 
 
 def _share(k: int, total_iters: int | None, length: int) -> float:
-    """The share of `total_iters` that is done, 0..1."""
+    """Return the share of `total_iters` that is done, 0..1."""
     steps = length - 1 if total_iters is None else total_iters
     return min(k, steps) / steps if steps else 0.0

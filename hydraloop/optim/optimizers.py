@@ -21,25 +21,24 @@ _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 def resolve_fused(
     fused: Any, params: Iterable[Tensor], key: str = "optimizer.fused", *, optimizer: str = ""
 ) -> bool | None:
-    """Whether the optimizer runs as one fused kernel.
+    """Return the `fused` argument of the optimizer: whether one kernel updates all parameters.
 
     Args:
-        fused: True, False, None (torch's own choice) or "auto": wherever it works, since it is the fastest: one call
-            for all parameters, on the CPU as well.
-        params: what it will train.
-        key: the option's place in the config, for the error.
-        optimizer: its class's name: on tensors in shards (FSDP2) torch has fused kernels for some only.
+        fused: True, False or None (torch chooses), which are returned; or "auto".
+        params: the parameters to train.
+        key: the option's key in the config, for the error.
+        optimizer: name of its class. For sharded parameters (FSDP2), torch has fused kernels only for some classes.
 
     Returns:
-        The optimizer's own `fused`: True, or None, with which torch chooses between its other implementations.
+        For "auto", True if the fused kernel works, on CPUs too, because it is the fastest; otherwise None.
 
     Raises:
-        UserError: none of these values.
+        UserError: another value.
     """
     if fused is None or isinstance(fused, bool):
         return fused
     if fused != "auto":
-        raise UserError(f"{fused!r} is unknown", key=key, remedy="Use auto, true, false or null.")
+        raise UserError(f"cannot be {fused!r}", key=key, remedy="Use auto, true, false or null.")
     params = list(params)
     if optimizer not in _FUSED_ON_SHARDS and any(is_sharded(param) for param in params):
         return None
@@ -48,35 +47,35 @@ def resolve_fused(
 
 
 def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim.Optimizer:
-    """Return the optimizer of the config, over all parameters of the task that require gradients.
+    """Return the optimizer of the config, for all parameters of the task that require gradients.
 
     Args:
         cfg: the whole config.
-        model: the part of the task that checkpoints save. All trained parameters must be in it.
-        task: with the model.
+        model: the part of the task that checkpoints save. It must contain all trained parameters.
+        task: the task, which contains the model.
 
     Raises:
-        UserError: there is nothing to train, or an option of the optimizer; names the key.
+        UserError: there is nothing to train, a trained parameter is not saved, or an option is wrong.
     """
     parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
     if not parameters:
-        raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze some, or check it.")
+        raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze a part of it.")
     saved = {id(parameter) for parameter in model.parameters()}
     outside = [
         name for name, parameter in task.named_parameters() if parameter.requires_grad and id(parameter) not in saved
     ]
     if outside:
         raise UserError(
-            f"{', '.join(outside)} would be trained but not saved: checkpoints have task.model only",
+            f"{', '.join(outside)} would be trained but not saved, because checkpoints contain only task.model",
             key="task",
-            remedy="Move it into the model (a module around both), or set requires_grad=False.",
+            remedy="Move it into the model, or set requires_grad=False.",
         )
     node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
     if "fused" in node:
         node.fused = resolve_fused(node.fused, parameters, optimizer=str(node._target_).rpartition(".")[2])
     factory = instantiate(node, "optimizer")
     if not isinstance(factory, functools.partial):
-        raise UserError("must be built with the model's parameters", key="optimizer", remedy="Set _partial_: true.")
+        raise UserError("needs the model's parameters", key="optimizer", remedy="Set optimizer._partial_=true.")
     try:
         optimizer = factory(parameters)
     except (ValueError, TypeError, IndexError) as error:
@@ -84,11 +83,15 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
             raise
         raise UserError(f"{factory.func.__name__} refuses its options: {error}", key="optimizer") from error
     if not isinstance(optimizer, optim.Optimizer):
-        raise UserError(f"{type(optimizer).__name__} is not a torch optimizer", key="optimizer._target_")
+        raise UserError(
+            f"{type(optimizer).__name__} is not an optimizer",
+            key="optimizer._target_",
+            remedy="Use a subclass of torch.optim.Optimizer.",
+        )
     return optimizer
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
-    """Return the hyperparameters (`lr`) that were typed; they replace those of the checkpoint in a resumed run."""
+    """Return the hyperparameters (`lr`) that were typed, which in a resumed run replace those of the checkpoint."""
     names = {key.split(".")[1] for key in typed.keys(cfg) if key.startswith("optimizer.")}
     return frozenset(name for name in names if not name.startswith("_"))

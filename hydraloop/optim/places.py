@@ -1,4 +1,4 @@
-"""Where a schedule writes: a number in the optimizer's parameter groups."""
+"""The numbers in the optimizer's parameter groups that a schedule can change."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from hydraloop.errors import UserError, close_names
 
 _NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_momentum"})
-"""The parameters, and what torch's schedulers note in the groups."""
+"""The parameters, and what torch's schedulers store in the groups."""
 
 
 class Place(NamedTuple):
-    """A number of a parameter group, or one entry of a tuple of numbers."""
+    """A number in a parameter group, or one entry of a tuple of numbers."""
 
     group: int
     name: str
@@ -23,19 +23,19 @@ class Place(NamedTuple):
 
     @property
     def initial_name(self) -> str:
-        """The group's key of the value that the optimizer was given, as torch has `initial_lr`; checkpoints have it."""
+        """The group's key for the initial value, which is saved in checkpoints: `initial_lr`, as in torch."""
         return f"initial_{self.name}" if self.entry is None else f"initial_{self.name}.{self.entry}"
 
     def initial(self, optimizer: Optimizer) -> float:
-        """Return what the optimizer was given. Noted at the first call; no host sync later."""
-        group = optimizer.param_groups[self.group]  # not kept: loading a state replaces the groups
+        """Return the value of the optimizer's config. The first call stores it; later calls need no host sync."""
+        group = optimizer.param_groups[self.group]  # loading a state replaces the groups
         value = group.get(self.initial_name)
         if not isinstance(value, int | float):
             group[self.initial_name] = value = float(self._read(group) if value is None else value)
         return value
 
     def write(self, optimizer: Optimizer, value: float) -> None:
-        """Set the number; a tensor is filled. No host sync."""
+        """Set the number. A tensor is filled. No host sync."""
         group = optimizer.param_groups[self.group]
         number, whole = self._read(group), group[self.name]
         if isinstance(number, Tensor):
@@ -50,59 +50,47 @@ class Place(NamedTuple):
 
 
 def places(optimizer: Optimizer, param: str, key: str) -> list[Place]:
-    """Return the numbers that a schedule with this `param` sets.
+    """Return the numbers that a schedule with this `param` changes.
 
     Args:
-        optimizer: in whose groups they are.
-        param: a key of the groups (all entries, where it has several: `betas`), one entry (`betas.0`), or `momentum`,
-            which is the first of the betas where there are betas.
+        optimizer: its parameter groups are searched.
+        param: a key of the groups (all entries of a tuple: `betas`), one entry (`betas.0`), or `momentum`, which is
+            the first of the betas if there are betas.
         key: the option's key in the config, for the error.
 
     Raises:
-        UserError: no group has it; names those there are.
+        UserError: no group has it.
     """
-    found = [
-        Place(number, name, entry)
-        for number, group in enumerate(optimizer.param_groups)
-        for name, entry in _in_group(group, param)
-    ]
+    found: list[Place] = []
+    known: set[str] = set()
+    for number, group in enumerate(optimizer.param_groups):
+        numbers = _numbers(group)
+        known |= numbers.keys()
+        found += [Place(number, *where) for where in numbers.get(param, [])]
     if not found:
-        known = sorted({name for group in optimizer.param_groups for name in _known(group)})
-        close = close_names(param, known)
+        close = close_names(param, sorted(known))
         raise UserError(
             f"{type(optimizer).__name__} has no {param!r} in its parameter groups",
             key=key,
-            remedy=f"{f'Did you mean {close[0]}? ' if close else ''}There are {', '.join(known)}.",
+            remedy=f"{f'Did you mean {close[0]}? ' if close else ''}Use {', '.join(sorted(known))}.",
         )
     return found
 
 
-def _in_group(group: Mapping[str, Any], param: str) -> list[tuple[str, int | None]]:
-    """(key, entry) of each number."""
-    if param == "momentum" and "momentum" not in group:
-        param = "betas.0"
-    if param not in _known(group):
-        return []
-    name, _, index = param.rpartition(".")
-    if name in group:
-        return [(name, int(index))]
-    value = group[param]
-    return [(param, number) for number in range(len(value))] if isinstance(value, tuple | list) else [(param, None)]
-
-
-def _known(group: Mapping[str, Any]) -> set[str]:
-    """What a schedule can set: numbers, without flags and without the notes of schedules."""
-    known: set[str] = set()
+def _numbers(group: Mapping[str, Any]) -> dict[str, list[tuple[str, int | None]]]:
+    """Return {param: (key, entry) of each number} for everything in a group that a schedule can change."""
+    found: dict[str, list[tuple[str, int | None]]] = {}
     for name, value in group.items():
         if name in _NOT_SCHEDULED or name.startswith("initial_"):
             continue
         if _is_number(value):
-            known.add(name)
+            found[name] = [(name, None)]
         elif isinstance(value, tuple | list) and value and all(map(_is_number, value)):
-            known |= {name, *(f"{name}.{index}" for index in range(len(value)))}
-    if "betas" in known:
-        known.add("momentum")
-    return known
+            found[name] = [(name, entry) for entry in range(len(value))]
+            found |= {f"{name}.{entry}": [(name, entry)] for entry in range(len(value))}
+    if "betas" in found:
+        found.setdefault("momentum", found["betas.0"])
+    return found
 
 
 def _is_number(value: Any) -> bool:

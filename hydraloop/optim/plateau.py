@@ -1,4 +1,4 @@
-"""Plateau: the one schedule with a state, since it follows a metric."""
+"""Plateau: the only schedule with a state, because it follows a metric."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import math
 from dataclasses import dataclass, field
 
 from hydraloop.optim.functions import Function
+from hydraloop.optim.ranges import BETWEEN_0_AND_1, COUNT_FROM_0, FROM_0, one_of
 
 
 @dataclass
 class Plateau(Function):
     """The value times `factor` each time a metric has stopped improving, as in torch and MMEngine."""
 
-    mode: str | None = None
-    factor: float = 0.1
-    patience: int = 3
-    threshold: float = 1e-4
-    threshold_mode: str = "rel"
-    cooldown: int = 0
-    min_lr: float = 0.0
-    eps: float = 1e-8
+    mode: str | None = field(default=None, metadata=one_of("min", "max"))
+    factor: float = field(default=0.1, metadata=BETWEEN_0_AND_1)
+    patience: int = field(default=3, metadata=COUNT_FROM_0)
+    threshold: float = field(default=1e-4, metadata=FROM_0)
+    threshold_mode: str = field(default="rel", metadata=one_of("rel", "abs"))
+    cooldown: int = field(default=0, metadata=COUNT_FROM_0)
+    min_lr: float = field(default=0.0, metadata=FROM_0)
+    eps: float = field(default=1e-8, metadata=FROM_0)
     best: float | None = field(default=None, init=False)
     bad: int = field(default=0, init=False)
-    """Validations without improvement since the last one with."""
+    """Validations since the last improvement."""
     cooling: int = field(default=0, init=False)
-    """Validations until the cooldown is over."""
+    """Remaining validations of the cooldown."""
     reductions: int = field(default=0, init=False)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
@@ -53,7 +54,7 @@ class Plateau(Function):
         return {"best": self.best, "bad": self.bad, "cooling": self.cooling, "reductions": self.reductions}
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Take over what `state_dict` returned."""
+        """Continue from what `state_dict` returned."""
         vars(self).update(state)
 
     def _is_better(self, metric: float) -> bool:

@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 class Schedule:
     """One entry of `scheduler`.
 
-    After n optimizer steps (or epochs, with `by_epoch`) it acts if begin <= n < end, as in MMEngine, and its function
-    gets k = n - begin. From `end` on the last value stays. The `param_scheduler` hook applies the schedules in the
-    order of `begin`, then of the config, at each step from what the optimizer was given.
+    After n optimizer steps (or epochs, with `by_epoch`) it acts if begin <= n < end, as in MMEngine. Its function gets
+    k = n - begin. From `end` on, the last value stays. At each step, the hook `param_scheduler` applies the schedules
+    to the values of the optimizer's config, in the order of `begin`, then in the order of the config.
 
     Args:
         name: its key in the config.
-        function: of the step.
-        optimizer: whose groups it changes.
-        param: which number of the groups: `lr`; `momentum` (the first of the betas where there are betas); `betas`, all
-            of them, or one, `betas.0`; `weight_decay` or any other.
+        function: the function of the step.
+        optimizer: its parameter groups are changed.
+        param: the number of the groups that it changes: `lr`, `weight_decay` or another; `momentum` (the first of the
+            betas if there are betas); `betas` (all of them) or `betas.0`.
         by_epoch: count epochs; False: optimizer steps.
         begin: the first n at which it acts.
         end: the n at which it ends.
         monitor: the validation metric that a `Plateau` follows; None for the others.
-        steps_per_epoch: optimizer steps of an epoch, to compare a `begin` in epochs with one in steps.
+        steps_per_epoch: optimizer steps in an epoch, to compare a `begin` in epochs with one in steps.
 
     Raises:
         UserError: the groups have no `param`.
@@ -66,12 +66,12 @@ class Schedule:
         self._optimizer = optimizer
 
     def apply(self, values: dict[Place, float], optimizer_step: int, epoch: int) -> None:
-        """Change the values of this step: what the schedules before this one make of the initial ones. No host sync.
+        """Change the values of this step. No host sync.
 
         Args:
-            values: by place; those that no schedule has set are not there.
-            optimizer_step: those done.
-            epoch: those done.
+            values: the results of the schedules before this one; without a place that none of them has changed.
+            optimizer_step: number of completed optimizer steps.
+            epoch: number of completed epochs.
         """
         n = epoch if self.by_epoch else optimizer_step
         if n < self.begin:
@@ -81,22 +81,18 @@ class Schedule:
             initial = place.initial(self._optimizer)
             values[place] = function.value(k, length, values.get(place, initial), initial)
 
-    def initial_values(self) -> list[float]:
-        """Return what the optimizer was given for the numbers that it sets."""
-        return [place.initial(self._optimizer) for place, _ in self._targets]
-
     def step(self) -> None:
-        """Nothing: the value depends on the counts alone."""
+        """Do nothing: the value depends only on the counts."""
 
     def observe(self, metrics: Mapping[str, float], optimizer_step: int, epoch: int) -> None:
-        """Let a `Plateau` count a validation."""
+        """Let a `Plateau` count a validation. The others ignore it."""
         n = epoch if self.by_epoch else optimizer_step
         if isinstance(self.function, Plateau) and self.monitor is not None and self.begin <= n < self.end:
             self.function.observe(float(metrics[self.monitor]))
 
     @property
     def mode(self) -> str | None:
-        """`min` or `max`, of a `Plateau`; None: not known yet."""
+        """`min` or `max` of a `Plateau`; None: not known yet."""
         return self.function.mode if isinstance(self.function, Plateau) else None
 
     @mode.setter
@@ -116,40 +112,32 @@ class Schedule:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when it acts, to report a change, and the counts of a `Plateau`."""
+        """Return its begin and end, so that a resumed run can report a change, and the counts of a `Plateau`."""
         state: dict[str, Any] = {"begin": self.begin, "end": self.end}
         return {**state, **self.function.state_dict()} if isinstance(self.function, Plateau) else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, of a run of any length.
-
-        Raises:
-            UserError: it is from an earlier version, which had other values.
-        """
-        if "end" not in state:
-            raise UserError(
-                "the checkpoint has its state from an earlier version of hydraloop",
-                key=self.key,
-                remedy="Set resume_strict=false and scheduler=[], or start a new run with load_from=….",
-            )
+        """Continue the counts of a `Plateau`. For other schedules, warn if their begin or end has changed."""
         if isinstance(self.function, Plateau):
             self.function.load_state_dict({name: state[name] for name in self.function.state_dict()})
         elif (state["begin"], state["end"]) != (self.begin, self.end):
             log.warning(
-                "%s acts from %d to %d; in the run that is resumed it was from %d to %d",
+                "%s acts from %d to %d; before the run was resumed, it acted from %d to %d",
                 self.key, self.begin, self.end, state["begin"], state["end"],
             )  # fmt: skip
 
 
 def _targets(function: Function, optimizer: Optimizer, param: str, key: str) -> list[tuple[Place, Function]]:
-    """Each number that is set, with its function: a `OneCycle` may have one for each, and one for the momentum."""
+    """Return each number to change, with its function. A `OneCycle` changes the momentum too."""
     where = places(optimizer, param, f"{key}.param")
     if not isinstance(function, OneCycle):
         return [(place, function) for place in where]
     tops = function.max_lr if isinstance(function.max_lr, list | tuple) else [function.max_lr] * len(where)
     if len(tops) != len(where):
         raise UserError(
-            f"{len(tops)} values for {len(where)} parameter groups", key=f"{key}.max_lr", remedy="Give one for each."
+            f"there are {len(tops)} values for {len(where)} parameter groups",
+            key=f"{key}.max_lr",
+            remedy="Give one for each group.",
         )
     targets: list[tuple[Place, Function]] = [
         (place, dataclasses.replace(function, max_lr=top)) for place, top in zip(where, tops, strict=True)

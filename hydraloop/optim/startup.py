@@ -1,4 +1,8 @@
-"""A start without `torch._dynamo`, whose import takes 1.2 s and is of no use to a run that compiles nothing."""
+"""Start without importing `torch._dynamo`, which takes 1.2 s and is only needed by a run that compiles.
+
+Why this file exists: torch's optimizers import its compiler at their first step, even if nothing is compiled. When
+torch no longer does that, tests/optim/test_startup.py fails, and this file can be removed.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,19 @@ from torch.optim import Optimizer
 
 _DYNAMO = "torch._dynamo"
 _MARK = "__dynamo_disable"
-"""The attribute in which `torch._disable_dynamo` keeps what it made of a function."""
+"""The attribute in which `torch._disable_dynamo` stores its wrapper of a function."""
 
 
 def avoid_dynamo_import() -> None:
-    """Let optimizers import `torch._dynamo` only if something else did. Call it before an optimizer is built.
+    """Keep optimizers from importing `torch._dynamo`. Call this before an optimizer is built.
 
-    torch imports it at the first call of two kinds of functions, only to tell the compiler to keep out of them:
+    torch imports it at the first call of two kinds of functions, to exclude them from compilation:
 
     * `add_param_group`, `zero_grad`, `state_dict` and `load_state_dict` of `Optimizer` (`torch._disable_dynamo`),
     * `step` of the optimizers (`_use_grad_for_differentiable`, which also switches gradients off).
 
-    Without the module nothing is being compiled and there is nothing to tell. Once it is there (`torch.compile`), these
-    functions do what torch's do. Safe to call twice. Where torch is built differently from what is described
-    here, or has the module already, nothing is changed.
+    Once something else has imported the module (`torch.compile`), these functions call torch's originals. Can be called
+    twice. Nothing is changed if the module has been imported before, or if torch's functions are different ones.
     """
     if _DYNAMO in sys.modules:
         return
@@ -33,13 +36,13 @@ def avoid_dynamo_import() -> None:
         _keep_lazy(getattr(Optimizer, name, None))
     for optimizer in _subclasses(Optimizer):
         step: Any = vars(optimizer).get("step")
-        # An optimizer class of which an object was built has a profiler's wrapper around its step, for good.
+        # After the first object of a class, its step has a profiler's wrapper (`hooked`) and is left alone.
         if _is_wrapper(step, "torch.optim.optimizer", "_use_grad") and not hasattr(step, "hooked"):
             optimizer.step = _without_import(step)  # type: ignore[method-assign]  # that is the point
 
 
 def _keep_lazy(method: Any) -> None:
-    """Give a method of `torch._disable_dynamo` what that looks for before it imports."""
+    """Set the attribute that `torch._disable_dynamo` looks for before it imports."""
     if not _is_wrapper(method, "torch._compile", "inner") or _MARK not in method.__code__.co_consts:
         return
     function = method.__wrapped__
@@ -49,15 +52,15 @@ def _keep_lazy(method: Any) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         if _DYNAMO in sys.modules:
             delattr(function, _MARK)
-            return method(*args, **kwargs)  # which now does, and keeps, the real thing
+            return method(*args, **kwargs)  # stores torch's own wrapper
         return function(*args, **kwargs)
 
     setattr(function, _MARK, call)
 
 
 def _without_import(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A `step` like torch's own wrapper, for as long as `torch._dynamo` is not there."""
-    function = step.__wrapped__  # type: ignore[attr-defined]  # functools.wraps sets it, as was looked at before
+    """Return a `step` like torch's own wrapper, to be used until `torch._dynamo` is imported."""
+    function = step.__wrapped__  # type: ignore[attr-defined]  # set by functools.wraps; checked before
 
     @functools.wraps(function)
     def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +77,7 @@ def _without_import(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_wrapper(function: Any, module: str, name: str) -> bool:
-    """Whether this is the closure `name` made in `module`; its own names are those of what it wraps."""
+    """Return whether this is the closure `name` of `module`. Its `__name__` is that of the wrapped function."""
     code = getattr(function, "__code__", None)
     return (
         code is not None

@@ -1,4 +1,4 @@
-"""A scheduler of torch or of another package, such as transformers, as the one schedule of a run."""
+"""A scheduler of torch or another package, such as transformers, as the only schedule of a run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.errors import UserError
 from hydraloop.optim.places import Place
 
 _LENGTHS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""
-_INSTEAD = "use an option of the group scheduler, which can change: scheduler=cosine, poly, onecycle, …"
+_INSTEAD = "use an option of the group scheduler, which supports the change: scheduler=cosine, poly, onecycle, …"
 
 
 class TorchSchedule:
@@ -23,14 +23,14 @@ class TorchSchedule:
 
     Args:
         name: its key in the config.
-        factory: makes the scheduler, given the optimizer.
-        optimizer: whose lr it changes.
+        factory: a partial that makes the scheduler, given the optimizer.
+        optimizer: its lr is changed.
         by_epoch: step after each epoch; False: after each optimizer step.
-        monitor: the validation metric with which it is stepped instead (`ReduceLROnPlateau`).
-        length: of the run; a `T_max`, `total_iters` or `total_steps` that is null, or required and missing, becomes it.
+        monitor: the validation metric for the step of a `ReduceLROnPlateau`, after each validation.
+        length: of the run; replaces a `T_max`, `total_iters` or `total_steps` that is null, or required and missing.
 
     Raises:
-        UserError: the target refuses its arguments.
+        UserError: it is not a partial, the target refuses its arguments, or a metric is missing or not used.
     """
 
     order = 0
@@ -38,7 +38,7 @@ class TorchSchedule:
     def __init__(
         self,
         name: str,
-        factory: functools.partial[Any],
+        factory: Any,
         optimizer: Optimizer,
         *,
         by_epoch: bool = False,
@@ -49,21 +49,31 @@ class TorchSchedule:
         self.by_epoch = by_epoch
         self.monitor = monitor
         self._optimizer = optimizer
-        parameters = inspect.signature(factory).parameters
-        open_ = {key for key in _LENGTHS if key in parameters and parameters[key].default is inspect.Parameter.empty}
-        open_ |= {key for key in _LENGTHS if key in factory.keywords and factory.keywords[key] is None}
+        if not isinstance(factory, functools.partial):
+            raise UserError(
+                "is not a schedule", key=self.key, remedy="For a scheduler of torch or another package: _partial_=true."
+            )
+        parameters, keywords = inspect.signature(factory).parameters, factory.keywords
+        required = {key for key in _LENGTHS if key in parameters and parameters[key].default is inspect.Parameter.empty}
+        null = {key for key in _LENGTHS if key in keywords and keywords[key] is None}
         try:
-            self.scheduler: Any = factory(optimizer, **dict.fromkeys(open_, length))
+            self.scheduler: Any = factory(optimizer, **dict.fromkeys(required | null, length))
         except (TypeError, ValueError, ArithmeticError) as error:
             raise UserError(str(error), key=self.key, remedy="Check its arguments.") from error
+        if isinstance(self.scheduler, ReduceLROnPlateau) != (monitor is not None):
+            raise UserError(
+                "is for ReduceLROnPlateau, which needs it",
+                key=f"{self.key}.monitor",
+                remedy=f"Leave it out, or for ReduceLROnPlateau set {self.key}.monitor=loss.",
+            )
 
     @property
     def mode(self) -> str | None:
-        """`min` or `max`, of a `ReduceLROnPlateau`."""
+        """`min` or `max` of a `ReduceLROnPlateau`."""
         return getattr(self.scheduler, "mode", None)
 
     def apply(self, values: dict[Place, float], optimizer_step: int, epoch: int) -> None:
-        """Nothing: `step` changes the groups."""
+        """Do nothing: `step` changes the groups."""
 
     def step(self) -> None:
         """Step the scheduler."""
@@ -82,10 +92,10 @@ class TorchSchedule:
         return {"scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned. An lr that was typed for the resumed run scales.
+        """Continue from what `state_dict` returned. An lr that was typed for the resumed run scales its values.
 
         Raises:
-            UserError: this run has another length, or what becomes of a typed lr is not known.
+            UserError: this run has another length, or another lr and an `eta_min`.
         """
         saved = state["scheduler"]
         for name in _LENGTHS:
@@ -95,21 +105,18 @@ class TorchSchedule:
                     key=self.key,
                     remedy=f"Set {self.key}.{name}={saved[name]}, or {_INSTEAD}",
                 )
-        groups = self._optimizer.param_groups
-        bases = [group.get("initial_lr") for group in groups]
+        lrs = [group.get("initial_lr") for group in self._optimizer.param_groups]
         self.scheduler.load_state_dict(saved)
-        old = saved.get("base_lrs", bases)
-        if self.sets("lr"):
-            bases = old
-        if bases != old:
+        old = saved.get("base_lrs", lrs)
+        if lrs != old and not self.sets("lr"):
             if getattr(self.scheduler, "eta_min", None):
                 raise UserError(
-                    f"{type(self.scheduler).__name__} in {self.key} has an eta_min, and what it makes of another lr is "
-                    "not known",
+                    f"{self.key} has an eta_min, which does not scale with another lr",
                     key="optimizer.lr",
                     remedy=f"Leave it out, or {_INSTEAD}",
                 )
-            self.scheduler.base_lrs = bases
-        for number, (base, was, value) in enumerate(zip(bases, old, saved["_last_lr"], strict=True)):
-            scaled = value * (base / was) if base != was and was else value
-            Place(number, "lr", None).write(self._optimizer, scaled)
+            self.scheduler.base_lrs = lrs
+        new = getattr(self.scheduler, "base_lrs", lrs)
+        for group, lr in enumerate(saved["_last_lr"]):
+            scale = new[group] / old[group] if old[group] else 1.0
+            Place(group, "lr", None).write(self._optimizer, lr * scale)

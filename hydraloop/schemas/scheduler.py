@@ -1,7 +1,7 @@
 """The group `scheduler`: each option under its name, so that several can be selected.
 
-`param` says what a schedule changes; `by_epoch`, `convert_to_iter_based`, `begin`, `end` and `monitor` say when it
-acts; the rest are arguments of its function. Steps are optimizer steps, one in `engine.accumulate` iterations.
+`param` names the value that a schedule changes. `by_epoch`, `convert_to_iter_based`, `begin`, `end` and `monitor` say
+when it acts. The others are arguments of its function. A step is an optimizer step: `engine.accumulate` iterations.
 """
 
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ from omegaconf import MISSING
 
 @dataclass
 class _Schedule:
-    """What every schedule has that follows no metric."""
+    """The options of every schedule except `plateau`."""
 
     _target_: str = MISSING
     param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
+    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay, … lr is the usual one."""
     by_epoch: bool = False
-    """Whether the numbers count epochs; false: optimizer steps, smooth in short runs too."""
+    """Whether the numbers count epochs. False: optimizer steps, smooth in short runs too."""
     convert_to_iter_based: bool = False
-    """With `by_epoch`: whether the value changes at each optimizer step; false, since the numbers count steps here."""
+    """With `by_epoch`: whether the value changes at each optimizer step. False, as in MMEngine: after each epoch."""
     begin: int = 0
-    """The first step (or epoch) at which it acts; 0: the first of all."""
+    """First step (or epoch) at which it acts. 0: from the start."""
     end: Optional[int] = None
-    """The step (or epoch) before which it acts for the last time; null: the end of training."""
+    """Step (or epoch) before which it acts for the last time. Null: the end of training."""
 
 
 @dataclass
@@ -34,9 +34,52 @@ class CosineConf(_Schedule):
 
     _target_: str = "hydraloop.optim.Cosine"
     T_max: Optional[int] = None
-    """Steps (or epochs) down to the lowest value, after which it rises again; null: from `begin` to `end`."""
+    """Steps (or epochs) down to the lowest value; then it rises again. Null: from `begin` to `end`."""
     eta_min: float = 0.0
-    """The lowest value; torch's own."""
+    """The lowest value; torch's default."""
+
+
+@dataclass
+class CosineRestartConf(_Schedule):
+    """`scheduler=[cosine_restart]`: half a cosine down to `eta_min`, again from the top in each period (SGDR)."""
+
+    _target_: str = "hydraloop.optim.CosineRestart"
+    periods: List[int] = field(default_factory=lambda: [2, 6, 12])
+    """Epochs (or steps) of each period; after the last, the value stays. Together the default 20 epochs; each is longer
+    than the one before, as in SGDR."""
+    restart_weights: Optional[List[float]] = None
+    """Share of the learning rate at the start of each period, above 0. Null: 1, as in SGDR."""
+    eta_min: float = 0.0
+    """The lowest value; MMEngine's default."""
+    by_epoch: bool = True
+    """Whether the numbers count epochs, in which periods are usually given. False: optimizer steps."""
+    convert_to_iter_based: bool = True
+    """With `by_epoch`: whether the value changes at each optimizer step. True, as in SGDR."""
+
+
+@dataclass
+class ConstantConf(_Schedule):
+    """`scheduler=[constant]`: a share of the learning rate until `end`, then the learning rate; a simple warm-up."""
+
+    _target_: str = "hydraloop.optim.Constant"
+    factor: float = 1 / 3
+    """Share of the learning rate until the last step before `end`, above 0, up to 1; torch's default."""
+    end: Optional[int] = 100
+    """Step (or epoch) before which it acts for the last time. Null: the end of training. 100 steps, as in `linear`."""
+
+
+@dataclass
+class ExponentialConf(_Schedule):
+    """`scheduler=[exponential]`: the learning rate times `gamma` after each epoch."""
+
+    _target_: str = "hydraloop.optim.Exponential"
+    gamma: float = 0.8
+    """Factor of each epoch (or step), above 0. 0.8 ends the default 20 epochs at about a hundredth."""
+    by_epoch: bool = True
+    """Whether the numbers count epochs. True: a factor of each step would depend on the length of the epochs."""
+    convert_to_iter_based: bool = False
+    """With `by_epoch`: whether the value changes at each optimizer step. False: `gamma` would be of each step, as in
+    MMEngine."""
 
 
 @dataclass
@@ -45,37 +88,36 @@ class WarmupCosineConf(_Schedule):
 
     _target_: str = "hydraloop.optim.WarmupCosine"
     total_iters: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`."""
+    """Length in steps (or epochs). Null: from `begin` to `end`."""
     warmup_iters: Optional[int] = None
-    """Steps (or epochs) of the warm-up; null: a twentieth of the length, the middle of the usual 3 to 10 %, which fits
+    """Steps (or epochs) of the warm-up. Null: a twentieth of the length, the middle of the usual 3 to 10 %, which fits
     short runs too."""
     start_factor: float = 0.01
-    """Share of the learning rate in the first step, above 0, up to 1; nearly 0, as transformers are warmed up: with 0
-    the first step would be lost."""
+    """Share of the learning rate in the first step, above 0, up to 1. Nearly 0, as for transformers; with 0, the first
+    step would change nothing."""
     min_lr_ratio: float = 0.0
-    """Share of the learning rate at the end, 0..1; 0, as in `cosine`."""
+    """Share of the learning rate at the end, 0..1. 0, as in `cosine`."""
 
 
 @dataclass
 class YOLOXConf(_Schedule):
-    """`scheduler=[yolox]`: a warm-up with the square of the step, a cosine, the lowest value for the last epochs."""
+    """`scheduler=[yolox]`: a quadratic warm-up, a cosine, and the lowest value for the last epochs."""
 
     _target_: str = "hydraloop.optim.YOLOX"
     total_iters: Optional[int] = None
-    """Length in epochs (or steps); null: from `begin` to `end`."""
+    """Length in epochs (or steps). Null: from `begin` to `end`."""
     warmup_iters: Optional[int] = None
-    """Epochs (or steps) of the warm-up; null: a sixtieth of the length: YOLOX's 5 of 300 epochs, and in proportion in
-    other runs."""
+    """Epochs (or steps) of the warm-up. Null: a sixtieth of the length, YOLOX's 5 of 300 epochs, in proportion."""
     num_last_epochs: Optional[int] = None
-    """Epochs (or steps) at the end with the lowest value; null: a twentieth of the length: YOLOX's 15 of 300 epochs."""
+    """Epochs (or steps) at the end with the lowest value. Null: a twentieth of the length, YOLOX's 15 of 300 epochs."""
     warmup_ratio: float = 1.0
-    """Share of the learning rate with which the warm-up ends, above 0, up to 1; YOLOX's own."""
+    """Share of the learning rate at the end of the warm-up, above 0, up to 1; YOLOX's value."""
     min_lr_ratio: float = 0.05
-    """Share of the learning rate at the end, 0..1; YOLOX's own."""
+    """Share of the learning rate at the end, 0..1; YOLOX's value."""
     by_epoch: bool = True
-    """Whether the numbers count epochs, as YOLOX's do; false: optimizer steps."""
+    """Whether the numbers count epochs, as in YOLOX. False: optimizer steps."""
     convert_to_iter_based: bool = True
-    """With `by_epoch`: whether the value changes at each optimizer step; YOLOX's does."""
+    """With `by_epoch`: whether the value changes at each optimizer step. True, as in YOLOX."""
 
 
 @dataclass
@@ -84,36 +126,45 @@ class LinearConf(_Schedule):
 
     _target_: str = "hydraloop.optim.Linear"
     start_factor: float = 1 / 3
-    """Of the learning rate at `begin`, above 0; torch's own."""
+    """Share of the learning rate at `begin`, above 0, up to 1; torch's default."""
     end_factor: float = 1.0
-    """Of the learning rate in its last step; 1, torch's own, is what makes it a warm-up."""
+    """Share of the learning rate in the last step, 0..1. 1, torch's default: a warm-up."""
     total_iters: Optional[int] = None
-    """Steps (or epochs) to `end_factor`; null: `end - begin - 1`, MMEngine's, so that the last one has it."""
+    """Steps (or epochs) to `end_factor`. Null: `end - begin - 1`, as in MMEngine, so that the last one has it."""
     end: Optional[int] = 100
-    """The step (or epoch) before which it acts for the last time; null: the end of training. 100 steps, a quarter of
-    the 400 of the default run."""
+    """Step (or epoch) before which it acts for the last time. Null: the end of training. 100 steps, a quarter of the
+    400 of the default run."""
 
 
 @dataclass
-class MomentumConf(_Schedule):
-    """`scheduler=[cosine,momentum]`: a warm-up of the momentum, beside a schedule of the learning rate.
+class MomentumConf(LinearConf):
+    """`scheduler=[cosine,momentum]`: a warm-up of the momentum, together with a schedule of the learning rate.
 
-    The first gradients soon point elsewhere, and a high momentum goes on carrying them along: Sutskever et al. 2013
-    raise it with the training, as YOLO's trainers do in their warm-up.
+    At first the gradients change quickly, and a high momentum keeps the old direction. Sutskever et al. 2013 raise the
+    momentum during training, and YOLO's trainers during the warm-up.
     """
 
-    _target_: str = "hydraloop.optim.Linear"
     start_factor: float = 0.85
-    """Of the optimizer's momentum at `begin`, above 0; Ultralytics' warm-up, 0.8 of 0.937."""
+    """Share of the optimizer's momentum at `begin`, above 0, up to 1. Ultralytics' warm-up, 0.8 of 0.937."""
     end_factor: float = 1.0
-    """Of the optimizer's momentum in its last step; 1: all of it, for the rest of the training."""
-    total_iters: Optional[int] = None
-    """Steps (or epochs) to `end_factor`; null: `end - begin - 1`, as in `linear`."""
+    """Share of the optimizer's momentum in the last step, 0..1. 1: all of it, for the rest of the training."""
     param: str = "momentum"
-    """What it changes: SGD's and RMSprop's momentum, the first of the betas of Adam and its kind."""
+    """What it changes: the momentum of SGD and RMSprop, or the first of Adam's betas."""
     end: Optional[int] = 100
-    """The step (or epoch) before which it acts for the last time; null: the end of training. 100 steps, together with
-    `linear`."""
+    """Step (or epoch) before which it acts for the last time. Null: the end of training. 100 steps, as in `linear`."""
+
+
+@dataclass
+class StepConf(_Schedule):
+    """`scheduler=[step]`: the learning rate times `gamma` every `step_size` epochs."""
+
+    _target_: str = "hydraloop.optim.Step"
+    step_size: int = 7
+    """Epochs (or steps) between two changes. A third of the default 20 epochs, as torchvision's 30 of 90."""
+    gamma: float = 0.1
+    """The factor, above 0; torch's default."""
+    by_epoch: bool = True
+    """Whether the numbers count epochs, in which `step_size` is usually given. False: optimizer steps."""
 
 
 @dataclass
@@ -122,13 +173,11 @@ class MultiStepConf(_Schedule):
 
     _target_: str = "hydraloop.optim.MultiStep"
     milestones: List[int] = field(default_factory=lambda: [12, 17])
-    """Epochs (or steps) after `begin`, ascending; at 60 and 85 % of the default 20 epochs."""
+    """Epochs (or steps) after `begin`, ascending. At 60 and 85 % of the default 20 epochs."""
     gamma: float = 0.1
-    """The factor, above 0; torch's own."""
+    """The factor, above 0; torch's default."""
     by_epoch: bool = True
-    """Whether the numbers count epochs, in which milestones are usually given; false: optimizer steps."""
-    convert_to_iter_based: bool = False
-    """With `by_epoch`: whether the value changes at each optimizer step; false, since little would change."""
+    """Whether the numbers count epochs, in which milestones are usually given. False: optimizer steps."""
 
 
 @dataclass
@@ -137,27 +186,27 @@ class OneCycleConf(_Schedule):
 
     _target_: str = "hydraloop.optim.OneCycle"
     max_lr: Any = None
-    """The highest learning rate, or a list of one for each parameter group; null: the optimizer's, so that it means the
+    """The highest learning rate, or a list of one for each parameter group. Null: the optimizer's, so that it means the
     same in all schedules."""
     total_steps: Optional[int] = None
-    """Length in steps (or epochs); null: from `begin` to `end`, so that the lowest value comes last."""
+    """Length in steps (or epochs). Null: from `begin` to `end`, so that the lowest value comes last."""
     pct_start: float = 0.3
-    """Share of the length that goes up, 0..1; torch's own."""
+    """Share of the length that goes up, 0..1; torch's default."""
     anneal_strategy: str = "cos"
-    """`cos` or `linear`; torch's own."""
+    """`cos` or `linear`; torch's default."""
     cycle_momentum: bool = True
-    """Whether it changes the momentum (Adam's first beta) as well, which is part of the method; torch's own. Not
-    if `param` is another than lr."""
+    """Whether to change the momentum (Adam's first beta) too. torch's default: it is part of the method. No effect if
+    `param` is not lr."""
     base_momentum: float = 0.85
-    """The momentum at the highest learning rate; torch's own."""
+    """The momentum at the highest learning rate; torch's default."""
     max_momentum: float = 0.95
-    """The momentum at the lowest; torch's own."""
+    """The momentum at the lowest learning rate; torch's default."""
     div_factor: float = 25.0
-    """`max_lr` divided by the first learning rate, above 0; torch's own."""
+    """`max_lr` divided by the first learning rate, above 0; torch's default."""
     final_div_factor: float = 1e4
-    """The first learning rate divided by the last, above 0; torch's own."""
+    """The first learning rate divided by the last, above 0; torch's default."""
     three_phase: bool = False
-    """Whether it goes down to the first learning rate and then on to the last; torch's own."""
+    """Whether it goes down to the first learning rate and then to the last in a third phase; torch's default."""
 
 
 @dataclass
@@ -166,11 +215,11 @@ class PolyConf(_Schedule):
 
     _target_: str = "hydraloop.optim.Poly"
     total_iters: Optional[int] = None
-    """Steps (or epochs) to `eta_min`; null: `end - begin - 1`, MMEngine's, so that the last one has it."""
+    """Steps (or epochs) to `eta_min`. Null: `end - begin - 1`, as in MMEngine, so that the last one has it."""
     eta_min: float = 0.0
-    """The lowest value; MMEngine's own."""
+    """The lowest value; MMEngine's default."""
     power: float = 0.9
-    """The power, above 0; DeepLab's, which segmentation has kept. torch's 1 is a straight line."""
+    """The power, above 0. DeepLab's value, which is usual in segmentation; torch's 1 is a straight line."""
 
 
 @dataclass
@@ -179,42 +228,46 @@ class PlateauConf:
 
     _target_: str = "hydraloop.optim.Plateau"
     mode: Optional[str] = None
-    """`min` if low values of the metric are good, `max` if high ones are; null: what the metric itself says, so that
+    """`min` if low values of the metric are good, `max` if high ones are. Null: what the metric itself says, so that
     `monitor=accuracy` needs nothing more."""
     factor: float = 0.1
-    """The factor, between 0 and 1; torch's own."""
+    """The factor, between 0 and 1; torch's default."""
     patience: int = 3
-    """Validations without improvement that are put up with; torch's 10 is half of the default 20 epochs."""
+    """Validations without improvement that are tolerated. torch's 10 is half of the default 20 epochs."""
     threshold: float = 1e-4
-    """The least change that counts as an improvement; torch's own."""
+    """The smallest change that counts as an improvement; torch's default."""
     threshold_mode: str = "rel"
-    """`rel`: the threshold is a share of the best value; `abs`: it is in the metric's unit; torch's own."""
+    """`rel`: the threshold is a share of the best value. `abs`: it is in the metric's unit. torch's default."""
     cooldown: int = 0
-    """Validations to wait after a reduction; torch's own."""
+    """Validations to wait after a reduction; torch's default."""
     min_lr: float = 0.0
-    """The lowest value; torch's own."""
+    """The lowest value; torch's default."""
     eps: float = 1e-8
-    """A reduction smaller than this is left out; torch's own."""
+    """A reduction smaller than this is left out; torch's default."""
     monitor: str = "loss"
-    """The validation metric; the loss is there in every task."""
+    """The validation metric. Every task has the loss."""
     param: str = "lr"
-    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay; the lr is the usual one."""
+    """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay, … lr is the usual one."""
     by_epoch: bool = True
-    """Whether `begin` and `end` count epochs; it looks at each validation in any case."""
+    """Whether `begin` and `end` count epochs. It always acts after validations."""
     begin: int = 0
-    """The first epoch (or step) after which it looks at a validation; 0: the first of all."""
+    """First epoch (or step) after which a validation counts. 0: from the start."""
     end: Optional[int] = None
-    """The epoch (or step) from which it looks at no validation; null: never."""
+    """Epoch (or step) from which validations no longer count. Null: never."""
 
 
 OPTIONS = {
+    "constant": ConstantConf,
     "cosine": CosineConf,
+    "cosine_restart": CosineRestartConf,
+    "exponential": ExponentialConf,
     "linear": LinearConf,
     "momentum": MomentumConf,
     "multistep": MultiStepConf,
     "onecycle": OneCycleConf,
     "plateau": PlateauConf,
     "poly": PolyConf,
+    "step": StepConf,
     "warmup_cosine": WarmupCosineConf,
     "yolox": YOLOXConf,
 }

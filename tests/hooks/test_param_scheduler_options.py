@@ -127,8 +127,12 @@ def test_plateau_lowers_another_key_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_every_option_resumes_to_the_last_bit(tmp_path: Path, name: str) -> None:
-    changes = {"end": 20} if name in ("linear", "momentum") else {"milestones": [1, 3]} if name == "multistep" else {}
-    options = [(name, changes)]
+    changes: dict[str, dict[str, Any]] = {
+        **{option: {"end": 20} for option in ("constant", "linear", "momentum")},
+        "multistep": {"milestones": [1, 3]},
+        "step": {"step_size": 2},
+    }
+    options = [(name, changes.get(name, {}))]
     key = "momentum" if name == "momentum" else "lr"
     whole = train(tmp_path / "whole", options, key=key)
     first = train(tmp_path / "cut", options, key=key, stop_at=10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.optim import Length, build_schedule
+from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.scheduler import OPTIONS
 
 LRS = (1.0, 0.2)
@@ -38,9 +38,8 @@ def option(
 ) -> Any:
     """An option as the builder makes it from the config, with `changes` of its fields."""
     node: Any = OmegaConf.to_container(OmegaConf.structured(OPTIONS[name](**changes)))
-    module, _, target = node.pop("_target_").rpartition(".")
     ours = {field: node.pop(field) for field in OURS if field in node}
-    function = getattr(importlib.import_module(module), target)(**node)
+    function = instantiate(OmegaConf.create(node), f"scheduler.{name}")
     return of(name, function, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch, **ours)
 
 
@@ -100,7 +99,7 @@ def run(
 def resumed(
     optimizer: Optimizer, schedules: Sequence[Any], make: Callable[[Optimizer], list[Any]]
 ) -> tuple[Optimizer, list[Any]]:
-    """The same in a new process: saved to a file without pickle, and loaded into what `make` builds."""
+    """The same in another process: saved to a file without pickle, and loaded into what `make` builds."""
     file = io.BytesIO()
     torch.save({"optimizer": optimizer.state_dict(), "schedules": [s.state_dict() for s in schedules]}, file)
     file.seek(0)

@@ -143,7 +143,7 @@ def test_a_value_that_is_a_tensor_stays_the_same_tensor() -> None:
     ("kind", "param", "remedy"),
     [
         (SGD, "momntum", "Did you mean momentum?"),
-        (SGD, "betas", "There are dampening, lr, momentum, weight_decay."),
+        (SGD, "betas", "Use dampening, lr, momentum, weight_decay."),
         (AdamW, "betas.2", "betas, betas.0, betas.1, eps, lr, momentum, weight_decay"),
         (SGD, "nesterov", "dampening"),
         (SGD, "params", "dampening"),

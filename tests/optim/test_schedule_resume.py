@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 
-from hydraloop.errors import UserError
 from tests.optim.scheduled import EPOCHS, STEPS, apply, option, resumed, run, two_groups, values
 
 KEYS = {SGD: ("lr", "momentum", "weight_decay"), AdamW: ("lr", "betas", "weight_decay")}
 LOSSES = [1.0, 1.0, 0.5, 0.6, 0.4, 0.4, 0.4, 0.3, 0.3, 0.3, 0.3, 0.2, *[0.2] * 12]
 SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "constant": [("constant", {"end": 30})],
     "cosine": [("cosine", {"eta_min": 0.01})],
+    "cosine_restart": [("cosine_restart", {"periods": [2, 4, 6]})],
+    "exponential": [("exponential", {})],
     "linear": [("linear", {"end": 30})],
     "multistep": [("multistep", {"milestones": [2, 4, 9]})],
     "onecycle": [("onecycle", {})],
@@ -24,6 +26,7 @@ SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "poly": [("poly", {})],
     "warmup_cosine": [("warmup_cosine", {"warmup_iters": 20})],
     "yolox": [("yolox", {"warmup_iters": 3, "num_last_epochs": 2})],
+    "step": [("step", {"step_size": 4})],
     "momentum": [("momentum", {"end": 30})],
     "char_lm's": [("linear", {"end": 20}), ("cosine", {"eta_min": 0.01})],
     "later": [("linear", {"end": 20}), ("cosine", {"begin": 20}), ("momentum", {"begin": 10, "end": 50})],
@@ -64,15 +67,15 @@ def test_a_longer_run_has_its_own_schedules(name: str, cut: int, caplog: pytest.
         run(optimizer, schedules, cut, losses=LOSSES)
         again, made = resumed(optimizer, schedules, partial(make, name, epochs=epochs))
         assert run(again, made, steps, first=cut + 1, key=key, losses=LOSSES) == expected[cut:]
-    kept = name in ("linear", "momentum", "plateau")
-    assert ("in the run that is resumed" in caplog.text) == (not kept)
+    kept = name in ("constant", "linear", "momentum", "plateau")
+    assert ("before the run was resumed" in caplog.text) == (not kept)
 
 
 def test_another_length_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     optimizer = two_groups()
     with caplog.at_level(logging.WARNING):
         resumed(optimizer, [option("cosine", optimizer)], lambda fresh: [option("cosine", fresh, epochs=24)])
-    assert caplog.messages == ["scheduler.cosine acts from 0 to 120; in the run that is resumed it was from 0 to 60"]
+    assert caplog.messages == ["scheduler.cosine acts from 0 to 120; before the run was resumed, it acted from 0 to 60"]
 
 
 def test_a_typed_value_is_as_if_the_run_had_begun_with_it() -> None:
@@ -101,9 +104,3 @@ def test_the_same_with_an_lr_that_is_a_tensor() -> None:
     assert [float(lr) for lr in held] == pytest.approx([lr * (29 / 59) ** 0.9 for lr in (1.0, 0.2)])
     assert all(new is old for new, old in zip(values(optimizer), held, strict=True))
     assert isinstance(optimizer.param_groups[0]["initial_lr"], float)
-
-
-def test_the_state_of_an_earlier_version_is_refused() -> None:
-    with pytest.raises(UserError, match="from an earlier version") as caught:
-        option("cosine", two_groups()).load_state_dict({"scheduler": {"last_epoch": 3}, "done": 3})
-    assert caught.value.key == "scheduler.cosine"

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.optim import Constant, Cosine, Exponential, Function, Linear
 from hydraloop.schemas.scheduler import OPTIONS
-from tests.optim.scheduled import LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
+from tests.optim.scheduled import EPOCHS, LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
 
 Formula = Callable[[int, float], float]
 """(step from 0, the group's lr) -> the lr of that step."""
@@ -84,13 +84,30 @@ def plateau(n: int, lr: float) -> float:
     return lr * 0.1 ** max(0, (n // N - 1) // 4)
 
 
+def constant(n: int, lr: float) -> float:
+    # torch.optim.lr_scheduler.ConstantLR: a third for 19 steps.
+    return lr / 3 if n < 19 else lr
+
+
+def cosine_restart(n: int, lr: float) -> float:
+    # SGDR, equation 5: periods of 2, 4 and 6 epochs, the second from half the lr.
+    epochs = min(n, STEPS - 1) / N
+    if epochs < 2:
+        return half_cosine(epochs / 2, lr, 0.01)
+    return half_cosine((epochs - 2) / 4, lr / 2, 0.01) if epochs < 6 else half_cosine((epochs - 6) / 6, lr, 0.01)
+
+
 CASES: list[tuple[str, dict[str, Any], Formula]] = [
+    ("constant", {"end": 20}, constant),
     ("cosine", {"eta_min": 0.01}, cosine),
+    ("cosine_restart", {"periods": [2, 4, 6], "restart_weights": [1.0, 0.5, 1.0], "eta_min": 0.01}, cosine_restart),
+    ("exponential", {}, lambda n, lr: lr * 0.8 ** min(n // N, EPOCHS - 1)),
     ("linear", {"start_factor": 0.25, "end": 20}, linear),
     ("multistep", {"milestones": [3, 7], "gamma": 0.5}, multistep),
     ("onecycle", {}, onecycle),
     ("plateau", {}, plateau),
     ("poly", {}, poly),
+    ("step", {"step_size": 4}, lambda n, lr: lr * 0.1 ** min(n // N // 4, 2)),
     ("warmup_cosine", {"min_lr_ratio": 0.1}, warmup_cosine),
     ("yolox", {}, yolox(1, 3)),
     ("yolox", {"warmup_iters": 3, "num_last_epochs": 2}, yolox(3 * N, 2 * N)),

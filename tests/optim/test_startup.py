@@ -1,37 +1,9 @@
-"""Fused steps where they work, and a start without torch._dynamo."""
+"""A start without torch._dynamo."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-
-import pytest
-import torch
-
-from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.errors import UserError
-from hydraloop.optim import resolve_fused
-from tests.ranks import on_ranks
-
-FLOATS = [torch.zeros(2), torch.zeros(3)]
-
-
-@pytest.mark.parametrize("given", [True, False, None])
-def test_what_the_user_says_about_fused_stands(given: bool | None) -> None:
-    assert resolve_fused(given, FLOATS) is given
-
-
-def test_auto_is_fused_where_it_works() -> None:
-    assert resolve_fused("auto", FLOATS) is True
-    assert resolve_fused("auto", [*FLOATS, torch.zeros(2, dtype=torch.complex64)]) is None
-    assert resolve_fused("auto", [torch.zeros(2, device="meta")]) is None
-
-
-def test_an_unknown_word_names_the_key() -> None:
-    with pytest.raises(UserError) as caught:
-        resolve_fused("yes", FLOATS)
-    assert caught.value.key == "optimizer.fused"
-
 
 _SETUP = """
 import sys, torch
@@ -67,9 +39,13 @@ def test_training_does_not_import_dynamo() -> None:
     run("avoid_dynamo_import(); avoid_dynamo_import(); train_all(); assert 'torch._dynamo' not in sys.modules")
 
 
-def test_without_it_torch_imports_dynamo() -> None:
-    # If this fails, torch no longer does, and startup.py can go.
-    run("train_all(); assert 'torch._dynamo' in sys.modules")
+def test_torch_still_needs_it() -> None:
+    """If this fails, torch's optimizers no longer import the compiler, and startup.py can be removed."""
+    run(
+        "assert 'torch._dynamo' not in sys.modules, 'imported by something else'\n"
+        "train_all()\n"
+        "assert 'torch._dynamo' in sys.modules, 'remove startup.py'\n"
+    )
 
 
 def test_steps_are_torchs_own_before_and_after_dynamo_is_there() -> None:
@@ -79,7 +55,7 @@ def test_steps_are_torchs_own_before_and_after_dynamo_is_there() -> None:
         "import torch._dynamo\n"
         "after = train_all()\n"
         "assert all(torch.equal(a, b) for a, b in zip(without, after, strict=True))\n"
-        # Now torch's own objects are in place: the compiler would be told to keep out.
+        # Now torch's own wrappers are used, which exclude the function from compilation.
         "kept = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable\n"
         "assert kept.__module__ != 'hydraloop.optim.startup', kept\n"
     )
@@ -104,14 +80,3 @@ def test_another_torch_is_left_alone() -> None:
         "avoid_dynamo_import()\n"
         "assert torch.optim.SGD.step is step and torch.optim.Optimizer.zero_grad is zero_grad and not vars(zero_grad)\n"
     )
-
-
-def resolve_on_shards(distributed: Distributed) -> list[bool | None]:
-    """What `auto` is for two optimizers of a model in shards."""
-    distributed.prepare(model := torch.nn.Linear(3, 1))
-    return [resolve_fused("auto", model.parameters(), optimizer=name) for name in ("AdamW", "SGD")]
-
-
-def test_on_shards_only_some_optimizers_are_fused() -> None:
-    # The fused kernel of SGD has no rule for them; the day it has, _FUSED_ON_SHARDS can go.
-    assert on_ranks(2, resolve_on_shards, strategy="fsdp2") == [[True, None]] * 2
