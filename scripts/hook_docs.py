@@ -104,7 +104,12 @@ def hook_sections() -> str:
 
 def _hook_section(option: Option) -> str:
     lines = [f"## {option.name}", "", f"`{option.group}.{option.name}`, `{option.defaults['_target_']}`", ""]
-    lines += [option.description, ""]
+    lines += [
+        option.description,
+        "",
+        f"Mount points: {', '.join(f'`{point}`' for point in option.schema.mount_points)}.",
+        "",
+    ]
     if option.schema.runs_after:
         lines += [f"Runs after {', '.join(f'`{name}`' for name in option.schema.runs_after)}.", ""]
     if option.schema.on_error != HookConf.on_error:

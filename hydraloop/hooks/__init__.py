@@ -1,6 +1,6 @@
-"""Default and custom hooks, one file each. Names are imported when they are first used.
+"""Default and custom hooks, one file each, named after the option: `timer` is `IterTimerHook` in `timer.py`.
 
-The file has the name of the option: `timer` is `IterTimerHook` in `timer.py`. A hook with several files is a folder.
+A hook with several files is a folder. Names are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -20,12 +20,11 @@ class AnomalyDetectionHook(Hook):
 
     If a backward function returns NaN, the run ends with an error that names the function (`check_nan`). For an error
     in the backward pass, a warning shows where the forward pass called the operation. The mode applies to the whole
-    process; its previous state is restored at the end of the run, also after an error.
+    process. Its previous state is restored at the end of the run, also after an error.
 
-    Mount points: before_run, after_run. Priority HIGHEST, iMIX's (AutogradAnomalyDetectHook, which switches the mode on
-    in each iteration). Cost: every forward operation stores its Python stack, and with `check_nan` every backward
-    function is followed by a host sync; expect a run to be several times slower. No state. Options:
-    `AnomalyDetectionHookConf`.
+    Priority HIGHEST, iMIX's (AutogradAnomalyDetectHook, which switches the mode on in each iteration). Cost: every
+    forward operation stores its Python stack, and with `check_nan` each backward function needs a host sync; a run may
+    be several times slower. No state. Options: `AnomalyDetectionHookConf`.
     """
 
     priority = Priority.HIGHEST
@@ -35,13 +34,11 @@ class AnomalyDetectionHook(Hook):
         self._before: tuple[bool, bool] | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Switch the mode on and remember the previous one."""
         self._before = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
         torch.autograd.set_detect_anomaly(True, self.check_nan)
         log.warning("%s: autograd's anomaly mode is on, which makes training slow", self.key)
 
     def after_run(self, engine: Engine) -> None:
-        """Restore the previous mode."""
         if self._before is not None:
             (enabled, check_nan), self._before = self._before, None
             torch.autograd.set_detect_anomaly(enabled, check_nan)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import Ordered
 from hydraloop.engine.interval import Every
 from hydraloop.errors import PeerError
@@ -24,21 +24,21 @@ _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
 
 
 class InvalidLossError(FloatingPointError):
-    """The loss is NaN or infinite; the message contains all that is known."""
+    """The loss is NaN or infinite; the message contains all that the attributes do."""
 
     iteration: int
-    """The first such iteration, counted from 1."""
+    """The first iteration with such a loss, counted from 1."""
     batch_idx: int
     """Its batch in the epoch, from 0."""
     samples: list[int] | None
-    """The batch's indices in the data set of this rank; None where the loader does not know them."""
+    """The batch's indices in the data set; None if the loader does not know them."""
     norms: dict[str, float]
-    """Of each parameter, as it was when this was noticed."""
+    """By parameter, when the loss was checked."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The loss of an iteration, one value of any shape, left on its device."""
+    """The loss of an iteration: one value of any shape, on its device."""
 
     iteration: int
     epoch: int
@@ -47,22 +47,20 @@ class _Seen:
 
 
 class CheckInvalidLossHook(Hook):
-    """Ends the run with an `InvalidLossError` when a loss was NaN or infinite, because training does not recover from
-    it.
+    """Ends the run with an `InvalidLossError` when a loss is NaN or infinite: training does not recover from it.
 
-    Every `interval` iterations, at the last one, and before a checkpoint is written (it would resume a lost run), the
-    hook checks all losses since the previous check. The error names the first iteration whose loss was not finite, the
-    samples of its batch (for other loaders than hydraloop's: the number of the batch), and the current norms of the
-    parameters: those that are not finite, or the largest. With `interval=1`, it is raised before the optimizer step
-    that would make the weights NaN. With fp16 it checks the loss, not the gradients, which may overflow by design. With
-    several ranks, all end with the error of the rank where it began.
+    The hook checks all losses since the previous check every `interval` iterations, at the last one, and before a
+    checkpoint is written, which would otherwise save a run that is lost. The error names the first iteration whose loss
+    was not finite, the samples of its batch (only the number of the batch if the loader is not hydraloop's), and the
+    current norms of the parameters: of those that are not finite, else the largest norms. With `interval=1`, it is
+    raised before the optimizer step that would make the weights NaN. With fp16, the loss is checked, not the gradients,
+    which may overflow by design. With several ranks, all end with the error of the rank where it began.
 
-    Mount points: before_train, after_backward, before_save_checkpoint. Priority NORMAL, MMDetection's. Cost: one host
-    sync per check, and with several ranks one exchange between the hosts; no host sync in between. No state. Options:
-    `CheckInvalidLossHookConf`. From MMDetection's CheckInvalidLossHook, which checks one loss in `interval`.
+    Priority NORMAL, MMDetection's. Cost: one host sync per check, and with several ranks one exchange between the
+    hosts; no host sync in between. No state. Options: `CheckInvalidLossHookConf`. From MMDetection's
+    CheckInvalidLossHook, which checks one loss in each `interval`.
     """
 
-    priority = Priority.NORMAL
     collective = True
 
     def __init__(self, *, interval: int = 50) -> None:
@@ -75,11 +73,11 @@ class CheckInvalidLossHook(Hook):
         self._seen = []
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Keep the loss, and check those kept if that is due.
+        """Keep the loss; check all kept losses every `interval` iterations.
 
         Raises:
-            InvalidLossError: one was not finite.
-            PeerError: one was not finite on another rank.
+            InvalidLossError: one is not finite.
+            PeerError: one is not finite on another rank.
         """
         iteration = engine.progress.iteration + 1  # the counters move after the step
         self._seen.append(_Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"]))
@@ -87,11 +85,11 @@ class CheckInvalidLossHook(Hook):
             self._check(engine)
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Check the losses kept, before the checkpoint is written.
+        """Check the kept losses before the checkpoint is written.
 
         Raises:
-            InvalidLossError: one was not finite; nothing is written.
-            PeerError: one was not finite on another rank.
+            InvalidLossError: one is not finite; nothing is written.
+            PeerError: one is not finite on another rank.
         """
         if self._seen:
             self._check(engine)
@@ -109,7 +107,7 @@ class CheckInvalidLossHook(Hook):
             self._seen = []
             return
         norms = _norms(engine)
-        # A NaN spreads to all ranks with the gradients: the rank that had it first is the origin.
+        # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
         culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]
         error = None
         if culprit == ranks.rank:
@@ -143,7 +141,7 @@ def _samples(engine: Engine, seen: _Seen) -> list[int] | None:
     loader: object = engine.loaders.train
     if not isinstance(loader, Ordered):
         return None
-    # With `default_hooks.sampler_seed=null` nobody sets the loader's epoch.
+    # With `default_hooks.sampler_seed=null`, the loader's epoch is not set.
     follows = loader.epoch == engine.progress.epoch
     return loader.indices_at(seen.batch_idx, seen.epoch if follows else loader.epoch)
 

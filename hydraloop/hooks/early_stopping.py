@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.errors import UserError
 from hydraloop.hooks.shared.monitoring import (
     check_metric,
     check_rule,
@@ -29,18 +28,18 @@ class EarlyStoppingHook(Hook):
 
     A validation is an improvement if it is better than the last improvement by at least `min_delta`. Any other
     validation increases a count, which an improvement resets to 0. Training also stops at a value that is not finite
-    (`check_finite`), and as soon as a value is beyond `stopping_threshold`. It ends regularly, with the last checkpoint
-    and the test. The log and `result.json` (status `stopped`) contain the reason: the metric, its value, and the best
-    value with its epoch, which may be better than the last improvement by less than `min_delta`. A stopped run that is
-    resumed ends at once, unless an option that stopped it has changed (such as `patience`).
+    (`check_finite`), and when a value is beyond `stopping_threshold`. It ends regularly, with the last checkpoint and
+    the test. The log and `result.json` (status `stopped`) contain the reason: the metric, its value, and the best value
+    with its epoch. That one may be better than the last improvement by less than `min_delta`. A stopped run that is
+    resumed ends at once, unless an option that stopped it has changed (such as `patience`). Validations outside of
+    training do not count.
 
-    Mount points: before_run (checks the metric), before_train, after_val_epoch, after_train (validations outside of
-    training do not count). Priority LOWEST, MMEngine's: the other hooks see the validation first. No host sync: metrics
-    are plain numbers and equal on all ranks, so that all stop together without communication. State: the best value,
-    its epoch, the last improvement, the count, and why and by which options it stopped. Options:
-    `EarlyStoppingHookConf`. The rule is that of mmengine 0.10.7, with three differences: `min_delta` defaults to 0
-    instead of 0.1; an equal value is not an improvement, also if `min_delta` is 0; and with `check_finite=false` a NaN
-    is a validation without improvement, while in mmengine any value after it is an improvement.
+    Priority LOWEST, MMEngine's: the other hooks see the validation first. No host sync: metrics are plain numbers and
+    equal on all ranks, so that all stop together without communication. State: the best value, its epoch, the last
+    improvement, the count, and why and by which options it stopped. Options: `EarlyStoppingHookConf`. The rule is that
+    of mmengine 0.10.7, with three differences: `min_delta` defaults to 0 instead of 0.1; an equal value is not an
+    improvement, even if `min_delta` is 0; and with `check_finite=false` a NaN is a validation without improvement,
+    while in mmengine any value after it is an improvement.
 
     Raises:
         UserError: a number or the rule is out of range; before the first iteration: no validation, or no such metric.
@@ -61,10 +60,6 @@ class EarlyStoppingHook(Hook):
     ) -> None:
         check_rule(rule)
         check_at_least(0, min_delta=min_delta, patience=patience)
-        if not isinstance(patience, int):
-            raise UserError(f"{patience!r} is not a whole number", key="patience", remedy="It counts validations.")
-        if stopping_threshold is not None and math.isnan(stopping_threshold):
-            raise UserError("no value is beyond NaN", key="stopping_threshold", remedy="Use null for no threshold.")
         self.monitor = monitor
         self.rule = rule
         self.min_delta = min_delta
@@ -77,10 +72,10 @@ class EarlyStoppingHook(Hook):
         self.best: float | None = None
         """The best value, even if it is better by less than `min_delta`; never NaN or infinite."""
         self.best_at = ""
-        """When that was: `epoch 7`, or `iteration 500` within an epoch."""
+        """When that was: `epoch 7`, or `iteration 500` inside an epoch."""
         self._improved_to: float | None = None  # the value of the last improvement
         self.stopped: str | None = None
-        """Why it stopped training; None if it did not."""
+        """Why training stopped; None if it did not."""
         self._stopped_by: dict[str, float | None] = {}  # the options that did
         self._higher = True
         self._training = False
@@ -93,26 +88,24 @@ class EarlyStoppingHook(Hook):
         self.monitor = name
 
     def before_train(self, engine: Engine) -> None:
-        """Count validations from here on; stop at once if the run had been stopped by the same options."""
+        """Start to count validations; stop at once if the run was stopped with the same options."""
         check_validated(engine, key=self.key)
         self._training = True
         if self._stopped_by != self._options:
             self.stopped = None
         if self.stopped is not None:
-            log.warning(
-                "%s: this run had been stopped; to continue training, change an option such as patience", self.key
-            )
+            log.warning("%s: this run was stopped; to continue training, change an option such as patience", self.key)
             engine.request_stop(self.stopped, agreed=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Evaluate the validation, and request a stop if it is time.
+        """Evaluate the validation; request a stop if an option says so.
 
         Raises:
             RuntimeError: the metric is missing, with `strict`.
         """
         if not self._training:
             return
-        assert self.monitor is not None, "settled in before_run"
+        assert self.monitor is not None, "set in before_run"
         if self.monitor not in metrics:
             problem = f"the validation has no {self.monitor!r}, only: {', '.join(metrics) or 'nothing'}"
             if self.strict:
@@ -130,7 +123,6 @@ class EarlyStoppingHook(Hook):
             engine.request_stop(self.stopped, agreed=True)
 
     def after_train(self, engine: Engine) -> None:
-        """Stop counting validations."""
         self._training = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,10 +141,10 @@ class EarlyStoppingHook(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue counting, or start again if the run now follows another metric."""
         if (state["monitor"], state["higher"]) != (self.monitor, self._higher):
-            log.warning("%s: this run followed %s until now; the count starts again", self.key, state["monitor"])
+            log.warning("%s: this run monitored %s until now; the count starts again", self.key, state["monitor"])
             return
         self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
-        self._improved_to = state.get("improved_to", self.best)  # older checkpoints have it as the best
+        self._improved_to = state.get("improved_to", self.best)  # not in older checkpoints
         self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
 
     def _take(self, value: float, now: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydraloop.engine.hook import GENERAL_POINTS, Hook, Mode, Priority
+from hydraloop.engine.hook import GENERAL_POINTS, Hook, Mode
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -20,38 +20,29 @@ class EmptyCacheHook(Hook):
     """Returns memory that torch's allocator has cached but does not use to the device.
 
     It does not free memory that the run uses. It helps if several processes share a device, and against fragmentation
-    by the different shapes of training and evaluation. On a CPU, torch caches nothing: the hook says so once and does
-    nothing. Works on every accelerator whose torch module has `empty_cache` (`torch.cuda`, `torch.xpu`, `torch.mps`,
-    …).
+    by the different shapes of training and evaluation. It works on every accelerator whose torch module has
+    `empty_cache` (`torch.cuda`, `torch.xpu`, `torch.mps`, …). On a CPU, torch caches nothing: the hook logs that and
+    does nothing.
 
-    Mount points: before_run and, depending on the options, in training, validation and test: before_train_epoch,
-    before_val_epoch, before_test_epoch, after_train_epoch, after_val_epoch, after_test_epoch, after_train_iter,
-    after_val_iter, after_test_iter. Priority NORMAL, MMEngine's. Cost: a host sync per call (a GPU waits before it
-    frees memory), and the next iterations allocate their memory again. No state. Options and defaults are MMEngine's:
-    `EmptyCacheHookConf`.
+    Priority NORMAL, MMEngine's. Cost: a host sync per call (a GPU waits before it frees memory), and the next
+    iterations allocate their memory again. No state. Options and defaults are MMEngine's: `EmptyCacheHookConf`.
     """
-
-    priority = Priority.NORMAL
 
     def __init__(self, *, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False) -> None:
         chosen = {"before_epoch": before_epoch, "after_epoch": after_epoch, "after_iter": after_iter}
         self.idle_points = {point for name, on in chosen.items() if not on for point, _ in GENERAL_POINTS[name]}
 
     def before_run(self, engine: Engine) -> None:
-        """Log once if there is nothing to do."""
         if engine.device.type == "cpu":
             log.info("%s: this run is on the CPU, where torch caches no memory: there is nothing to empty", self.key)
 
     def before_epoch(self, engine: Engine, mode: Mode) -> None:
-        """Empty the cache, with `before_epoch`."""
         _empty_cache(engine.device)
 
     def after_epoch(self, engine: Engine, mode: Mode) -> None:
-        """Empty the cache, with `after_epoch`."""
         _empty_cache(engine.device)
 
     def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any], mode: Mode) -> None:
-        """Empty the cache, with `after_iter`."""
         _empty_cache(engine.device)
 
 

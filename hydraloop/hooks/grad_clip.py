@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 
 
 class GradClipHook(Hook):
-    """Clips the gradients of all of the optimizer's parameters, by their total norm or by value.
+    """Clips the gradients of all parameters of the optimizer, by their total norm or by value.
 
     It runs once per accumulation window, after the gradients are unscaled (fp16) and weighted (accumulation), so that
     the limit means the same in every run. For a sharded model, the norm is that of all shards. The record contains the
-    mean of the norms before clipping as `grad_norm`, without steps that fp16 skips. Without `max_norm` and `clip_value`
-    the hook does nothing.
+    mean of the norms before clipping as `grad_norm`, without steps that fp16 skips. Without `max_norm` and
+    `clip_value`, the hook does nothing.
 
-    Mount points: before_train_epoch (lists the parameters), before_optimizer_step, after_train_iter (adds the norm to
-    the record). Priority ABOVE_NORMAL: hooks of normal priority then see the gradients that the step uses. No host
-    sync, except one per step with `error_if_nonfinite`. With `clip_value`, the norm for the record costs a pass over
-    the gradients. No state. Options: `GradClipHookConf`. From MMCV's and iMIX's OptimizerHook (`grad_clip`), with
-    torch's functions; off by default, as there.
+    Priority ABOVE_NORMAL: hooks of normal priority then see the gradients that the step uses. No host sync, except one
+    per step with `error_if_nonfinite`. With `clip_value`, the norm for the record costs a pass over the gradients. No
+    state. Options: `GradClipHookConf`. From MMCV's and iMIX's OptimizerHook (`grad_clip`), with torch's functions; off
+    by default, as there.
 
     Raises:
-        UserError: a number is out of range, or both ways of clipping are set.
+        UserError: a number is out of range, or `max_norm` and `clip_value` are both set.
     """
 
     priority = Priority.ABOVE_NORMAL
-    collective = True  # all ranks gather their shards for it
+    collective = True  # all ranks gather their shards
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class GradClipHook(Hook):
             self.idle_points = ("before_train_epoch", "before_optimizer_step", "after_train_iter")
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """List what the optimizer updates; groups may have been added since the last epoch."""
+        """List the parameters; groups may have been added since the last epoch."""
         self._parameters = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
@@ -82,7 +81,7 @@ class GradClipHook(Hook):
         self._norm = whole(norm)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Add the norm to the record if the optimizer stepped, which is known without a host sync by now."""
+        """Add the norm to the record if the optimizer stepped, which is known here without a host sync."""
         if engine.stepped and self._norm is not None:
             engine.messages.add("grad_norm", self._norm)
         self._norm = None

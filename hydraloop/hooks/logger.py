@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from hydraloop.engine.device.gpu_peak import peak_tflops
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
-from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import check_names, position
 from hydraloop.run.record_log import FILENAME, RecordLog
 from hydraloop.tracking.follower.cutting import cut_behind
@@ -30,35 +31,29 @@ class LoggerHook(Hook):
 
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
     "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, as far as available. Scalars are means over
-    the iterations since the last record and over all ranks. After each validation and test: `{"mode": "val" or
-    "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1 and includes the current one; `iteration` counts the
+    the iterations since the last record and over all ranks. After each validation and test: `{"mode": "val" or "test",
+    "epoch", "iteration", …metrics}`. `epoch` counts from 1 and includes the current one; `iteration` counts the
     completed ones. `memory` is the peak on rank 0 until now: memory allocated by torch on an accelerator, otherwise
     memory of the process. `mfu` (0 .. 1) is the share of the device's peak (`engine.peak_tflops`) that the model's
-    operations on the last batch use, in the mean time; it is there if the task counts them (`Task.flops`). `skipped` is
-    the number of optimizer steps that fp16 has skipped, if any.
+    operations on the last batch use in the mean time; it needs a task that counts them (`Task.flops`). `skipped` is the
+    number of optimizer steps that fp16 has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
     a new column. Columns that do not fit into the terminal are left out, and the header then ends with `…`. A
     validation that is the best until now (`best` of `runtime_info`) ends with `best`.
 
     Every record that any hook passes to `engine.log_record` is written to `<run_dir>/metrics.jsonl`: one line of JSON,
-    flushed, that ends with a `timestamp` [s since 1970]. This file is the source of truth; trackers are copies. Other
-    hooks print their own messages. JSON has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss":
-    "nan"}` (or "inf", "-inf") names it. A resumed run first moves the records after its checkpoint to
-    `metrics.cut_<n>.jsonl`, because it makes them again.
+    flushed, with a `timestamp` [s since 1970] at the end. This file is the source of truth; trackers are copies. JSON
+    has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") names it. A
+    resumed run first moves the records after its checkpoint to `metrics.cut_<n>.jsonl`, because it makes them again.
 
-    A record is flat: numbers, strings and None. A record without a position gets the current one. A record made before
-    this hook's before_run or after its after_run is also written. No scalar and no metric may have the name `mode`,
-    `epoch`, `iteration`, `nonfinite` or `timestamp`.
+    A record is flat: numbers, strings and None. A record without a position gets the current one. No scalar and no
+    metric may have the name `mode`, `epoch`, `iteration`, `nonfinite` or `timestamp`.
 
-    Mount points: before_run, before_train, after_train_iter, on_log, after_val_epoch, after_test_epoch, after_run.
     Priority BELOW_NORMAL, as in MMEngine: after `runtime_info`, `timer` and `grad_clip`, whose numbers it reads, and
     before `param_scheduler`, so that `lr` is the one of this iteration. Later hooks find the record in the file when
     their `on_log` is called. One host sync and one exchange between the hosts per record, none in between. No state.
-
-    Args:
-        interval: iterations between two records of training; None: no records of training.
-        ignore_last: True leaves the rest of an epoch, shorter than `interval`, to the next record.
+    Options: `LoggerHookConf`.
 
     Raises:
         UserError: an interval below 1; a metric or a scalar has a reserved name.
@@ -69,10 +64,7 @@ class LoggerHook(Hook):
     collective = True
 
     def __init__(self, *, interval: int | None = 10, ignore_last: bool = True) -> None:
-        if interval is not None and interval < 1:
-            raise UserError(
-                f"interval {interval} is below 1", key="interval", remedy="Use 1 or more, or null for none."
-            )
+        check_at_least(1, null=True, interval=interval)
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
         self._file: RecordLog | None = None
@@ -80,7 +72,7 @@ class LoggerHook(Hook):
         self._running = self._training = self._warned = self._resumed = False
 
     def before_run(self, engine: Engine) -> None:
-        """Check the names of the metrics, and tell the trackers that there is a record log.
+        """Check the names of the metrics, and provide the path of the file to trackers.
 
         Raises:
             UserError: a metric has a reserved name.
@@ -91,7 +83,7 @@ class LoggerHook(Hook):
         engine.messages.provide("record_log", lambda: path)
 
     def before_train(self, engine: Engine) -> None:
-        """Restore the file of a resumed run to the position of its checkpoint."""
+        """In a resumed run, remove the records after its checkpoint from the file."""
         if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
             progress = engine.progress
             cut_behind(
@@ -102,7 +94,7 @@ class LoggerHook(Hook):
         self._resumed = self._training = True
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Make a record if one is due."""
+        """Make a record every `interval` iterations."""
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
             means = engine.messages.means(engine.distributed)
             check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
@@ -114,9 +106,9 @@ class LoggerHook(Hook):
         """Write a record of any hook.
 
         Raises:
-            TypeError: the record contains something other than plain numbers and strings.
+            TypeError: the record contains a value that is not a plain number or string.
         """
-        if "iteration" not in record:  # a reader of the file could not find out
+        if "iteration" not in record:  # readers of the file need it
             record = {**position(engine, "train"), **record}
         if self._file is None:
             self._file = RecordLog(engine.run_dir / FILENAME)
@@ -125,15 +117,13 @@ class LoggerHook(Hook):
             self._close()
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Make the record of a validation."""
         self._evaluated(engine, "val", metrics)
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Make the record of a test."""
         self._evaluated(engine, "test", metrics)
 
     def after_run(self, engine: Engine) -> None:
-        """Close the file. A later record opens it again, for that record only."""
+        """Close the file. A later record opens it for that record only."""
         self._running = False
         self._close()
 
@@ -148,7 +138,7 @@ class LoggerHook(Hook):
         if self._warned or math.isfinite(loss):
             return
         self._warned = True
-        log.warning("the loss is %s at iteration %d or since shortly before", loss, engine.progress.iteration)
+        log.warning("the loss is %s at iteration %d or shortly before", loss, engine.progress.iteration)
 
     def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
         if engine.distributed.is_main:
@@ -176,7 +166,7 @@ class LoggerHook(Hook):
         best = engine.messages.read("best")
         if not self._training or best is None or best.iteration != engine.progress.iteration:
             return ""
-        # Without `save_best`, the earlier validations of a resumed run are not known.
+        # Without `save_best`, a resumed run does not know its earlier validations.
         unknown = engine.began_at > 0 and engine.best is None
         return f"best since iteration {engine.began_at}" if unknown else "best"
 
@@ -208,7 +198,7 @@ def peak_memory(device: torch.device) -> float:
     On mps, which does not keep a peak, it is the memory allocated now. No host sync.
     """
     if device.type == "cpu":
-        return _peak_rss() / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**20
     if device.type == "cuda":  # max_memory_allocated would also flatten and sort all statistics
@@ -216,18 +206,5 @@ def peak_memory(device: torch.device) -> float:
     return float(torch.get_device_module(device).max_memory_allocated(device)) / 2**20
 
 
-if sys.platform == "win32":
-
-    def _peak_rss() -> int:
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-
-else:
-    import resource
-
-    _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-    """Bytes: `ru_maxrss` is in bytes on macOS, in KiB on Linux."""
-
-    def _peak_rss() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes: `ru_maxrss` is in bytes on macOS, in KiB on Linux."""

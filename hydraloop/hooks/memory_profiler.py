@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydraloop.engine.hook import Hook, Mode, Priority
+from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import position
@@ -26,23 +26,21 @@ class MemoryProfilerHook(Hook):
     """Reports memory, so that a leak is visible before it ends the run.
 
     Every `interval` iterations of training, and every `interval` batches of a validation or test, it writes one line to
-    the log, in MMDetection's words, and one record, `{"mode", "epoch", "iteration", …}`, to `metrics.jsonl` and
-    trackers:
+    the log and one record, `{"mode", "epoch", "iteration", …}`, to `metrics.jsonl` and trackers, with MMDetection's
+    names:
 
     * `available_memory`, `used_memory` [MiB], `memory_utilization` [%]: of the machine, regardless of a container's
       limit.
     * `available_swap_memory`, `used_swap_memory` [MiB], `swap_memory_utilization` [%].
-    * `current_process_memory` [MiB]: resident memory of this process, without the workers of a loader.
+    * `current_process_memory` [MiB]: resident memory of this process, without the loader's workers.
     * `allocated_device_memory`, `reserved_device_memory` [MiB]: used by torch's tensors on the accelerator, and
       reserved by torch there; not on a CPU.
 
-    Mount points: after_train_iter, after_val_iter, after_test_iter. Priority NORMAL, MMDetection's; no hook depends on
-    it. Runs on rank 0 only. No host sync: torch's allocator keeps its numbers on the host; a report takes about 0.1 ms.
-    No state. Options: `MemoryProfilerHookConf`. From MMDetection's MemoryProfilerHook, which counts iterations within
-    the epoch and so never reports if epochs are shorter than the interval.
+    Priority NORMAL, MMDetection's. Runs on rank 0 only. No host sync: torch's allocator keeps its numbers on the host.
+    A report takes about 0.1 ms. No state. Options: `MemoryProfilerHookConf`. From MMDetection's MemoryProfilerHook,
+    which counts iterations within the epoch and so never reports if epochs are shorter than the interval.
     """
 
-    priority = Priority.NORMAL
     on_error = "warn"
     rank_zero_only = True
 
@@ -51,17 +49,14 @@ class MemoryProfilerHook(Hook):
         self._due = Every(interval).due
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Report if the iteration is due."""
         if self._due(engine.progress.iteration):
             _report(engine, "train")
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Report if the batch of this validation is due."""
         if self._due(batch_idx + 1):
             _report(engine, "val")
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Report if the batch of the test is due."""
         if self._due(batch_idx + 1):
             _report(engine, "test")
 

@@ -33,9 +33,8 @@ class MLflowLoggerHook(TrackerHook):
     Runs are stored in `mlflow.db` (SQLite) in the working directory and files in `mlruns` next to it, or on a server:
     `MLFLOW_TRACKING_URI` or `tracking_uri`.
 
-    Mount points: before_run, before_train, on_log, after_run. Priority VERY_LOW: other hooks' records of an iteration
-    come first. Runs on rank 0 only, except for `system_metrics_nodes`. No host sync, and nothing in an iteration. No
-    state. Options: `MLflowLoggerHookConf`.
+    Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only, except for
+    `system_metrics_nodes`. No host sync, and nothing in an iteration. No state. Options: `MLflowLoggerHookConf`.
 
     Raises:
         UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range.
@@ -75,7 +74,7 @@ class MLflowLoggerHook(TrackerHook):
                 "checkpoints": checkpoints,
                 "pictures": pictures,
                 "log_code": log_code,
-                # The address also depends on these; `sync.py` may run elsewhere and later.
+                # The default address depends on these; `sync.py` may run later and elsewhere.
                 "folder": str(Path.cwd()),
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),
             },
@@ -96,12 +95,11 @@ class MLflowLoggerHook(TrackerHook):
             self._node.start()
 
     def before_train(self, engine: Engine) -> None:
-        """On rank 0, let the follower begin."""
         if engine.distributed.is_main:
             super().before_train(engine)
 
     def after_run(self, engine: Engine) -> None:
-        """Send the rest, or stop logging this machine's load; in bounded time."""
+        """Send the rest in bounded time, or stop logging this machine's load."""
         if engine.distributed.is_main:
             super().after_run(engine)
         elif self._node is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import end_workers
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.data_sets import data_sets_with
@@ -21,25 +21,21 @@ class ModeSwitchHook(Hook):
     """Switches off the data set's strong augmentations and switches on the task's extra loss for the last epochs.
 
     Strong augmentations (mosaic, mixup, large distortions) make images that do not occur in the test; the last epochs
-    adapt the model to real ones. The hook calls
+    adapt the model to real ones. At the start of training and at the switch, the hook calls, if they exist:
 
     - `set_strong_augmentation(on: bool)` of the train data set and of those it wraps (`dataset`, `datasets`);
-    - `set_extra_loss(on: bool)` of the task, or else of the model;
+    - `set_extra_loss(on: bool)` of the task, or else of the model.
 
-    if they exist: at the start of training and at the switch. In the data set, the method only needs to set an
-    attribute: loader workers start with a copy of the data set in each epoch, and persistent workers are restarted
-    once, at the switch.
+    In the data set, the method only needs to set an attribute: loader workers start with a copy of the data set in each
+    epoch, and persistent workers are restarted once, at the switch.
 
-    Mount points: before_train (finds the two methods), before_train_epoch. Priority NORMAL, MMDetection's: no other
-    hook reads what it changes. No host sync, nothing in an iteration. No state: the epoch determines the mode, so a
+    Priority NORMAL, MMDetection's. No host sync, nothing in an iteration. No state: the epoch determines the mode, so a
     resumed run has the right one. Options: `ModeSwitchHookConf`. From YOLOX (Z. Ge et al., 2021) and MMDetection's
     YOLOXModeSwitchHook, which switches one epoch earlier than its option says.
 
     Raises:
         UserError: before the first iteration, neither method exists.
     """
-
-    priority = Priority.NORMAL
 
     def __init__(self, *, num_last_epochs: int = 15) -> None:
         check_at_least(1, num_last_epochs=num_last_epochs)
@@ -51,8 +47,7 @@ class ModeSwitchHook(Hook):
     def before_train(self, engine: Engine) -> None:
         """Find what can be switched."""
         self._data_sets = data_sets_with("set_strong_augmentation", engine.loaders.train)
-        owners = (owner for owner in (engine.task, engine.model) if hasattr(owner, "set_extra_loss"))
-        self._with_loss = next(owners, None)
+        self._with_loss = next((one for one in (engine.task, engine.model) if hasattr(one, "set_extra_loss")), None)
         missing = [] if self._data_sets else ["a data set with set_strong_augmentation(on)"]
         missing += [] if self._with_loss is not None else ["a task with set_extra_loss(on)"]
         if len(missing) == 2:

@@ -26,11 +26,10 @@ class NPUProfilerHook(ProfilerHook):
     writes a Chrome trace. There is no table (`log_trace`), because torch_npu has none. If the package `torch_npu`
     cannot be imported, the run ends with an error before training.
 
-    Mount points: before_run, before_train, after_train_iter, after_train. Priority VERY_LOW, MMEngine's. Runs on rank 0
-    only. Cost: one host sync at the end of a cycle, followed by the analysis, none otherwise. No state. Options:
-    `NPUProfilerHookConf`. MMEngine's NPUProfilerHook uses an older interface of torch_npu (`torch_npu.npu.profile`);
-    its `begin` and `end` correspond to `schedule`, its `result_path` to the run directory, and the run continues
-    afterwards.
+    Priority VERY_LOW, MMEngine's. Runs on rank 0 only. Cost: one host sync at the end of a cycle, followed by the
+    analysis, none otherwise. No state. Options: `NPUProfilerHookConf`. MMEngine's NPUProfilerHook uses an older
+    interface of torch_npu (`torch_npu.npu.profile`); its `begin` and `end` correspond to `schedule`, its `result_path`
+    to the run directory. Here, the run continues after profiling.
 
     Raises:
         UserError: torch_npu is missing, an option is out of range, or the run is too short to record anything.
@@ -85,7 +84,7 @@ class NPUProfilerHook(ProfilerHook):
     def before_train(self, engine: Engine) -> None:
         """Start the profiler."""
         folder = engine.run_dir / FOLDER
-        # Must precede the start of the profiler: torch_npu records into its folder, else into the working directory.
+        # Before the profiler starts, because torch_npu records into this folder, else into the working directory.
         self._analyse = self._profiling().tensorboard_trace_handler(
             str(folder.absolute()), analyse_flag="tb_trace" in self._handlers
         )
@@ -98,7 +97,7 @@ class NPUProfilerHook(ProfilerHook):
         return self._profiling().ProfilerActivity.NPU
 
     def _tensorboard_trace(self, engine: Engine, trace: Any) -> None:
-        assert self._analyse is not None, "made in before_train"
+        assert self._analyse is not None, "set in before_train"
         self._analyse(trace)
         log.info(
             "profile up to iteration %d: in %s\n  open it in MindStudio Insight, or: pip install "

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Sized
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.data_sets import data_sets_with
 
@@ -21,28 +21,23 @@ class NumClassCheckHook(Hook):
     """Rejects a model whose `num_classes` differs from the number of the data sets' `classes`, before the first
     iteration.
 
-    Otherwise a model with too few outputs fails in the loss (on a GPU with an assertion that names nothing), and a
-    model with too many trains and is silently worse. The hook looks at integers called `num_classes` of the task and
-    all modules in it (model, heads, loss), and at `classes` (names, or anything with a length) of the train, val and
+    Without this check, a model with too few outputs fails in the loss (on a GPU with an assertion that names nothing),
+    and a model with too many trains and is silently worse. The hook compares integers called `num_classes` of the task
+    and all its modules (model, heads, loss) with `classes` (names, or anything with a length) of the train, val and
     test data sets and of those they wrap (`dataset`, `datasets`). It warns once about what it cannot compare.
 
-    Mount points: before_run. Priority NORMAL, MMDetection's: it only reads. No host sync, nothing in an iteration. No
-    state. Options: `NumClassCheckHookConf`; in Python, `ignore` may be one string. From MMDetection's
-    NumClassCheckHook, which looks at train and val only.
+    Priority NORMAL, MMDetection's. No host sync, nothing in an iteration. No state. Options: `NumClassCheckHookConf`.
+    From MMDetection's NumClassCheckHook, which looks at train and val only.
 
     Raises:
-        UserError: before the first iteration, the numbers differ, or `classes` is a single string.
+        UserError: before the first iteration, the numbers differ.
     """
 
-    priority = Priority.NORMAL
-
     def __init__(self, *, ignore: Sequence[str] | None = None) -> None:
-        given = () if ignore is None else (ignore,) if isinstance(ignore, str) else tuple(ignore)
-        self._given = given
-        self.ignore = ("rpn_head",) if ignore is None else given
+        self._given = () if ignore is None else tuple(ignore)
+        self.ignore = ("rpn_head",) if ignore is None else self._given
 
     def before_run(self, engine: Engine) -> None:
-        """Compare each number with each data set."""
         found = _numbers_of(engine.task)
         checked = {name: number for name, number in found.items() if not name.endswith(self.ignore)}
         unmatched = [end for end in self._given if not any(name.endswith(end) for name in found)]
@@ -53,14 +48,14 @@ class NumClassCheckHook(Hook):
         loaders = {"train": engine.loaders.train, "val": engine.loaders.val, "test": engine.loaders.test}
         unknown: list[str] = []
         for split, loader in loaders.items():
-            data_sets = data_sets_with("classes", loader, outermost=True)
+            found_sets = data_sets_with("classes", loader, outermost=True)
+            data_sets = [data for data in found_sets if isinstance(data.classes, Sized)]
             if loader is not None and not data_sets:
                 unknown.append(f"the data set of data.{split} has no classes")
             for data in data_sets:
-                count = _count(data, split)
                 for name, number in checked.items():
-                    if number != count:
-                        raise self._differ(name, number, data, split, count)
+                    if number != len(data.classes):
+                        raise self._differ(name, number, data, split)
         if not checked:
             log.warning(
                 "%s: nothing was checked: no module of %s has num_classes", self.key, type(engine.task).__name__
@@ -68,7 +63,8 @@ class NumClassCheckHook(Hook):
         elif unknown:
             log.warning("%s: not checked: %s", self.key, ", ".join(unknown))
 
-    def _differ(self, name: str, number: int, data: Any, split: str, count: int) -> UserError:
+    def _differ(self, name: str, number: int, data: Any, split: str) -> UserError:
+        count = len(data.classes)
         key = ".".join(part for part in ("task", name, "num_classes") if part)
         remedy = f"Use {key}={count}, or the data set that the model is for."
         if name:
@@ -77,7 +73,7 @@ class NumClassCheckHook(Hook):
         names = [str(one) for one in data.classes]
         classes = ", ".join(names if len(names) < 6 else [*names[:3], "…", names[-1]])
         return UserError(
-            f"it is {number}, and {type(data).__name__} of data.{split} has {count} classes ({classes})",
+            f"it is {number}, but {type(data).__name__} of data.{split} has {count} classes ({classes})",
             key=key,
             remedy=remedy,
         )
@@ -93,14 +89,3 @@ def _numbers_of(task: Any) -> dict[str, int]:
     if len(found) > 1:
         found.pop("", None)  # a task repeats its model's number
     return found
-
-
-def _count(data: Any, split: str) -> int:
-    classes = data.classes
-    if isinstance(classes, str) or not isinstance(classes, Sized):
-        raise UserError(
-            f"classes of {type(data).__name__} is {classes!r}, not a list of names",
-            key=f"data.{split}",
-            remedy=f"Make it a tuple of strings; with one class: ({classes!r},).",
-        )
-    return len(classes)

@@ -36,8 +36,8 @@ class ProfilerHook(Hook):
     """Profiles training with `torch.profiler`: CPU and device time and memory of each operator.
 
     The profiler starts when training starts in this process, and steps with each iteration. It stops after
-    `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends for any reason. A
-    validation in between is in the trace. At the end of each cycle, the trace is passed to `on_trace_ready`:
+    `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends. A validation in
+    between is in the trace. At the end of each cycle, the trace is passed to `on_trace_ready`:
 
     * `tb_trace`: writes a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name that
       TensorBoard expects;
@@ -47,11 +47,10 @@ class ProfilerHook(Hook):
       handler that calls `export_chrome_trace` excludes `tb_trace` and `chrome_trace`;
     * a list of these, called in order.
 
-    Mount points: before_run, before_train, after_train_iter, after_train. Priority VERY_LOW, MMEngine's: a profiler
-    step then includes the work of other hooks. Runs on rank 0 only, as in MMEngine. Cost: one host sync at the end of a
-    cycle, none otherwise; an iteration may take several times longer during warm-up and recording; starting takes about
-    two seconds (torch imports its compiler). No state: a resumed run is profiled again. Options: `ProfilerHookConf`.
-    Names and meaning are MMEngine's.
+    Priority VERY_LOW, MMEngine's: a profiler step then includes the work of other hooks. Runs on rank 0 only, as in
+    MMEngine. Cost: one host sync at the end of a cycle, none otherwise; an iteration may take several times longer
+    during warm-up and recording; starting takes about two seconds (torch imports its compiler). No state: a resumed run
+    is profiled again. Options: `ProfilerHookConf`. Names and meaning are MMEngine's.
 
     Raises:
         UserError: an option is out of range, or (in before_run) the run is too short to record anything.
@@ -106,22 +105,15 @@ class ProfilerHook(Hook):
         self._written: Path | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Reject a profile that would record nothing, or last longer than the run."""
+        """Reject a profile that would record nothing."""
         if engine.loaders.train is None:
             return
         if engine.device.type == "cpu" and (self._with_device or not self._with_cpu):
             key = self._device_option if self._with_device else "activity_with_cpu"
             raise UserError(
-                "this run uses the CPU only, so nothing else can be profiled",
+                "this run uses only the CPU, so nothing else can be profiled",
                 key=f"{self.key}.{key}",
                 remedy=f"Use {key}={'null' if self._with_device else 'true'}.",
-            )
-        what, most = ("epochs", engine.max_epochs) if self._by_epoch else ("iterations", engine.max_iters)
-        if self._times > most:
-            raise UserError(
-                f"{self._times} is more than the {most} {what} of the run",
-                key=f"{self.key}.profile_times",
-                remedy=f"Use {most} or fewer.",
             )
         if self._schedule is None:
             return
@@ -160,15 +152,14 @@ class ProfilerHook(Hook):
         self._profile = profiler
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Step the profiler, or stop it."""
         self._left -= 1
         self._advance(stop=self._left <= 0)
 
     def after_train(self, engine: Engine) -> None:
-        """Stop if training ended or failed before; what was recorded is written."""
+        """Stop if training ended or failed before; the handlers get what was recorded."""
         self._advance(stop=True)
 
-    # What `npu_profiler` replaces. -----------------------------------------------------------------------------------
+    # `npu_profiler` overrides these. ---------------------------------------------------------------------------------
 
     def _profiling(self) -> Any:
         """Return the module with `profile`, `schedule`, `ProfilerAction` and `ProfilerActivity`."""
@@ -189,9 +180,9 @@ class ProfilerHook(Hook):
     # Within. ---------------------------------------------------------------------------------------------------------
 
     def _advance(self, *, stop: bool) -> None:
-        """Step or stop the profiler, if it is running; raise what a handler raised."""
-        # Cleared meanwhile: torch crashes if a profiler is used again after an exception inside it (a Ctrl-C while the
-        # trace is written), or stopped twice.
+        """Step or stop the profiler, if it is running; raise the error of a handler."""
+        # None in the meantime: torch crashes if a profiler is stopped twice, or used again after an exception inside it
+        # (a Ctrl-C while the trace is written).
         profiler, self._profile = self._profile, None
         if profiler is None:
             return
@@ -201,7 +192,7 @@ class ProfilerHook(Hook):
                 log.warning("%s: profiling ended before an iteration was recorded; there is no trace", self.key)
         else:
             with warnings.catch_warnings():
-                # torch warns that each cycle has only its own events, as intended.
+                # torch warns that each cycle has only its own events, which is intended.
                 warnings.filterwarnings("ignore", message="Warning: Profiler clears events", category=UserWarning)
                 profiler.step()
             self._profile = profiler
@@ -210,7 +201,7 @@ class ProfilerHook(Hook):
             raise failed
 
     def _ready(self, engine: Engine, trace: profile) -> None:
-        """Pass a recorded cycle to the handlers. torch calls this and must not see an error in the middle of a step."""
+        """Pass a recorded cycle to the handlers. torch calls this inside a step; an error is raised after the step."""
         self._traces += 1
         self._written = None
         own = {"tb_trace": self._tensorboard_trace, "chrome_trace": self._chrome_trace, "log_trace": self._log_table}
@@ -227,7 +218,7 @@ class ProfilerHook(Hook):
         self._write(engine, trace, engine.run_dir / self._json_path)
 
     def _write(self, engine: Engine, trace: profile, path: Path) -> None:
-        """Write the trace; a second file is a copy, because torch exports a trace only once."""
+        """Write the trace; torch exports it only once, so a second file is a copy."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._written is None:
             trace.export_chrome_trace(str(path))
@@ -253,22 +244,16 @@ class ProfilerHook(Hook):
 
 
 def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
-    unknown = set(schedule) - {*SCHEDULE, "skip_first_wait"}
-    if unknown:
-        name = min(unknown)
-        raise UserError(
-            f"there is no {name!r} in a schedule",
-            key=f"schedule.{name}",
-            remedy=suggestion(name, [*SCHEDULE, "skip_first_wait"]),
-        )
-    whole = {**SCHEDULE, **schedule}
-    for name, value in whole.items():
-        least = 1 if name == "active" else 0
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    known = [*SCHEDULE, "skip_first_wait"]
+    for name, value in schedule.items():
+        if name not in known:
             raise UserError(
-                f"{value!r} is not a whole number from {least}", key=f"schedule.{name}", remedy="It counts iterations."
+                f"there is no {name!r} in a schedule", key=f"schedule.{name}", remedy=suggestion(name, known)
             )
-    return whole
+        least = 1 if name == "active" else 0
+        if value < least:
+            raise UserError(f"{value} is below {least}", key=f"schedule.{name}", remedy=f"Use {least} or more.")
+    return {**SCHEDULE, **schedule}
 
 
 def _checked_handlers(

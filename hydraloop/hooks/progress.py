@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.report.summary import clock, number
 from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_above_zero
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _SMOOTHING = 0.3
-"""Weight of the newest rate in the one shown: at ten updates a second, it adapts within a second."""
+"""Weight of the newest rate in the displayed one: at ten updates a second, it adapts within a second."""
 
 
 class ProgressHook(Hook):
@@ -27,13 +28,9 @@ class ProgressHook(Hook):
     Loss and metric are those of the last record, so the bar needs no host sync. Text printed through `sys.stdout` (as
     hydraloop's `ConsoleHandler` does) appears above the bar, in whole lines.
 
-    Mount points: before_train, after_train_iter, before_val, after_val, on_log, on_exception, after_train.
     Priority LOWEST: it shows the results of the other hooks. On rank 0 only. An update takes about a millisecond; all
-    other calls compare two clock readings. No state. Errors warn, because a bar must not end a run.
-
-    Args:
-        enabled: `auto` shows the bar if the output is a terminal that can move its cursor; true always; false never.
-        refresh_per_second: the most updates in a second, above 0.
+    other calls compare two clock readings. No state. Errors warn, because a bar must not end a run. Options:
+    `ProgressHookConf`.
 
     Raises:
         UserError: another value of `enabled`, or a rate of 0 or less.
@@ -46,12 +43,7 @@ class ProgressHook(Hook):
     def __init__(self, *, enabled: bool | str = "auto", refresh_per_second: float = 10) -> None:
         if enabled not in (True, False, "auto"):
             raise UserError(f"{enabled!r} is not a valid value", key="enabled", remedy="Use auto, true or false.")
-        if not refresh_per_second > 0:
-            raise UserError(
-                f"{refresh_per_second} is not above 0",
-                key="refresh_per_second",
-                remedy="Use a number above 0, or enabled=false to show no bar.",
-            )
+        check_above_zero(refresh_per_second=refresh_per_second)
         self._enabled = enabled
         if enabled is False or (enabled == "auto" and not sys.stdout.isatty()):
             self.idle_points = MOUNT_POINTS
@@ -64,7 +56,6 @@ class ProgressHook(Hook):
         self._shown: dict[str, str] = {}
 
     def before_train(self, engine: Engine) -> None:
-        """Show the bar."""
         bar = _new_bar(force=self._enabled is True)
         if self._enabled == "auto" and bar.console.is_dumb_terminal:
             return
@@ -77,7 +68,7 @@ class ProgressHook(Hook):
         self._due = 0.0
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update the bar if the last update is old enough; without a bar, do nothing."""
+        """Update the bar if the last update is old enough."""
         now = perf_counter()
         if now >= self._due:
             self._due = now + self._period
@@ -89,7 +80,7 @@ class ProgressHook(Hook):
         self._update(engine, "val")
 
     def after_val(self, engine: Engine) -> None:
-        """Continue with the iterations; the validation does not count in their rate."""
+        """Show the epoch again; the rate does not include the validation."""
         self._last = (perf_counter(), engine.progress.iteration)
         self._update(engine, "epoch")
 
@@ -143,11 +134,11 @@ class ProgressHook(Hook):
 
 
 def _new_bar(*, force: bool) -> Bar:
-    """Return a bar that is drawn when the hook updates it, without a thread of its own."""
+    """Return a bar that is drawn when the hook updates it, without a thread."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    # soft_wrap: the terminal wraps long lines above the bar, so that copying them gives whole lines.
+    # soft_wrap: the terminal wraps long lines above the bar, so that a copied line is whole.
     console = Console(soft_wrap=True, force_terminal=True if force else None)
     return Progress(
         TextColumn("{task.fields[epoch]}"),
@@ -156,6 +147,6 @@ def _new_bar(*, force: bool) -> Bar:
         *(TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in ("rate", "eta", "info")),
         console=console,
         auto_refresh=False,
-        # standard error that goes to a file stays there
+        # a standard error that is a file is not redirected
         redirect_stderr=sys.stderr.isatty(),
     )

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.errors import UserError
-from hydraloop.hooks.shared.monitoring import higher_is_better, is_better
+from hydraloop.hooks.shared.monitoring import direction, is_better
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 
 class BestSeen(NamedTuple):
-    """The best validation until now: of the run with `save_best`, else of this process."""
+    """The best validation of the run until now; without `save_best`, of this process."""
 
     metric: str
     value: float
@@ -35,13 +34,11 @@ class RuntimeInfoHook(Hook):
     (the first beta of Adam; None if the optimizer has none).
 
     `best` is a `BestSeen` of the metric in the checkpoint hook's `save_best`, otherwise of the task's first metric. It
-    is None before the first validation, and if it is not known whether high or low values are good.
+    is None before the first validation, and if it is not known whether high or low values are good. `losses` are the
+    scalars in the outputs whose name contains "loss"; the records have their means.
 
-    Scalars, added every iteration: the same losses, which are each scalar in the outputs whose name contains "loss".
-
-    Mount points: before_run, before_train, after_train_iter, after_val_epoch. Priority VERY_HIGH, as in MMEngine: other
-    hooks read the facts at the same mount point. No host sync, except for reading `lr` if the optimizer keeps it as a
-    tensor. No state, no options.
+    Priority VERY_HIGH, as in MMEngine: other hooks read the facts at the same mount point. No host sync, except for
+    reading `lr` if the optimizer keeps it as a tensor. No state, no options.
     """
 
     priority = Priority.VERY_HIGH
@@ -52,7 +49,6 @@ class RuntimeInfoHook(Hook):
         self._losses: dict[str, float | Tensor] = {}
 
     def before_run(self, engine: Engine) -> None:
-        """Provide the facts about progress and metrics."""
         provide, progress = engine.messages.provide, engine.progress
         provide("epoch", lambda: progress.epoch)
         provide("iter", lambda: progress.iteration)
@@ -65,7 +61,7 @@ class RuntimeInfoHook(Hook):
         self._monitor = _first_metric(engine)
 
     def before_train(self, engine: Engine) -> None:
-        """Provide the facts about the optimizer, and continue with the best validation of a resumed run."""
+        """Provide the facts about the optimizer; restore the best validation of a resumed run."""
         known, optimizer = engine.best, engine.optimizer
         if known is not None:
             epoch = known.iteration // max(engine.epoch_length, 1)
@@ -84,17 +80,17 @@ class RuntimeInfoHook(Hook):
             self._best = BestSeen(name, metrics[name], engine.progress.epoch, engine.progress.iteration)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Add the losses of this iteration; they stay on the device."""
+        """Add the losses of this iteration; tensors stay on their device."""
         add, losses = engine.messages.add, {}
         for name, value in outputs.items():
-            if name == "loss":  # The engine has checked that it is a scalar, and detached it.
+            if name == "loss":  # checked and detached by the engine
                 losses[name] = value
                 add(name, value)
             elif "loss" in name:
                 if isinstance(value, Tensor):
-                    if value.numel() != 1:  # A loss per sample: an output, not a scalar.
+                    if value.numel() != 1:  # one loss per sample
                         continue
-                    if value.requires_grad:  # With its graph, it would keep all activations in memory.
+                    if value.requires_grad:  # its graph would keep all activations in memory
                         value = value.detach()
                     if value.ndim:
                         value = value.reshape(())
@@ -114,8 +110,7 @@ def _momentum(group: Mapping[str, Any]) -> float | None:
 
 def _first_metric(engine: Engine) -> tuple[str, bool] | None:
     """Return the first metric and whether high values are good; None if there is no metric or this is not known."""
-    try:
-        name = engine.metric_names[0]
-        return name, higher_is_better(name, engine, key="runtime_info")
-    except (UserError, IndexError):
-        return None
+    for name in engine.metric_names[:1]:
+        higher = direction(name, engine)
+        return None if higher is None else (name, higher)
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -13,15 +13,13 @@ if TYPE_CHECKING:
 class DistSamplerSeedHook(Hook):
     """Tells the train loader's sampler which epoch begins, so that the order is a function of (seed, epoch).
 
-    All ranks then use the same order, and a resumed run continues in the order that it left. The sampler is the
-    loader's `sampler`, or that of its `batch_sampler`. A sampler without `set_epoch` (torch's for a single process)
-    uses the global generator and is left unchanged.
+    All ranks then use the same order, and a resumed run continues with it. The sampler is the loader's `sampler`, or
+    that of its `batch_sampler`. A sampler without `set_epoch` (torch's for a single process) uses the global generator
+    and is not changed.
 
-    Mount points: before_train_epoch. Priority NORMAL, MMEngine's. No host sync, nothing in an iteration. No state: the
-    epoch is part of the run's progress. No options, as in MMEngine.
+    Priority NORMAL, MMEngine's. No host sync, nothing in an iteration. No state: the epoch is part of the run's
+    progress. No options, as in MMEngine.
     """
-
-    priority = Priority.NORMAL
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Set the epoch, counted from 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.inputs import keeps_workers
 from hydraloop.hooks.shared.data_sets import data_sets_with
 
@@ -21,17 +21,12 @@ class SetEpochInfoHook(Hook):
 
     The epoch is the one that begins, counted from 0 as in MMDetection; a run that resumes inside an epoch passes its
     number again. The model is the raw one, without wrappers of DDP or torch.compile. The sampler's `set_epoch` is
-    called by `sampler_seed`.
+    called by `sampler_seed`. Loader workers start with a copy of the data set in each epoch. Persistent workers keep
+    their first copy; the hook warns about this once.
 
-    Loader workers start with a copy of the data set in each epoch. Persistent workers keep their first copy; the hook
-    warns about this once.
-
-    Mount points: before_train (finds the methods), before_train_epoch. Priority NORMAL, MMDetection's: no hook of an
-    epoch's start depends on it. No host sync, nothing in an iteration. No state: the epoch is part of the run's
+    Priority NORMAL, MMDetection's. No host sync, nothing in an iteration. No state: the epoch is part of the run's
     progress. No options, as in MMDetection, where the hook is for the model only.
     """
-
-    priority = Priority.NORMAL
 
     def __init__(self) -> None:
         self._told: list[Any] = []
@@ -53,6 +48,5 @@ class SetEpochInfoHook(Hook):
             )
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Pass on the epoch, counted from 0."""
         for one in self._told:
             one.set_epoch(engine.progress.epoch)

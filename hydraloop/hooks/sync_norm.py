@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
 
 if TYPE_CHECKING:
@@ -20,23 +20,20 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 class SyncNormHook(Hook):
     """Averages the running statistics of normalisation layers over the ranks, before each validation and test.
 
-    Each rank's statistics come from its own batches, and the engine evaluates with those of rank 0. They stay averaged,
-    on every rank, when training continues. As in MMDetection, the variance is the mean of the ranks' variances. A
+    Each rank's statistics come from its own batches, and the engine evaluates with those of rank 0. They stay averaged
+    on every rank when training continues. As in MMDetection, the variance is the mean of the ranks' variances. A
     checkpoint that is written before its epoch's validation contains rank 0's statistics; `sync_buffers` averages
     before that and makes this hook unnecessary. If `ema` averages the statistics (`update_buffers`), its averages are
-    averaged over the ranks too, because they are evaluated, saved and published. With one process there is nothing to
+    also averaged over the ranks, because they are evaluated, saved and published. With one process there is nothing to
     do. `distributed.sync_batchnorm` is different: it normalises the batches of all ranks together.
 
-    Mount points: before_val, before_test: before `ema` puts its weights into the model (in before_val_epoch), and
-    before the engine broadcasts rank 0's buffers. Priority NORMAL, MMDetection's. Cost: one all-reduce per evaluation
-    for all layers; no host sync. No state, no options. From MMDetection's SyncNormHook.
+    Priority NORMAL, MMDetection's. Cost: one all-reduce per evaluation for all layers; no host sync. No state, no
+    options. From MMDetection's SyncNormHook.
     """
 
-    priority = Priority.NORMAL
     collective = True
 
     def before_val(self, engine: Engine) -> None:
-        """Average."""
         _average(engine)
 
     def before_test(self, engine: Engine) -> None:

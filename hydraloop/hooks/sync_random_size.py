@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from torch.utils.hooks import RemovableHandle
 
 from hydraloop.engine.device.batch_transfer import tensors_of
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
@@ -29,31 +29,27 @@ log = logging.getLogger(__name__)
 class SyncRandomSizeHook(Hook):
     """Multi-scale training: draws a new input size every `interval` iterations from (seed, iteration).
 
-    So all ranks use the same size without communication, and a resumed run uses the sizes that it would have used.
-    Heights are multiples of `divisor` within `min_ratio` .. `max_ratio` of the batch's height, with equal probability;
-    the width keeps the proportion. Validation and test use the data's size.
+    All ranks use the same size without communication, and a resumed run draws the same sizes. Heights are multiples of
+    `divisor` within `min_ratio` .. `max_ratio` of the batch's height, with equal probability; the width keeps the
+    proportion. Validation and test use the data's size.
 
-    A forward pre-hook of torch interpolates (bilinear) the model's first input `[N, C, H, W]`, floating, on its device
-    while the model trains. Targets are unchanged. A task whose targets must change too (boxes, masks) has
-    `set_input_size(size: tuple[int, int])`: it is called with (height, width) before the first iteration of each size,
-    instead of the interpolation, and the task applies it in `forward`, not in `evaluate`.
+    While the model trains, a forward pre-hook of torch interpolates (bilinear) its first input, floats `[N, C, H, W]`,
+    on the device. Targets are unchanged. A task whose targets must change too (boxes, masks) has `set_input_size(size:
+    tuple[int, int])`: it is called with (height, width) before the first iteration of each size, instead of the
+    interpolation, and the task applies the size in `forward`, not in `evaluate`.
 
-    A model for one input size only (`Flatten` and `Linear`) fails with an error of its own; a warning then explains the
-    reason. The hook also warns if the range contains one size only.
+    A model for one input size only (`Flatten` and `Linear`) fails; a warning then explains the reason. The hook also
+    warns if the range contains one size only.
 
-    Mount points: before_train (adds the pre-hook), before_train_iter, on_exception (the warning), after_train (removes
-    the pre-hook). Priority NORMAL, MMDetection's. No host sync; the interpolation costs a pass over the images, and the
-    largest size determines the memory. With `engine.compile`, torch compiles the model twice: for the first size, then
-    for any. No state: sizes are a function of seed and iteration. Options: `SyncRandomSizeHookConf`. From YOLOX (Z. Ge
-    et al., 2021) and MMDetection's SyncRandomSizeHook, which changes sizes by epoch, and its successor
-    BatchSyncRandomResize.
+    Priority NORMAL, MMDetection's. No host sync; the interpolation costs a pass over the images, and the largest size
+    determines the memory. With `engine.compile`, torch compiles the model twice: for the first size, then for any. No
+    state. Options: `SyncRandomSizeHookConf`. From YOLOX (Z. Ge et al., 2021) and MMDetection's SyncRandomSizeHook,
+    which changes sizes by epoch, and its successor BatchSyncRandomResize.
 
     Raises:
         UserError: an option is out of range; in the first iteration, the input is not an image, or the range contains
             no multiple of `divisor`.
     """
-
-    priority = Priority.NORMAL
 
     def __init__(self, *, interval: int = 10, min_ratio: float = 0.7, max_ratio: float = 1.3, divisor: int = 1) -> None:
         check_at_least(1, interval=interval, divisor=divisor)
@@ -70,7 +66,7 @@ class SyncRandomSizeHook(Hook):
         self._tell: Callable[[tuple[int, int]], object] | None = None
         self._told = False
         self._resized: tuple[tuple[int, ...], tuple[int, int]] | None = None
-        """(the data's size, the size that replaced it) in the model's last call of this iteration."""
+        """(size of the data, size that replaced it) in the model's last call in this iteration."""
         self._warned = False
         self._on_model: RemovableHandle | None = None
 
@@ -89,7 +85,7 @@ class SyncRandomSizeHook(Hook):
             self._on_model = engine.model.register_forward_pre_hook(resize)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """Draw a new size if one is due; tell it to a task that asks for it."""
+        """Draw a new size every `interval` iterations; pass it to a task that has `set_input_size`."""
         self._resized = None
         if self._every.due(engine.progress.iteration):
             self._draw(engine.seed, engine.progress.iteration)
@@ -101,14 +97,13 @@ class SyncRandomSizeHook(Hook):
             self._told = True
 
     def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Warn that the input had another size, which may be the reason."""
+        """Warn that the input had another size, which may have caused the error."""
         if self._resized is not None and isinstance(error, Exception):
             own, new = ("x".join(map(str, size)) for size in self._resized)
             log.warning("%s: the model's input was %s instead of the data's %s when the following was raised; a model "
                         "that takes one size only cannot be trained with this hook", self.key, new, own)  # fmt: skip
 
     def after_train(self, engine: Engine) -> None:
-        """Remove the pre-hook."""
         if self._on_model is not None:
             self._on_model.remove()
             self._on_model = None

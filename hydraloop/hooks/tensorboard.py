@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 HISTOGRAMS = "histograms"
-"""The folder of the counts in the run directory, and the record's entry that names a file there."""
+"""Folder of the counts in the run directory, and name of the record's entry with the file."""
 
 
 class TensorBoardLoggerHook(TrackerHook):
@@ -37,10 +37,9 @@ class TensorBoardLoggerHook(TrackerHook):
     a record, `{"mode", "epoch", "iteration", "histograms": "histograms/iter_400.json"}`. For a sharded model (FSDP)
     they are those of rank 0's shards. Sparse gradients are left out.
 
-    Mount points: before_run, before_train, before_optimizer_step, after_train_iter, on_log, after_run. Priority
-    VERY_LOW: gradients are clipped by then, and other hooks' records of an iteration come first. Runs on rank 0 only.
-    Cost: two host syncs for each histogram, no host sync and nothing in an iteration otherwise. No state. Options:
-    `TensorBoardLoggerHookConf`.
+    Priority VERY_LOW: gradients are already clipped, and other hooks' records of an iteration come first. Runs on rank
+    0 only. Cost: two host syncs for all histograms of an iteration, no host sync and nothing in an iteration otherwise.
+    No state. Options: `TensorBoardLoggerHookConf`.
 
     Raises:
         UserError: `histograms` or `flush_timeout` is out of range, or the run has a second hook of this class.
@@ -60,14 +59,12 @@ class TensorBoardLoggerHook(TrackerHook):
         chosen = None if hparams is None else [str(key) for key in hparams]
         super().__init__(flush_timeout=flush_timeout, options={"hparams": chosen, "pictures": pictures})
         self._due = Every(histograms).due
-        self._seen = 0
-        """The iteration up to which all histograms were counted."""
+        self._seen = 0  # iteration of the last histograms
         self._counted: dict[str, Any] | None = None
         if histograms is None:
             self.idle_points = ("before_optimizer_step", "after_train_iter")
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower."""
         check_only_one(engine, self, "write the same files")
         super().before_run(engine)
 
@@ -77,7 +74,7 @@ class TensorBoardLoggerHook(TrackerHook):
         super().before_train(engine)
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Count weights and gradients if that is due, or has become due since the last step."""
+        """Count weights and gradients if an iteration since the last step was due."""
         iteration = engine.progress.iteration + 1  # not completed yet
         if self._due(iteration, done=self._seen):
             self._seen = iteration

@@ -8,39 +8,37 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.report.timing import Durations, Timing
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _MOST_FOR_ETA = 500
-"""Most iterations over which the eta averages: many records are among them, whose host sync makes the times differ."""
+"""Maximum number of iterations that the eta averages: enough to contain many records, whose host sync takes time."""
 
 
 class IterTimerHook(Hook):
     """Measures each training iteration and the wait for its batch.
 
-    Adds two scalars to `engine.messages`, in seconds. `data_time` is the time that the loader takes to return the
-    batch and that its copy to the device takes on the host. With a copy stream, the host only starts the copy, and
-    loads one batch ahead. `time` is the whole iteration with its hooks, from the end of the last iteration to the end
-    of this one. The first iteration of an epoch, and the first after a validation or a checkpoint, is timed from the
-    request for its batch, so that `time` does not contain the work in between. (In MMEngine, `data_time` also contains
-    the time of hooks that run after an iteration.)
+    Adds two scalars to `engine.messages`, in seconds. `data_time` is the time that the loader takes to return the batch
+    and that its copy to the device takes on the host. With a copy stream, the host only starts the copy, and loads one
+    batch ahead. `time` is the whole iteration with its hooks, from the end of the last iteration to the end of this
+    one. The first iteration of an epoch, and the first after a validation or a checkpoint, is timed from the request
+    for its batch, so that `time` does not contain the work in between. (In MMEngine, `data_time` also contains the time
+    of hooks that run after an iteration.)
 
     Facts: `eta` (seconds of training left, without validation; None before the first iteration), `timing`
-    (`summary()`). `eta` uses the mean of the latest half of this process's iterations, at most the latest 500. It
-    therefore soon forgets compilation in the first iterations, and adapts to a change of speed. (MMEngine uses the mean
-    of all iterations.)
+    (`summary()`). `eta` uses the mean of the latest half of this process's iterations, at most the latest 500. So it
+    soon forgets compilation in the first iterations, and adapts to a change of speed. (MMEngine uses the mean of all
+    iterations.)
 
     The clock is the host's. An accelerator runs asynchronously, so the time of a single iteration shows how long it
     took to launch; only the mean shows how long the device took.
 
-    Mount points: before_run, before_train_epoch, after_train_iter, before_val, before_save_checkpoint. Priority
-    NORMAL, as in MMEngine. No host sync. No state: a resumed run measures its own machine. No options, as in MMEngine.
+    Priority NORMAL, as in MMEngine. No host sync. No state: a resumed run measures its own machine. No options, as in
+    MMEngine.
     """
-
-    priority = Priority.NORMAL
 
     def __init__(self) -> None:
         self._iterations = Durations()
@@ -54,19 +52,16 @@ class IterTimerHook(Hook):
         engine.messages.provide("timing", self.summary)
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Time the next iteration from the request for its batch, which starts the loader's workers."""
         self._interrupted = True
 
     def before_val(self, engine: Engine) -> None:
-        """Time the next iteration from the request for its batch."""
         self._interrupted = True
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Time the next iteration from the request for its batch."""
         self._interrupted = True
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Measure the iteration that ends here; the next one begins."""
+        """Measure the iteration that ends here."""
         now, waited = perf_counter(), engine.data_seconds
         taken = now - (engine.asked_at if self._interrupted else self._end)
         self._interrupted, self._end = False, now

@@ -32,7 +32,7 @@ class TestTimeAugmentationHook(Hook):
 
     During a test epoch, the task's model is replaced by one that calls the original model on each view and merges the
     outputs. Loss, metrics and predictions of the test use the merged output. The original model is always restored;
-    weights are not changed. With `ema`, the average sees the views, regardless of the hooks' order. With several ranks,
+    weights are not changed. With `ema`, the average gets the views, regardless of the hooks' order. With several ranks,
     each views its own samples. Compiled and sharded models work.
 
     Names: `identity` (the image itself), `hflip`, `vflip`, `rot90`, `rot180`, `rot270` (anticlockwise), and `shift`:
@@ -40,12 +40,12 @@ class TestTimeAugmentationHook(Hook):
     that takes a batch of inputs works too, as a mapping with `_target_` in the config.
 
     Use views only if they do not change the meaning of an image. The default, the mirror image, suits most photographs.
-    It does not suit digits, letters and signs, where it makes the test worse; use [identity,shift] for these.
+    It makes the test worse for digits, letters and signs; use [identity,shift] for these.
 
-    Mount points: before_train, before_test_epoch. Priority HIGHEST: all other hooks see the model that is tested. Cost:
-    the time of a test is multiplied by the number of views; a copy of the inputs; a test step on two samples before
-    training. No host sync, no more memory for the model. No state. Options: `TestTimeAugmentationHookConf`. From
-    MMEngine's PrepareTTAHook, and MMPretrain's AverageClsScoreTTA for the probabilities.
+    Priority HIGHEST: all other hooks see the model that is tested. Cost: the time of a test is multiplied by the number
+    of views; a copy of the inputs; a test step on two samples before training. No host sync, no more memory for the
+    model. No state. Options: `TestTimeAugmentationHookConf`. From MMEngine's PrepareTTAHook, and MMPretrain's
+    AverageClsScoreTTA for the probabilities.
 
     Raises:
         UserError: an unknown name, no transform, a shift below 1; or the test's inputs are not images or too small for
@@ -69,11 +69,11 @@ class TestTimeAugmentationHook(Hook):
         self._shift = shift if "shift" in self._named else 0
 
     def before_train(self, engine: Engine) -> None:
-        """Try a step of the test; warn if there will be no test."""
+        """Try a step of the test; warn if the run has no test."""
         if engine.loaders.test is None or not engine.settings.test:
             if engine.distributed.is_main:
-                why = "there is no test data" if engine.loaders.test is None else "engine.test=false"
-                log.warning("%s: there will be no test (%s), so the hook has no effect", self.key, why)
+                why = "data.test=null" if engine.loaders.test is None else "engine.test=false"
+                log.warning("%s has no effect: the run has no test (%s)", self.key, why)
             return
         batch = _some_batch(engine.loaders.test)
         if batch is None:
@@ -84,7 +84,6 @@ class TestTimeAugmentationHook(Hook):
             check_images(batch[0], key=self.key, shift=self._shift)
 
     def before_test_epoch(self, engine: Engine) -> None:
-        """Replace the task's model by the merging model for this test."""
         engine.during_evaluation(self._augmented(engine))
 
     @contextmanager
@@ -99,13 +98,11 @@ class TestTimeAugmentationHook(Hook):
         with self._in_place(engine) as views:
             yield
         if main and not views.called:
-            log.warning(
-                "%s: the task's evaluate does not call the forward of its model, so nothing was augmented", self.key
-            )
+            log.warning("%s has no effect: the task's evaluate does not call the forward of its model", self.key)
 
     @contextmanager
     def _in_place(self, engine: Engine) -> Iterator[Views]:
-        """Replace the task's model by the merging model for a time."""
+        """Replace the task's model by the merging model until the end of the block."""
         model, merge = engine.task.model, _MERGES[self._merge_of(engine.task)]
         engine.task.model = Views(model, self._views, merge, turns=self._turns, key=self.key, shift=self._shift)
         try:
@@ -127,12 +124,12 @@ class TestTimeAugmentationHook(Hook):
                 raise
             try:
                 _try_test(engine, batch)
-            except Exception:  # it also fails without the views: the test itself will report that
+            except Exception:  # the views are not the cause: the test itself will report it
                 return
             raise UserError(
-                f"the test fails with these views, and works without them: {describe(error)}",
+                f"the test fails with these views and works without them: {describe(error)}",
                 key=f"{self.key}.transforms",
-                remedy="Use views of the size that the model takes: rot90 and rot270 exchange height and width.",
+                remedy="Use views of the size that the model takes: rot90 and rot270 swap height and width.",
             ) from error
 
 
@@ -161,10 +158,10 @@ def _of_classes(task: Any) -> bool:
 
 
 def _some_batch(loader: Any) -> Any:
-    """Return a batch of two samples (one if there is only one) as the loader would make it, or a list's first batch.
+    """Return a batch of two samples (or the only one) as the loader would make it, or a list's first batch.
 
-    Returns None if a batch cannot be made without side effects: with worker processes nothing is read, because a data
-    set may open files at its first sample, separately in each worker. The random generators are unchanged.
+    Return None if there are worker processes: a data set may open files at its first sample, separately in each worker.
+    The random generators are unchanged.
     """
     if isinstance(loader, Sequence):
         return loader[0] if loader else None
@@ -174,7 +171,7 @@ def _some_batch(loader: Any) -> Any:
     generators = seeding.rng_state()
     try:
         dataset, fetch = loader.dataset, getattr(loader.dataset, "__getitems__", None)
-        # Two, because some models drop a dimension of size 1.
+        # Two: some models drop a dimension of size 1.
         indices = list(range(min(2, len(dataset))))
         return loader.collate_fn([dataset[index] for index in indices] if fetch is None else fetch(indices))
     finally:
@@ -183,7 +180,7 @@ def _some_batch(loader: Any) -> Any:
 
 @torch.no_grad()
 def _try_test(engine: Engine, batch: Any) -> None:
-    """Do one step of the test as the engine would; metrics, modes and generators are unchanged."""
+    """Do one step of the test as the engine does; metrics, modes and generators are unchanged."""
     task = engine.task
     generators = seeding.rng_state()
     try:
@@ -199,7 +196,7 @@ def _try_test(engine: Engine, batch: Any) -> None:
 def _can_try(engine: Engine) -> bool:
     """Return whether an additional step is harmless: a sharded model needs all ranks, a compiled one another
     compilation."""
-    # torch has no public way to ask whether a module is compiled, by module.compile() or by torch.compile(module).
+    # module.compile() and torch.compile(module); torch has no public function for this.
     compiled = any(
         getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
         for module in engine.task.modules()

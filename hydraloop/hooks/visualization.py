@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 FOLDER = "visualization"
 """Folder of the pictures in the run directory."""
 _NUMBERS = 3
-"""How many numbers of a vector are shown."""
+"""Number of entries of a vector that are shown."""
 _LONGEST = 16
-"""The longest vector shown by its numbers; anything larger (a map of classes) is shown by its shape."""
+"""Maximum length of a vector shown by its entries; larger tensors (a map of classes) are shown by their shape."""
 
 
 class VisualizationHook(Hook):
@@ -45,10 +45,10 @@ class VisualizationHook(Hook):
     attributes are those of the outermost data set that has them, the first one of several; wrappers (`dataset`,
     `datasets`) are searched. Then uint8, 0..1 and 0..255 are drawn as they are, and other ranges are stretched.
 
-    Mount points: before_train, after_val_iter, after_val_epoch, after_test_iter, after_test_epoch. Priority LOWEST: its
-    record follows that of the metrics. Runs on rank 0 only, with the samples of this rank. Cost: a host sync for each
-    batch that is drawn from, to copy its images; none for other batches; drawing 32 images takes about 50 ms. No state.
-    Options: `VisualizationHookConf`. From MMEngine's NaiveVisualizationHook, whose `interval` counts batches too.
+    Priority LOWEST: its record follows that of the metrics. Runs on rank 0 only, with the samples of this rank. Cost: a
+    host sync for each batch that is drawn from, to copy its images; none for other batches; drawing 32 images takes
+    about 50 ms. No state. Options: `VisualizationHookConf`. From MMEngine's NaiveVisualizationHook, whose `interval`
+    counts batches too.
     """
 
     priority = Priority.LOWEST
@@ -66,32 +66,28 @@ class VisualizationHook(Hook):
         self._interval = interval
 
     def before_train(self, engine: Engine) -> None:
-        """Warn if there will be no picture."""
+        """Warn if no evaluation will be drawn."""
         val = engine.loaders.val if engine.settings.val_interval is not None else None
         test = engine.loaders.test if engine.settings.test else None
         batches = [len(loader) for loader in (val, test) if loader is not None]
         if not batches:
-            log.warning("%s: nothing is validated or tested, so there will be no pictures", self.key)
+            log.warning("%s draws nothing: the run has no validation and no test", self.key)
         elif max(batches) < self._interval:
             log.warning(
-                "%s.interval: it is %d, and no evaluation has more than %d batches, so there will be no pictures",
+                "%s draws nothing: its interval is %d batches, and the longest evaluation has %d",
                 self.key, self._interval, max(batches),
             )  # fmt: skip
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Keep images if the batch is due and the picture is not full."""
         self._take("val", batch_idx, batch, outputs)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Draw the images kept from the validation."""
         self._draw(engine, "val", engine.loaders.val)
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Keep images if the batch is due and the picture is not full."""
         self._take("test", batch_idx, batch, outputs)
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Draw the images kept from the test."""
         self._draw(engine, "test", engine.loaders.test)
 
     def _take(self, mode: Mode, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
@@ -104,7 +100,7 @@ class VisualizationHook(Hook):
         if problem is not None:
             self._idle = True
             log.warning(
-                "%s: it draws batches (images [N, 1 or 3, H, W], targets), but those of the %s have %s: no pictures",
+                "%s draws nothing: it needs batches (images [N, 1 or 3, H, W], targets), but those of the %s have %s",
                 self.key, mode, problem,
             )  # fmt: skip
             return
@@ -153,7 +149,7 @@ def _comparable(label: Tensor, prediction: Tensor) -> bool:
 
 
 def _no_images(batch: Any) -> str | None:
-    """Return what a batch contains instead of images; None if it has images."""
+    """Return what a batch has instead of images; None if it has images."""
     if not isinstance(batch, Sequence) or not batch:
         return f"a {type(batch).__name__}"
     images = batch[0]
@@ -212,7 +208,7 @@ def _name(classes: Any, index: int) -> str | None:
         return None
     try:
         return str(classes[index])
-    except (TypeError, LookupError):  # none, a number of classes; too few names
+    except (TypeError, LookupError):  # not a list, or too few names
         return None
 
 

@@ -30,12 +30,10 @@ class WandbLoggerHook(TrackerHook):
     run, `<name> (part 2)` in the same group, begins there. Offline, the file is written again completely, and the
     previous one moves to `wandb/replaced/` (with its system metrics); if that one was already uploaded, a part 2
     follows it. Changes of the config are `resume_1/…`. Each job of a sweep is a run, in a group named after the sweep.
-    `WANDB_RUN_ID` and other variables for a single run are ignored, except for those that replace options which are
-    None.
+    `WANDB_RUN_ID` and other variables for a single run are ignored, except for those that set options which are None.
 
-    Mount points: before_run, before_train, on_log, after_run. Priority VERY_LOW: other hooks' records of an iteration
-    come first. Runs on rank 0 only. No host sync, and nothing in an iteration: the follower reads what the logger has
-    written. No state. Options: `WandbLoggerHookConf`.
+    Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only. No host sync, and nothing
+    in an iteration: the follower reads what the logger has written. No state. Options: `WandbLoggerHookConf`.
 
     Raises:
         UserError: an option is out of range, or the run has a second hook of this class.

@@ -269,7 +269,7 @@ def test_a_stopped_run_is_stopped_when_it_is_resumed(
     hooks = {"early_stopping": EarlyStoppingHook(**options), "behind": Behind()}
     resumed = _engine(tmp_path / "resumed", VALUES, hooks, resume=saved).train()
     assert (resumed.status, resumed.reason, resumed.progress) == ("stopped", whole.reason, whole.progress)
-    assert "this run had been stopped; to continue training" in caplog.text
+    assert "this run was stopped; to continue training" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytes
     )
     engine.train()
     assert hook.best == engine.metrics["loss"]
-    assert "this run followed score until now" in caplog.text
+    assert "this run monitored score until now" in caplog.text
 
 
 def on_rank(distributed: Distributed, run_dir: str) -> tuple[int, str | None]:
@@ -398,8 +398,6 @@ def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest
         ({"patience": -1}, "patience"),
         ({"min_delta": -0.1}, "min_delta"),
         ({"min_delta": nan}, "min_delta"),
-        ({"patience": 2.5}, "patience"),
-        ({"stopping_threshold": nan}, "stopping_threshold"),
         ({"rule": "bigger"}, "rule"),
     ],
 )

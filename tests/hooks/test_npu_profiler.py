@@ -138,7 +138,6 @@ def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"profile_times": 3}, "profile_times"),
         ({"activity_with_npu": True}, "activity_with_npu"),
         ({"activity_with_cpu": False}, "activity_with_cpu"),
     ],

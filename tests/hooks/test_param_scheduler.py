@@ -169,7 +169,7 @@ def test_without_a_mode_a_plateau_follows_the_metric_in_its_own_direction(
 
 def test_a_metric_without_a_direction_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
     plateau = Plateau(patience=0)
-    with pytest.raises(UserError, match=r"^scheduler\.only\.mode: nothing says whether .* 'score' are good"):
+    with pytest.raises(UserError, match=r"^scheduler\.only\.mode: it is not known whether .* 'score' are good"):
         run(tmp_path, plateau, schedule={"monitor": "score"}, metrics={"score": Scripted([0.5])})
 
 

@@ -144,7 +144,7 @@ def test_every_option_resumes_to_the_last_bit(tmp_path: Path, name: str) -> None
 
 def test_a_plateau_without_a_validation_is_an_error_before_the_first_iteration(tmp_path: Path) -> None:
     for settings in ({"val": False}, {"val_interval": None}):
-        with pytest.raises(UserError, match="nothing is validated") as caught:
+        with pytest.raises(UserError, match="this needs a validation, and the run has none") as caught:
             train(tmp_path, [("plateau", {})], **settings)
         assert caught.value.key == "scheduler.plateau.monitor"
 

@@ -211,7 +211,6 @@ def test_an_interrupted_handler_leaves_no_profiler(tmp_path: Path) -> None:
         ({"activity_with_cpu": False, "activity_with_cuda": False}, "activity_with_cpu"),
         ({"schedule": {"activ": 3}}, "schedule.activ"),
         ({"schedule": {"active": 0}}, "schedule.active"),
-        ({"schedule": {"wait": 1.5}}, "schedule.wait"),
         ({"on_trace_ready": "tb"}, "on_trace_ready"),
         ({"on_trace_ready": ["log_trace", {"type": "tb_trace"}]}, "on_trace_ready"),
     ],
@@ -226,8 +225,6 @@ def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"profile_times": 3}, "hooks.profiler.profile_times"),
-        ({"by_epoch": False, "profile_times": 17}, "hooks.profiler.profile_times"),
         ({"by_epoch": False}, "hooks.profiler.schedule"),
         ({"schedule": {"skip_first": 6}}, "hooks.profiler.schedule"),
     ],

@@ -363,12 +363,12 @@ def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, 
     rows = InMemoryDataset(torch.randn(8, 3), torch.randn(8, 1))
     test = build_loader(rows, shuffle=False, batch_size=4) if as_loader else [rows[0:4]]
     engine = _engine(tmp_path, TestTimeAugmentationHook(), test=test)
-    with pytest.raises(UserError, match=r"inputs of a tensor \[\d, 3\]") as raised:
+    with pytest.raises(UserError, match=r"the input of the test is a tensor \[\d, 3\]") as raised:
         engine.train()
     assert raised.value.key == "hooks.tta.transforms"
     assert engine.progress.iteration == 0
     engine.model.compile(backend="eager")
-    with pytest.raises(UserError, match="inputs of a tensor"):  # which takes no step
+    with pytest.raises(UserError, match="the input of the test is a tensor"):  # which takes no step
         engine.train()
     assert engine.progress.iteration == 0
 
@@ -426,7 +426,7 @@ class Pairs(Dataset[Any]):
 
 def test_a_data_set_without_whole_batches_is_looked_at_too(tmp_path: Path) -> None:
     engine = _engine(tmp_path, TestTimeAugmentationHook(), test=build_loader(Pairs(), shuffle=False, batch_size=2))
-    with pytest.raises(UserError, match=r"inputs of a tensor \[2, 6\]"):
+    with pytest.raises(UserError, match=r"the input of the test is a tensor \[2, 6\]"):
         engine.train()
     assert engine.progress.iteration == 0
 
@@ -463,7 +463,7 @@ def test_outputs_that_cannot_be_merged_are_refused(
 def test_a_shift_as_large_as_the_image_is_refused(shift: int, tmp_path: Path) -> None:
     engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=SHIFTED, shift=shift))
     for use in (engine.train, engine.test):
-        with pytest.raises(UserError, match=rf"{shift} pixels move images of 6x6 out of sight") as raised:
+        with pytest.raises(UserError, match=rf"{shift} pixels are too many for images of 6x6") as raised:
             use()
         assert raised.value.key == "hooks.tta.shift"
         assert "less than 6" in str(raised.value.remedy)
@@ -477,7 +477,7 @@ def test_views_that_the_model_cannot_take_are_refused_before_training(tmp_path: 
         return images[..., 1:]
 
     engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=["identity", cut]))
-    with pytest.raises(UserError, match="fails with these views, and works without them: RuntimeError: ") as raised:
+    with pytest.raises(UserError, match="fails with these views and works without them: RuntimeError: ") as raised:
         engine.train()
     assert raised.value.key == "hooks.tta.transforms"
     assert engine.progress.iteration == 0
@@ -535,7 +535,7 @@ def test_inputs_that_are_no_tensor_are_copied_for_each_view_too() -> None:
     assert given["x"].unique().tolist() == [1]
 
 
-@pytest.mark.parametrize(("tested", "why"), [(False, "engine.test=false"), (True, "there is no test data")])
+@pytest.mark.parametrize(("tested", "why"), [(False, "engine.test=false"), (True, "data.test=null")])
 def test_a_run_without_a_test_is_told_once(
     tested: bool, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -544,7 +544,7 @@ def test_a_run_without_a_test_is_told_once(
     if tested:
         engine.loaders = Loaders(engine.loaders.train, engine.loaders.val)
     engine.train()
-    assert _warnings(caplog) == [f"hooks.tta: there will be no test ({why}), so the hook has no effect"]
+    assert _warnings(caplog) == [f"hooks.tta has no effect: the run has no test ({why})"]
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -572,6 +572,4 @@ def test_a_task_that_goes_around_the_forward_is_told(tmp_path: Path, caplog: pyt
 
     task = Around(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     _engine(tmp_path, TestTimeAugmentationHook(), task=task).test()
-    assert _warnings(caplog) == [
-        "hooks.tta: the task's evaluate does not call the forward of its model, so nothing was augmented"
-    ]
+    assert _warnings(caplog) == ["hooks.tta has no effect: the task's evaluate does not call the forward of its model"]

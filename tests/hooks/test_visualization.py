@@ -349,7 +349,7 @@ def test_numbers_are_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     nn.init.constant_(model[1].bias, 0.25)  # type: ignore[arg-type]
     _engine(tmp_path, VisualizationHook(), data, task=Regression(model, nn.MSELoss())).validate()
     assert [(tile.label, tile.prediction, tile.right) for tile in drawn] == [
-        ("152.0000", "0.2500", None), ("0.5000", "0.2500", None)
+        ("152.0", "0.2500", None), ("0.5000", "0.2500", None)
     ]  # fmt: skip
     assert GREY in _colours(_open(tmp_path))
     drawn.clear()
@@ -411,7 +411,7 @@ def test_other_data_gets_one_warning(
     _engine(tmp_path, VisualizationHook(), data, task=Task(model, nn.MSELoss())).train()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert warnings[0].startswith("hooks.visualization: it draws batches (images")
+    assert warnings[0].startswith("hooks.visualization draws nothing: it needs batches (images")
     assert what in warnings[0]
     assert not (tmp_path / "visualization").exists()
 
@@ -478,11 +478,11 @@ def test_what_is_kept_is_the_images_drawn_whatever_becomes_of_the_batch(tmp_path
 @pytest.mark.parametrize(
     ("options", "settings", "told"),
     [
-        ({"interval": 3}, {}, ".interval: it is 3, and no evaluation has more than 2 batches, so there"),
+        ({"interval": 3}, {}, " draws nothing: its interval is 3 batches, and the longest evaluation has 2"),
         ({"interval": 2}, {}, None),
         ({}, {"val_interval": None}, None),
-        ({}, {"val_interval": None, "test": False}, ": nothing is validated or tested, so there"),
-        ({"interval": 3}, {"test": False}, ".interval: it is 3"),
+        ({}, {"val_interval": None, "test": False}, " draws nothing: the run has no validation and no test"),
+        ({"interval": 3}, {"test": False}, " draws nothing: its interval is 3"),
         ({}, {"test": False}, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints, and paths that survive moving it."""
+"""The folder of a run's checkpoints, with paths that stay valid if it is moved."""
 
 from __future__ import annotations
 
@@ -29,14 +29,8 @@ class CheckpointFolder:
         """Create the folder and try to write to it; if it is not `default`, write a file that names the run.
 
         Raises:
-            UserError: it cannot be written to, contains checkpoints of another run, or is one of Python's; names `key`.
+            UserError: it cannot be written to, or contains checkpoints of another run; names `key`.
         """
-        if self.path.resolve().name in ("site-packages", "dist-packages"):
-            raise UserError(
-                f"Python reads .pth files in {self.path} at its start and would run checkpoints as code",
-                key=key,
-                remedy="Use another folder.",
-            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".{os.getpid()}.part"
@@ -73,28 +67,15 @@ class CheckpointFolder:
             point_to(path)
 
     def relative(self, path: Path) -> str:
-        """Return a file's name for a checkpoint's state: relative to the folder if it is inside, so that both can be
-        moved."""
+        """Return a file's name for a checkpoint's state: relative if it is in the folder, so that both can be moved."""
         return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
 
     def locate(self, name: str) -> Path:
-        """Find the file that `relative` named: in the folder, or in that of the resumed file if it has changed."""
+        """Return the file that `relative` named: in the folder, or else in that of the resumed file."""
         here = self.path / name
         if self.resumed_beside is not None and not here.is_file() and (self.resumed_beside / name).is_file():
             return self.resumed_beside / name
         return here
-
-
-def expanded(out_dir: str | os.PathLike[str]) -> Path:
-    """Return the folder that an option names, with `~` expanded.
-
-    Raises:
-        UserError: there is no such user.
-    """
-    try:
-        return Path(out_dir).expanduser()
-    except RuntimeError as error:  # ~name of an unknown user
-        raise UserError(f"{out_dir}: {error}", key="out_dir", remedy="Write the full path.") from None
 
 
 def in_file_name(metric: str) -> str:

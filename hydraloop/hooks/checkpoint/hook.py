@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.hooks.checkpoint.folder import CheckpointFolder, expanded, in_file_name
+from hydraloop.hooks.checkpoint.folder import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.kept_files import BestFile, Records
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.checkpoint.save_best import SaveBest
@@ -28,16 +28,15 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointHook(Hook):
-    """Writes checkpoints: every `interval` epochs (or iterations), at the end, and one for the best value of each
-    metric.
+    """Writes checkpoints: every `interval` epochs (or iterations), at the end, and for the best value of each metric.
 
     Files in `out_dir`: `epoch_5.pth`, or `iter_500.pth` (by iteration, or if an epoch was cut off); the best checkpoint
-    as `best_<metric>_epoch_5.pth` (its predecessor is deleted); `<stem>_published.pth` and `.safetensors`, deleted with
-    the file that they are made from. A checkpoint that falls inside an accumulation window is written at the end of the
-    window and has that iteration's number. The epoch's checkpoint is written before its validation, the best one after
-    it. After an error nothing is written.
+    as `best_<metric>_epoch_5.pth` (the previous one is deleted); `<stem>_published.pth` and `.safetensors`, deleted
+    with the file that they are made from. A checkpoint that falls inside an accumulation window is written at the end
+    of the window and has that iteration's number. The epoch's checkpoint is written before its validation, the best one
+    after it. After an error nothing is written.
 
-    The text file `last_checkpoint` names the file that `resume=auto` and restarts continue from: the newest regular
+    The text file `last_checkpoint` names the file from which `resume=auto` and restarts continue: the newest regular
     file, or a best file of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, from the first
     optimizer step to the next checkpoint. Files with higher numbers from the earlier part of the run stay until a new
     file has the same name; `max_keep_ckpts` does not count them.
@@ -46,11 +45,10 @@ class CheckpointHook(Hook):
     which runs code when a file is opened and breaks when the model's source file moves. Build the model from the config
     (it is in the file) and load `state_dict`.
 
-    Mount points: before_run (checks the options), after_load_checkpoint, before_train, before_train_epoch,
-    after_train_epoch, after_train_iter, after_val_epoch, after_train. Priority VERY_LOW, MMEngine's: after the hooks
-    whose state it saves, such as `param_scheduler` and `ema`. Cost: writing is a host sync and copies the model to the
-    host; other iterations cost an integer comparison. State: best values and files, and which regular files are kept.
-    Options: `CheckpointHookConf`. Options and defaults are those of MMEngine's CheckpointHook, with null instead of -1.
+    Priority VERY_LOW, MMEngine's: after the hooks whose state it saves, such as `param_scheduler` and `ema`. Cost:
+    writing is a host sync and copies the model to the host; other iterations cost an integer comparison. State: best
+    values and files, and which regular files are kept. Options: `CheckpointHookConf`; options and defaults are those of
+    MMEngine's CheckpointHook, with null instead of -1.
 
     Raises:
         UserError: an option is out of range.
@@ -80,15 +78,15 @@ class CheckpointHook(Hook):
         self.by_epoch = by_epoch
         self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
         self.max_keep_ckpts = max_keep_ckpts
-        self.published_keys = None if published_keys is None else [str(entry) for entry in published_keys]
+        self.published_keys = [str(entry) for entry in published_keys or ()]
         self.save_last = save_last
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
-        self.out_dir = None if out_dir is None else expanded(out_dir)
+        self.out_dir = None if out_dir is None else Path(os.path.expanduser(out_dir))
         self._save_best = SaveBest(save_best, rule, greater_keys, less_keys)
         check_at_least(1, null=True, interval=interval, max_keep_ckpts=max_keep_ckpts)
         check_at_least(0, save_begin=save_begin)
-        if self.published_keys is not None:
+        if self.published_keys:
             left_out = {"optimizer": save_optimizer, "schedulers": save_param_scheduler}
             check_keys(
                 self.published_keys,
@@ -103,7 +101,7 @@ class CheckpointHook(Hook):
         """Best values of the resumed iteration whose files were not written before the run was killed."""
         self._settled: CheckpointFolder | None = None
         self._resumed: Path | None = None
-        """The file that the run was resumed from, until training starts."""
+        """The file that the run was resumed from, until the first optimizer step."""
         self._training = False
 
     # The run. ------------------------------------------------------------------------------------------------------
@@ -121,11 +119,11 @@ class CheckpointHook(Hook):
             self._folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Report the best of the earlier part of the run to the engine, as far as rank 0 finds its file."""
+        """Report the best checkpoint of the earlier part of the run to the engine, if its file exists on rank 0."""
         self._records, gone = self._records.as_main_finds_them(engine.distributed)
         for name, best in gone.items():
             if best.iteration == engine.progress.iteration:
-                # The run was killed between the best files of one validation: the resumed file contains these weights.
+                # The run was killed between two best files of one validation: the resumed file has these weights.
                 self._unwritten[name] = best.value
             else:
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
@@ -142,32 +140,29 @@ class CheckpointHook(Hook):
             self._unwritten = {}
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """In a resumed run, request that later starts also resume from there, once a step was trained."""
-        if self._resumed is not None:  # runs at the end of the first accumulation window
+        """In a resumed run, make later starts resume from the same file, once a step was trained."""
+        if self._resumed is not None:  # written at the end of the first accumulation window
             self._request(engine, "resumed", self._point_to_resumed)
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """Request the epoch's checkpoint if it is due."""
+        """Request the epoch's checkpoint, at the interval."""
         last = self.save_last and self.is_last_train_epoch(engine)
         if self._every.due(engine.progress.epoch, last=last):
             self._request(engine, "regular", self._write_regular)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Request the iteration's checkpoint if it is due."""
+        """Request the iteration's checkpoint, at the interval."""
         last = self.save_last and engine.progress.iteration >= engine.max_iters
         if self._every.due(engine.progress.iteration, last=last):
             self._request(engine, "regular", self._write_regular)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Request a checkpoint for each metric with a new best value."""
-        if not self._training:  # a validation outside of training saves nothing
+        if not self._training:
             return
         missing = [name for name in self._higher if name not in metrics]
-        if missing:  # a custom task may leave one out
-            reported = ", ".join(metrics) or "nothing"
-            log.warning(
-                "%s: the validation has no %s, only: %s; it is not the best", self.key, ", ".join(missing), reported
-            )
+        if missing:
+            log.warning("%s: the validation did not report %s; it is not the best", self.key, ", ".join(missing))
         better: dict[str, float] = {}
         for name, higher in self._higher.items():
             best = self._records.best.get(name)
@@ -184,7 +179,7 @@ class CheckpointHook(Hook):
             return
         if self.save_last and self._every.due(engine.progress.iteration, done=self._records.last_saved, last=True):
             self._request(engine, "regular", self._write_regular)
-        if self.published_keys is not None:
+        if self.published_keys:
             self._request(engine, "published", self._publish)
 
     # State. --------------------------------------------------------------------------------------------------------
@@ -197,7 +192,7 @@ class CheckpointHook(Hook):
         """Continue with the best values and the files of the resumed run."""
         self._records = Records.of(state, self._folder, self._higher)
 
-    # Writing: called by the engine between two accumulation windows. -----------------------------------------------
+    # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
 
     def _request(self, engine: Engine, what: str, write: Callable[[Engine], None]) -> None:
         engine.request_checkpoint(f"{self.name}: {what}", write, self, agreed=True)
@@ -210,7 +205,7 @@ class CheckpointHook(Hook):
     def _write_regular(self, engine: Engine) -> None:
         path = self._folder.path / f"{self._stem(engine)}{SUFFIX}"
         before = self._records
-        # The saved list still contains the file to be deleted: if the run is killed before, a resumed run deletes it.
+        # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
         self._records = before.with_regular(path, engine.progress.iteration)
         try:
             self._save(engine, path, last=True)
@@ -228,7 +223,7 @@ class CheckpointHook(Hook):
             name: BestFile(value, at, self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}")
             for name, value in better.items()
         }
-        self._records = before.with_best(found)  # in the state of each file: a run can be resumed from any
+        self._records = before.with_best(found)  # part of each file, so that the run can be resumed from any
         written: dict[str, BestFile] = {}
         try:
             for name, best in found.items():
@@ -245,8 +240,8 @@ class CheckpointHook(Hook):
     def _publish(self, engine: Engine) -> None:
         last = self._records.kept[-1:] if self.save_last else ()
         for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
-            if engine.distributed.is_main and path.is_file():  # may be missing in a copy of the run
-                for file in publish(path, self.published_keys or (), engine.settings.weights):
+            if engine.distributed.is_main and path.is_file():  # a copy of a run may lack files
+                for file in publish(path, self.published_keys, engine.settings.weights):
                     log.info("published %s", file)
 
     def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
@@ -262,7 +257,7 @@ class CheckpointHook(Hook):
 
     @property
     def _folder(self) -> CheckpointFolder:
-        assert self._settled is not None, "settled in before_run"
+        assert self._settled is not None, "set in before_run"
         return self._settled
 
     def _stem(self, engine: Engine) -> str:

@@ -22,8 +22,7 @@ class BestFile:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The files of a run. Each change returns new records, so that the previous ones can be restored after a failed
-    write."""
+    """The files of a run. A change returns new records, so that a failed write can restore the previous ones."""
 
     best: Mapping[str, BestFile] = field(default_factory=dict)
     """By metric."""
@@ -45,7 +44,7 @@ class Records:
         return replace(self, best={**self.best, **better}, replaced=(*self.replaced, *before))
 
     def as_main_finds_them(self, distributed: Distributed) -> tuple[Records, dict[str, BestFile]]:
-        """Return the records with the best files that exist for rank 0, equal on all ranks, and the missing ones."""
+        """Return the records with the best files that exist on rank 0, and the missing ones; equal on all ranks."""
         mine = {
             name: [best.path.is_file(), best.value, best.iteration, str(best.path)] for name, best in self.best.items()
         }
@@ -69,7 +68,7 @@ class Records:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], folder: CheckpointFolder, names: Collection[str]) -> Records:
-        """Restore records from a `state`, with the best files of these metrics, whether they exist or not."""
+        """Restore records from a `state`, with the best files of these metrics, even if the files do not exist."""
         return cls(
             best={
                 name: BestFile(entry["value"], entry["iteration"], folder.locate(entry["checkpoint"]))

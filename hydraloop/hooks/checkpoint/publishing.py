@@ -24,7 +24,7 @@ ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "
 
 
 def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) -> None:
-    """Reject keys that no checkpoint of the run will contain, or that leave nothing to publish.
+    """Reject keys that no checkpoint of the run will contain, and a run without a checkpoint to publish.
 
     Args:
         left_out: entries that the run does not save.
@@ -33,13 +33,6 @@ def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) ->
     Raises:
         UserError: there is nothing to publish, or a key is unknown; names similar ones.
     """
-    weights_and_more = "For the weights and their origin, use [meta,state_dict]."
-    if not keys:
-        raise UserError(
-            "a published file would be empty",
-            key="published_keys",
-            remedy=f"Use null for no published files. {weights_and_more}",
-        )
     if not of_any:
         raise UserError(
             "there is nothing to publish: no last checkpoint (save_last=false) and no best one (save_best)",
@@ -52,7 +45,7 @@ def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) ->
             raise UserError(
                 f"a checkpoint of this run has no {key!r}",
                 key="published_keys",
-                remedy=f"{suggestion(key, there)} {weights_and_more}",
+                remedy=f"{suggestion(key, there)} For the weights and their origin, use [meta,state_dict].",
             )
 
 
@@ -67,7 +60,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
 
     With `state_dict` among them, also write `<stem>_published.safetensors`: the same weights under the same names, and
     the plain values of `meta` as JSON, under `meta` in the file's metadata. If the state dict contains something that
-    safetensors does not support, this file is left out and a line in the log gives the reason.
+    safetensors does not support, this file is not written and a line in the log gives the reason.
 
     Args:
         weights: `averaged`: `state_dict` is the averaged weights if there are any; `raw`: the raw ones.
@@ -80,7 +73,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
     if "state_dict" in published:
         published["state_dict"] = evaluation_weights(checkpoint, weights)
     if "meta" in published:
-        # The averaged weights are the state dict now.
+        # The state dict now is the averaged weights.
         facts = {name: fact for name, fact in checkpoint["meta"].items() if name != "averaged_weights"}
         published["meta"] = {**facts, "published_from": path.name}
     target, tensors = published_files(path)
@@ -115,7 +108,7 @@ def _write_safetensors(
         with atomic.replacing(path) as unfinished:
             save_file(_apart(state), unfinished, metadata=facts)
             unfinished.chmod(like.stat().st_mode & 0o777)  # safetensors makes it readable for this user only
-    except SafetensorError as error:  # contains the message of the system
+    except SafetensorError as error:  # with the message of the operating system
         raise OSError(f"{path} cannot be written: {error}") from error
     except (ValueError, KeyError) as error:  # sparse and quantized tensors, complex128
         return f"safetensors has no {error}" if isinstance(error, KeyError) else str(error)

@@ -16,7 +16,7 @@ class SaveBest:
     """The options `save_best`, `rule`, `greater_keys` and `less_keys` of `CheckpointHookConf`.
 
     Raises:
-        UserError: an unknown rule, a wrong number of rules, or a metric named twice.
+        UserError: an unknown rule, or a wrong number of rules.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class SaveBest:
         less_keys: Sequence[str] | None,
     ) -> None:
         self.names = _names(save_best)
-        """As given; empty where no best file is asked for."""
+        """As given; empty for no best file."""
         self._rules = _listed(rule)
         self._greater_keys = greater_keys
         self._less_keys = less_keys
@@ -39,9 +39,6 @@ class SaveBest:
                 key="rule",
                 remedy="Set one rule for all, or a list with one rule for each.",
             )
-        if len(set(self.names)) < len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise UserError(f"{twice!r} is named twice", key="save_best", remedy="Name each metric once.")
 
     def higher(self, engine: Engine, *, key: str) -> dict[str, bool]:
         """Return {metric: whether its high values are good}, in the order of `save_best`.
@@ -55,12 +52,6 @@ class SaveBest:
         names, rules = self.names, self._rules
         if names == ["auto"]:
             names = list(engine.metric_names[:1])
-        if "auto" in names:
-            raise UserError(
-                "'auto' means one metric and cannot be combined with others",
-                key=f"{key}.save_best",
-                remedy=f"Name them all; this run has {', '.join(engine.metric_names)}.",
-            )
         found = {}
         for name, rule in zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True):
             check_metric(name, engine, key=f"{key}.save_best")

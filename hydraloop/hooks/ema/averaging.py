@@ -42,10 +42,10 @@ def weighting(
     * `momentum_annealing`: max(momentum, gamma / (gamma + s)) (MMEngine's MomentumAnnealingEMA).
     * `exp_momentum`: momentum + (1 - momentum) * exp(-(1 + s) / gamma) (MMDetection's ExpMomentumEMA, from YOLOX).
     * `linear_momentum`: min(momentum, (1 + s) / (warm_up + s)) (MMDetection's LinearMomentumEMAHook). It grows towards
-      `momentum` only if that is above 1 / warm_up; the default momentum is below and stays constant. Two differences to
-      MMDetection: its bound is momentum ** interval, which would nearly stop the average, because `momentum` is now the
-      share of the new weights; and its average begins with the weights before the first step, here with those of the
-      first update, as for the other types.
+      `momentum` only if that is above 1 / warm_up; the default momentum is below and stays constant. Two differences
+      from MMDetection: its bound is momentum ** interval, which would nearly stop the average here, where `momentum` is
+      the share of the new weights; and its average begins with the weights before the first step, not with those of the
+      first update.
 
     Raises:
         UserError: an unknown type, a number out of range, or an option of another type.
@@ -75,7 +75,7 @@ def weighting(
 
 
 def _check_used(ema_type: str, gamma: float | None, warm_up: int) -> None:
-    """Reject an option of another type, which would have no effect."""
+    """Reject options that have no effect for this type."""
     if gamma is not None and ema_type not in DEFAULT_GAMMA:
         raise UserError(
             f"the ema_type {ema_type} has no gamma",
@@ -93,8 +93,8 @@ def _check_used(ema_type: str, gamma: float | None, warm_up: int) -> None:
 class Averaged:
     """Averages of a model's tensors, in float32 or wider. Shared tensors are averaged once, shards on their ranks.
 
-    Bound to the parameters (and buffers) that the model has at construction. Their values may change in place; `rebind`
-    finds replaced storages.
+    The parameters (and buffers) are those that the model has at construction. Their values may change in place;
+    `rebind` finds replaced storages.
 
     Args:
         model: its tensors are averaged; only `swapped_in` changes it.
@@ -105,7 +105,7 @@ class Averaged:
         own = {id(parameter) for parameter in model.parameters()}
         if buffers:
             own.update(id(buffer) for buffer in model.buffers())
-        # By the keys of the state dict, which has a shared tensor under each of its names.
+        # The state dict has a shared tensor under each of its names.
         named = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in own}
         self._tensors = list({id(tensor): tensor for tensor in named.values()}.values())
         self._position = {id(tensor): index for index, tensor in enumerate(self._tensors)}
@@ -126,10 +126,10 @@ class Averaged:
         self.rebind()
 
     def rebind(self) -> None:
-        """Find the model's storages again; cheap, and needed only if a parameter's `.data` was replaced."""
+        """Find the model's storages again; needed only if a parameter's `.data` was replaced."""
         if not self._averages:
             return
-        # Detached views, made once: updating them needs no no_grad(), which would cost more than the update's Python.
+        # Detached views, made once: updating them needs no no_grad(), which takes longer than the rest of `update`.
         pairs = [(average, local(tensor)) for average, tensor in zip(self._averages, self._tensors, strict=True)]
         floats = [pair for pair in pairs if _is_float(pair[1])]
         self._floats = _unzip([pair for pair in floats if pair[0].dtype == pair[1].dtype])
@@ -140,11 +140,11 @@ class Averaged:
         """Move every average towards the model's value: `average += weight * (value - average)`. No host sync."""
         averages, values = self._floats
         if averages:
-            # torch documents the _foreach_ functions as beta. On a GPU they are few kernels instead of one per tensor.
+            # Beta in torch; on a GPU, a few kernels instead of one per tensor.
             torch._foreach_lerp_(averages, values, weight)
         averages, values = self._narrow
         if averages:
-            # lerp takes one dtype only; an addition widens.
+            # lerp needs equal dtypes.
             torch._foreach_mul_(averages, 1.0 - weight)
             torch._foreach_add_(averages, values, alpha=weight)
         averages, values = self._others
@@ -153,10 +153,7 @@ class Averaged:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put the averages into the model in place, and restore its own values at the end, also after an error.
-
-        Costs a second copy of the averaged tensors during that time.
-        """
+        """Copy the averages into the model; at the end, also after an error, restore its values from a second copy."""
         values = [local(tensor) for tensor in self._tensors]
         own = [value.clone() for value in values]
         try:
@@ -197,7 +194,7 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """Return at least float32: in 16 bits, an update of 0.0002 of the difference would be rounded away."""
+    """Return at least float32: 16 bits would round an update of 0.0002 of the difference to nothing."""
     return torch.promote_types(tensor.dtype, torch.float32) if _is_float(tensor) else tensor.dtype
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import DEFAULT_WARM_UP, Averaged, weighting
@@ -23,21 +23,20 @@ class EMAHook(Hook):
 
     The first update copies the weights. Each further update moves the average towards them, with a weight that depends
     on `ema_type` (`averaging.py` has the formulas and sources). Before the first update, and with `weights=raw`,
-    validation and test use the raw weights. After it, they use the average: it is copied into the model's parameters
-    (which keep their identity), and the raw weights are always restored. A step that fp16 skips is not an update.
+    validation and test use the raw weights. After it, the average is copied into the model's parameters (which keep
+    their identity) for each evaluation, and the raw weights are always restored. A step that fp16 skips is not an
+    update.
 
-    Mount points: before_run, before_train, before_train_epoch, after_train_iter, after_train_epoch, before_val_epoch,
-    before_test_epoch, before_save_checkpoint. Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average
-    of the same step. Cost: no host sync; an update is one foreach kernel over all parameters; memory for one more
-    model, two during evaluation. State: the averages, the number of updates, and the first step of `begin_epoch`.
-    Options: `EMAHookConf`. Defaults are MMEngine's, except `warmup`.
+    Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average of the same step. Cost: no host sync; an
+    update is one foreach kernel over all parameters; memory for one more model, two during evaluation. State: the
+    averages, the number of updates, and the first step of `begin_epoch`. Options: `EMAHookConf`. Defaults are
+    MMEngine's, except `warmup`.
 
     Raises:
         UserError: an option is out of range or belongs to another `ema_type`, two options contradict each other, or
             (before the first iteration, as in MMEngine) training would end before the first update.
     """
 
-    priority = Priority.NORMAL
     collective = True  # all ranks gather the shards
 
     def __init__(
@@ -58,7 +57,7 @@ class EMAHook(Hook):
         check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
         if begin_iter and (begin_epoch or by_epoch):
             raise UserError(
-                "begin_iter counts optimizer steps, but the begin is given in epochs",
+                "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
                 key="begin_iter",
                 remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
             )
@@ -81,7 +80,7 @@ class EMAHook(Hook):
     # The run. ------------------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
-        """Find the model's tensors, whose averages a checkpoint may contain."""
+        """Find the tensors to average; a checkpoint that is loaded next may contain averages."""
         if self._averaged is None:  # an engine that trains again keeps its averages
             self._averaged = Averaged(engine.model, buffers=self.update_buffers)
         self._strict = engine.settings.resume_strict
@@ -98,19 +97,18 @@ class EMAHook(Hook):
             option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._every.begin else "interval"
             unit = "epochs" if self._by_epoch else "optimizer steps"
             raise UserError(
-                f"training ends, after {last} {unit}, before the first update of the average",
+                f"training ends after {last} {unit}, before the first update of the average",
                 key=f"{self.key}.{option}",
                 remedy="Lower it, train for longer, or leave the hook out.",
             )
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Find storages that were replaced between epochs; begin in `begin_epoch`."""
+        """Find storages that were replaced between epochs; start the interval in `begin_epoch`."""
         self._of_model.rebind()
         if self._begins_in_epoch and self._begin is None and engine.progress.epoch + 1 >= self._begin_epoch:
             self._begin_at(engine.progress.optimizer_step + 1)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update if the optimizer stepped and an update is due."""
         if not engine.stepped:
             return
         progress = engine.progress
@@ -118,7 +116,6 @@ class EMAHook(Hook):
             self._update()
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """Update if that is due; with `by_epoch` only."""
         if self._every.due(engine.progress.epoch):
             self._update()
 
@@ -145,8 +142,8 @@ class EMAHook(Hook):
     # State. --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `averaged`, the averages by the model's state-dict keys; `updates`, their number; and `begin`, the
-        first optimizer step of `begin_epoch`, None if that has not begun."""
+        """Return the averages by the model's state-dict keys, the number of updates, and the first optimizer step of
+        `begin_epoch` (None before it)."""
         averaged = {} if self._averaged is None else self._averaged.state_dict()
         return {"averaged": averaged, "updates": self.updates, "begin": self._begin}
 
@@ -157,7 +154,7 @@ class EMAHook(Hook):
             UserError: an average is missing or unknown, unless `resume_strict=false`.
         """
         self.updates = state["updates"]
-        begin = state.get("begin")  # older checkpoints do not have it
+        begin = state.get("begin")  # not in older checkpoints
         if self._begins_in_epoch and begin is not None:
             self._begin_at(begin)
         if self.updates:
@@ -167,7 +164,7 @@ class EMAHook(Hook):
 
     @property
     def _of_model(self) -> Averaged:
-        assert self._averaged is not None, "made in before_run"
+        assert self._averaged is not None, "set in before_run"
         return self._averaged
 
     def _begin_at(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""From the config to the hooks of a run, their order and their error policies."""
+"""Build the hooks of a run from the config, with their order and error policies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hydraloop.safety.instantiate import instantiate
 
 
 def build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
-    """Return the hooks by name, default hooks first, with their places and what an error in each does.
+    """Return the hooks by name, default hooks first, with their places in the order and their error policies.
 
     Args:
         cfg: the whole config, validated.
-        several: whether there are several ranks.
+        several: whether the run has several ranks.
 
     Raises:
-        UserError: a hook, its options or its place in the order; names the key.
+        UserError: a hook, its options or its place in the order is wrong; names the key.
     """
     hooks: dict[str, Hook] = {}
     slots: list[Slot] = []
@@ -48,8 +48,7 @@ def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int
     on_error = hook.on_error if on_error is None else on_error
     if several and hook.collective and on_error != "raise":
         raise UserError(
-            "this hook calls collectives: if it fails on one rank and training continued, the other ranks would wait "
-            "forever",
+            "this hook communicates with the other ranks: if it failed on one rank, they would wait for it forever",
             key=f"{key}.on_error",
             remedy="Use raise.",
         )

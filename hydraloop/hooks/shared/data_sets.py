@@ -12,13 +12,13 @@ def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -
     searched too. A loader without a data set, such as a list of batches, has none.
 
     Args:
-        attribute: usually a method.
+        attribute: name of a method or value.
         loader: any object, or None.
         outermost: leave out data sets inside one that has the attribute.
     """
     found: list[Any] = []
     seen: set[int] = set()
-    waiting = [getattr(loader, "dataset", None)]  # the user's classes: only attributes are known
+    waiting = [getattr(loader, "dataset", None)]  # classes of users: any type
     while waiting:
         data = waiting.pop(0)
         if data is None or id(data) in seen:

@@ -13,7 +13,7 @@ from torch import Tensor
 BINS = 64
 """Number of bins of equal width; TensorBoard draws 30."""
 _PIECE = 1 << 24
-"""Entries counted at once. torch counts in float32, which is exact up to here; copies have this size."""
+"""Entries counted at once: float32, in which torch counts, is exact up to this number. Limits the size of copies."""
 _FLOAT_MAX = torch.finfo(torch.float32).max
 
 
@@ -96,9 +96,9 @@ def _count(pieces: list[tuple[str, Tensor]], found: Mapping[str, dict[str, Any]]
 
 @contextmanager
 def _in_any_order() -> Iterator[None]:
-    """Allow a nondeterministic operation: counts do not depend on the order of counting."""
+    """Allow a nondeterministic operation: the counts do not depend on its order."""
     if not torch.are_deterministic_algorithms_enabled():
-        yield  # setting the mode imports the compiler, which takes a second
+        yield  # setting the mode would import torch's compiler, which takes a second
         return
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)

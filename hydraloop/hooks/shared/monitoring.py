@@ -12,8 +12,6 @@ from hydraloop.run.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
-RULES: tuple[str, ...] = ("greater", "less")
-
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
     """Reject a metric that no validation of this run reports.
@@ -26,16 +24,16 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
 
 
 def check_validated(engine: Engine, *, key: str) -> None:
-    """Reject an option that depends on validation in a run without one.
+    """Reject an option that needs a validation in a run without one.
 
     Raises:
-        UserError: names `key`, which null switches off.
+        UserError: names `key`.
     """
     if engine.loaders.val is None or engine.settings.val_interval is None:
         raise UserError(
             "this needs a validation, and the run has none",
             key=key,
-            remedy=f"Set data.val and engine.val_interval=1, or {key}=null.",
+            remedy="Set data.val and engine.val_interval=1, or leave this out.",
         )
 
 
@@ -45,8 +43,44 @@ def check_rule(rule: str | None) -> None:
     Raises:
         UserError: names both.
     """
-    if rule is not None and rule not in RULES:
+    if rule is not None and rule not in ("greater", "less"):
         raise UserError(f"there is no rule {rule!r}", key="rule", remedy="Use greater, less, or null to derive it.")
+
+
+def direction(
+    name: str, engine: Engine, *, greater_keys: Sequence[str] | None = None, less_keys: Sequence[str] | None = None
+) -> bool | None:
+    """Return whether high values of the metric `name` are good; None if this is not known.
+
+    In this order: the user's key lists; what the metric declares (`higher_is_better`, as in torchmetrics); the default
+    key lists, MMEngine's. A key matches a name that it equals, else one that contains it; case does not matter.
+
+    Args:
+        greater_keys: replace `GREATER_KEYS`, unless None.
+        less_keys: replace `LESS_KEYS`, unless None.
+    """
+    found = by_keys(name, greater_keys or (), less_keys or ())
+    if found is None:
+        # None for the loss of an evaluation, which is not a metric; the default lists contain it.
+        found = engine.task.higher_is_better(name)
+    if found is None:
+        greater = GREATER_KEYS if greater_keys is None else greater_keys
+        found = by_keys(name, greater, LESS_KEYS if less_keys is None else less_keys)
+    return found
+
+
+def unknown_direction(name: str, *, key: str, choices: Sequence[str]) -> UserError:
+    """Return the error for a metric without a known direction.
+
+    Args:
+        key: of the option that determines the direction.
+        choices: its values.
+    """
+    return UserError(
+        f"it is not known whether high or low values of {name!r} are good",
+        key=key,
+        remedy=f"Set {' or '.join(f'{key}={choice}' for choice in choices)}.",
+    )
 
 
 def higher_is_better(
@@ -58,36 +92,20 @@ def higher_is_better(
     less_keys: Sequence[str] | None = None,
     key: str,
 ) -> bool:
-    """Return whether high values of the metric `name` are good.
-
-    In this order: the rule; the user's key lists; what the metric declares (`higher_is_better`, as in torchmetrics);
-    the default key lists, MMEngine's. A key matches a name that it equals, else one that contains it; case does not
-    matter.
+    """Return whether high values of the metric `name` are good: by the rule, else by `direction`.
 
     Args:
-        greater_keys: instead of `GREATER_KEYS`; None for those.
-        less_keys: instead of `LESS_KEYS`; None for those.
         key: the hook's key in the config, for the error.
 
     Raises:
-        UserError: none of these applies.
+        UserError: neither is known.
     """
     if rule is not None:
         return rule == "greater"
-    found = by_keys(name, greater_keys or (), less_keys or ())
+    found = direction(name, engine, greater_keys=greater_keys, less_keys=less_keys)
     if found is None:
-        # None for the loss of an evaluation, which is not a metric; the default lists contain it.
-        found = engine.task.higher_is_better(name)
-    if found is None:
-        greater = GREATER_KEYS if greater_keys is None else greater_keys
-        found = by_keys(name, greater, LESS_KEYS if less_keys is None else less_keys)
-    if found is None:
-        raise UserError(
-            f"nothing says whether high or low values of {name!r} are good",
-            key=f"{key}.rule",
-            remedy=f"Set {key}.rule=greater or {key}.rule=less.",
-        )
-    return bool(found)
+        raise unknown_direction(name, key=f"{key}.rule", choices=("greater", "less"))
+    return found
 
 
 def is_better(value: float, than: float | None, *, higher: bool) -> bool:

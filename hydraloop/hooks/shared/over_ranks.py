@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,22 +10,15 @@ from torch import Tensor
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook
-
-
-@runtime_checkable
-class HasAverages(Protocol):
-    """A hook that averages the model's tensors and evaluates on the averages, as `ema` does."""
-
-    def average_of(self, tensor: Tensor) -> Tensor | None:
-        """Return the average of one of the model's tensors, to be changed in place; None if there is none (yet)."""
+from hydraloop.hooks.ema.hook import EMAHook
 
 
 def with_averages(tensors: Iterable[Tensor], hooks: Mapping[str, Hook]) -> Iterator[Tensor]:
-    """Yield each of the model's tensors, followed by its averages in hooks, because evaluation may use those.
+    """Yield each of the model's tensors, followed by its averages in `ema` hooks, because evaluation may use those.
 
     Means over updates and over ranks commute, so the order of the hooks does not matter.
     """
-    averaging = [hook for hook in hooks.values() if isinstance(hook, HasAverages)]
+    averaging = [hook for hook in hooks.values() if isinstance(hook, EMAHook)]
     for tensor in tensors:
         yield tensor
         yield from (average for hook in averaging if (average := hook.average_of(tensor)) is not None)

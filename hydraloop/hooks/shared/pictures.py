@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 _GREEN, _RED, _GREY, _BLACK, _WHITE = (0, 115, 80), (200, 50, 0), (150, 150, 150), (20, 20, 20), (255, 255, 255)
-"""Colour-blind people can distinguish this green and red (after Okabe and Ito)."""
+"""Green and red from the palette of Okabe and Ito, which colour-blind people can distinguish."""
 _FRAME, _GAP, _LINE, _FONT = 3, 6, 17, 14
 """Pixels: the coloured frame, the space around a tile, the height of a line of text and of its letters."""
 _LEAST_WIDTH = 112
@@ -47,7 +47,7 @@ def to_pixels(images: Sequence[Tensor], mean: Any = None, std: Any = None) -> li
     floats = [_denormalised(image.float(), mean, std) for image in images]
     finite = torch.cat([image[image.isfinite()] for image in floats])
     low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
-    slack = 1e-3 * max(1.0, abs(high))  # of rounding
+    slack = 1e-3 * max(1.0, abs(high))  # for rounding
     if low >= -slack and high <= 1 + slack:
         low, high = 0.0, 1.0
     elif low >= -slack and 127 < high <= 255 + slack:
@@ -62,7 +62,7 @@ def _denormalised(image: Tensor, mean: Any, std: Any) -> Tensor:
         return image
     by_channel = [torch.as_tensor(value, dtype=torch.float32).cpu().flatten() for value in (mean, std)]
     if any(len(values) not in (1, len(image)) for values in by_channel):
-        return image  # not meant for these channels
+        return image  # for other channels
     means, stds = (values.view(-1, 1, 1) for values in by_channel)
     return image * stds + means
 
@@ -106,7 +106,7 @@ def _scaled(pixels: Tensor, size: int) -> Image:
 
 
 def _put(picture: Image, draw: ImageDraw, corner: tuple[int, int], width: int, tile: Tile, image: Image) -> None:
-    """Draw a framed image centred in its place, and below it the label, then the prediction with its sign."""
+    """Draw a framed image in the centre of its place; below it the label, then the prediction with its sign."""
     left, top = corner
     colour = _GREY if tile.right is None else _GREEN if tile.right else _RED
     x = left + (width - image.width) // 2 - _FRAME

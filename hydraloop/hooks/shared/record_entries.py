@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""
 RESERVED = (*POSITION, NONFINITE, STAMP)
-"""Also the last entries: the time, and the names of values that are not finite."""
+"""With the last entries: the time, and the names of values that are not finite."""
 
 
 def position(engine: Engine, mode: Mode) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def check_names(names: Iterable[str], *, key: str | None = None, remedy: str) ->
     """Reject names that every record already uses.
 
     Args:
-        key: the key in the config under which the names are given; None if there is none.
+        key: of the names in the config, for the error.
 
     Raises:
         UserError: a name is one of `RESERVED`.

@@ -39,7 +39,7 @@ def turned(quarters: int) -> View:
 
 
 def shifted(down: int, right: int) -> View:
-    """Move images by pixels; the edge is repeated to fill the gap, so that a background of any value continues."""
+    """Move images by pixels; the edge is repeated to fill the gap."""
 
     def shift(images: Tensor) -> Tensor:
         for dimension, pixels in ((-2, down), (-1, right)):
@@ -77,7 +77,7 @@ def mean_output(outputs: Tensor) -> Tensor:
 def mean_probability(logits: Tensor) -> Tensor:
     """Average the views' class probabilities and return the logarithm: `[V, N, C, ...]` to `[N, C, ...]`.
 
-    Its softmax is the mean itself, so that a cross-entropy and other consumers of logits are right.
+    Its softmax is the mean, so that cross-entropy and metrics of logits are right.
     """
     return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
 
@@ -85,9 +85,8 @@ def mean_probability(logits: Tensor) -> Tensor:
 class Views(nn.Module):
     """Calls a model with several views of each batch, one after the other, and merges the outputs.
 
-    Each view is made from a copy of the inputs, so that changes in place do not affect the other views. Needs the
-    memory of one more batch, and the time of one forward pass per view. Other attributes (`num_classes`, methods) are
-    those of the model.
+    Each view is made from a copy of the inputs, so that changes in place do not affect the other views. Other
+    attributes (`num_classes`, methods) are those of the model.
 
     Args:
         model: called with each view of the first argument; further arguments are passed unchanged.
@@ -140,19 +139,19 @@ class Views(nn.Module):
             raise UserError(
                 f"the views' outputs differ in shape: {shapes}",
                 key=f"{self._key}.transforms",
-                remedy="Use views of one size: rot90 and rot270 exchange height and width.",
+                remedy="Use views of one size: rot90 and rot270 swap height and width.",
             )
         if self._turns and first.ndim > 2:
             raise UserError(
-                f"the model returned {_shown(first)}, a map in which each view moves the image",
+                f"the model returned {_shown(first)}, a map, in which each view moves the image",
                 key=f"{self._key}.transforms",
-                remedy="These views are for one output per sample, [N] or [N, C]; for maps, leave the hook out.",
+                remedy="Leave the hook out: these views are for one output per sample, [N] or [N, C].",
             )
         if self._merge is mean_probability and (first.ndim < 2 or first.shape[1] < 2):
             raise UserError(
                 f"the model returned {_shown(first)}, not logits [N, C] of two or more classes",
                 key=f"{self._key}.merge",
-                remedy="Use merge=outputs, the plain mean.",
+                remedy=f"Use {self._key}.merge=outputs, the plain mean.",
             )
 
 
@@ -164,14 +163,14 @@ def check_images(inputs: Any, *, key: str, shift: int = 0) -> None:
     """
     if not isinstance(inputs, Tensor) or inputs.ndim < 4:
         raise UserError(
-            f"these transforms are for images [N, C, H, W], but the test has inputs of {_shown(inputs)}",
+            f"these transforms are for images [N, C, H, W], but the input of the test is {_shown(inputs)}",
             key=f"{key}.transforms",
             remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
         )
     height, width = inputs.shape[-2:]
     if shift >= min(height, width):
         raise UserError(
-            f"{shift} pixels move images of {height}x{width} out of sight",
+            f"{shift} pixels are too many for images of {height}x{width}",
             key=f"{key}.shift",
             remedy=f"Use less than {min(height, width)}; 1 is usual.",
         )
