@@ -187,7 +187,7 @@ def test_a_hook_with_collectives_may_only_raise_where_there_are_several_ranks(tm
     overrides = ("default_hooks.logger.on_error=warn",)
     build(composed(*overrides), run_dir=tmp_path / "one")
     for said in on_ranks(2, build_on_a_rank, str(tmp_path / "two"), *overrides):
-        assert said.startswith("default_hooks.logger.on_error: this hook calls collectives")
+        assert said.startswith("default_hooks.logger.on_error: this hook communicates with the other ranks")
         assert "Use raise." in said
 
 

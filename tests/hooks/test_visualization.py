@@ -355,7 +355,7 @@ def test_numbers_are_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     drawn.clear()
     data = InMemoryDataset(_images(2), torch.ones(2, 5))
     _engine(tmp_path, VisualizationHook(), data, task=Task(_five(), nn.MSELoss())).validate()
-    assert (drawn[0].label, drawn[0].prediction) == ("1.0000, 1.0000, 1.0000, …", "0.0000, 0.0000, 0.0000, …")
+    assert (drawn[0].label, drawn[0].prediction) == ("1.000, 1.000, 1.000, …", "0.0, 0.0, 0.0, …")
 
 
 def _five() -> nn.Module:

@@ -10,18 +10,18 @@ from torch import Tensor
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.ema.hook import EMAHook
 
 
 def with_averages(tensors: Iterable[Tensor], hooks: Mapping[str, Hook]) -> Iterator[Tensor]:
-    """Yield each of the model's tensors, followed by its averages in `ema` hooks, because evaluation may use those.
+    """Yield each of the model's tensors, followed by its averages in hooks with `average_of` (as `ema` has): evaluation
+    may use those.
 
     Means over updates and over ranks commute, so the order of the hooks does not matter.
     """
-    averaging = [hook for hook in hooks.values() if isinstance(hook, EMAHook)]
+    averages_of = [hook.average_of for hook in hooks.values() if hasattr(hook, "average_of")]
     for tensor in tensors:
         yield tensor
-        yield from (average for hook in averaging if (average := hook.average_of(tensor)) is not None)
+        yield from (average for average_of in averages_of if (average := average_of(tensor)) is not None)
 
 
 @torch.no_grad()
