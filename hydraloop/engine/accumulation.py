@@ -4,10 +4,10 @@ The gradient of a window is that of the mean loss over all its samples (or token
 
     gradient of  sum of the losses of all samples / number of all samples
 
-A rank backpropagates the loss of its batches, and DDP or FSDP2 averages the ranks' gradients. So each batch is weighted
-by `ranks / D`, where all ranks have the same number D. If the loader knows all ranks' samples (`samples_at`), D is the
-number of samples. Otherwise D is a guess; when the window closes, the gradients are multiplied by D / number. The
-number arrives together with the gradients (`Distributed.tally`).
+Each rank backpropagates the loss of its own batches, and DDP or FSDP2 averages the gradients of the ranks. So each loss
+is weighted by `ranks / D`, where D is the same on all ranks. If the loader knows the samples of all ranks
+(`samples_at`), D is their number. Otherwise D is a guess; when the window closes, the gradients are multiplied by
+D / number. The number is averaged together with the gradients (`Distributed.tally`).
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ class Window:
         self._device = torch.device("cpu") if distributed.tally is None else distributed.tally.device
 
     def discard(self) -> None:
-        """Discard what the window has, and begin a new one."""
+        """Begin a new window without closing this one."""
         self._size = 0
 
     def begin(self, batch_idx: int, samples: int, left: int) -> bool:
-        """Count a batch of `samples`, before its forward. Return whether its iteration ends the window.
+        """Count a batch before its forward pass. Return whether its iteration ends the window.
 
         Args:
             batch_idx: in the epoch.
+            samples: of this rank, in the batch.
             left: iterations until training ends, this one included.
         """
         ahead = min(self._length - self._size, self._epoch_length - batch_idx, left)
@@ -88,7 +89,7 @@ class Window:
         return ahead <= 1
 
     def weigh(self, loss: Tensor | Pair) -> Tensor:
-        """Return what to backpropagate for the batch's mean loss, or for its sum and number of losses.
+        """Return the weighted loss to backpropagate, from a batch's mean loss or its sum and number of losses.
 
         No host sync, except for a pair in the very first iteration.
         """
@@ -104,17 +105,17 @@ class Window:
         return loss if weight == 1.0 else loss * weight
 
     def _add(self, count: Any) -> None:
-        """Add to the number that is only known at the end of the window."""
+        """Add to the number of losses in the window."""
         if not self._unit:  # to multiply and divide by a power of two loses no bit
             self._unit = self._distributed.from_main(2.0 ** round(max(float(count), 1.0)).bit_length())
         self._divisor = self._unit * self._ranks * self._length
         self._count = self._count + count
         self._counts = True
 
-    def riding(self) -> tuple[Tensor, Tensor] | None:
-        """Return (`tally`, its gradient) to backpropagate in the iteration that closes the window; None if not needed.
+    def tally_gradient(self) -> tuple[Tensor, Tensor] | None:
+        """Return the tally and its gradient, for the backward that closes the window; None if it is not needed.
 
-        Without a tally (FSDP2), start to add the number up here.
+        Without a tally (FSDP2), start to sum the number over the ranks.
         """
         tally = self._distributed.tally
         if self._ranks == 1 or (tally is None and not self._counts):

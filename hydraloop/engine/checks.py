@@ -1,4 +1,4 @@
-"""What the engine refuses to train or to evaluate with."""
+"""What the engine refuses to train or to evaluate with. Each check raises a `UserError`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _SPLITS = ("train", "val", "test")
 
 
 def check_trainable(engine: Engine) -> None:
-    """Refuse to train without batches.
-
-    Raises:
-        UserError: there is no train loader, or it has no batch.
-    """
+    """Refuse to train without a train loader, or with one that has no batch."""
     if engine.loaders.train is None:
         raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
     if not all(check_lengths(engine)):
@@ -37,9 +33,6 @@ def check_lengths(engine: Engine) -> list[int]:
 
     Returns:
         The number of train batches on each rank.
-
-    Raises:
-        UserError: says how many batches each rank has.
     """
     mine = {split: len(getattr(engine.loaders, split) or ()) for split in _SPLITS}
     told: list[dict[str, int]] = engine.distributed.gather(mine)
@@ -47,7 +40,7 @@ def check_lengths(engine: Engine) -> list[int]:
         lengths = [one[split] for one in told]
         if len(set(lengths)) > 1:
             raise UserError(
-                f"the ranks have unequal numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with "
+                f"the ranks have different numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with "
                 "more would wait for the others forever",
                 key=f"data.{split}",
                 remedy="Give each rank the same number of batches, as hydraloop's loader does.",
@@ -56,21 +49,13 @@ def check_lengths(engine: Engine) -> list[int]:
 
 
 def check_evaluable(loader: Loader | None, key: str) -> None:
-    """Refuse to evaluate without data.
-
-    Raises:
-        UserError: there is no loader.
-    """
+    """Refuse to evaluate without a loader; `key` names its option."""
     if loader is None:
         raise UserError("there is no such data", key=key, remedy=f"Give {key} a data set.")
 
 
 def check_epoch(engine: Engine) -> None:
-    """Refuse a loader that yields more or fewer batches than its length, by which accumulation windows are planned.
-
-    Raises:
-        UserError: says how many.
-    """
+    """Refuse a loader that has yielded more or fewer batches than its length, from which windows are planned."""
     progress, length = engine.progress, engine.epoch_length
     cut_short = progress.iteration >= engine.max_iters or engine.stopping
     if progress.batch_in_epoch == length or (progress.batch_in_epoch < length and cut_short):
@@ -84,11 +69,7 @@ def check_epoch(engine: Engine) -> None:
 
 
 def check_hook(hook: object, key: str) -> None:
-    """Refuse an object that is not a hook.
-
-    Raises:
-        UserError: names its class.
-    """
+    """Refuse an object that is not a hook; `key` names its option."""
     if not isinstance(hook, Hook):
         raise UserError(
             f"{type(hook).__name__} is not a Hook",

@@ -113,7 +113,7 @@ class Engine(EngineState):
         if window is None:
             self.precision.backward(mean)
         else:
-            self.precision.backward(window.weigh(loss), window.riding() if closes else None)
+            self.precision.backward(window.weigh(loss), window.tally_gradient() if closes else None)
         outputs["loss"] = mean.detach()
         for call in at.after_backward:
             call(self, batch_idx, batch, outputs)

@@ -1,4 +1,4 @@
-"""Evaluation: when a validation is due, and the task's `evaluate` over a loader, each sample once on all ranks."""
+"""Evaluation: when to validate, and the loop over a loader, in which each sample counts once over all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def validation_due(engine: Engine) -> bool:
-    """Return whether a validation follows: by its interval or at the end of training, once for each iteration."""
+    """Return whether to validate now: by the interval or at the end of training, once for each iteration."""
     progress, rule = engine.progress, engine._validation
     if engine.loaders.val is None or rule.interval is None or progress.last_validation == progress.iteration:
         return False
@@ -29,7 +29,7 @@ def validation_due(engine: Engine) -> bool:
 
 @contextmanager
 def evaluating(engine: Engine) -> Iterator[None]:
-    """Let `engine.during_evaluation` add contexts inside the body, and leave them at its end."""
+    """In the body, `engine.during_evaluation` may enter contexts; they are left at its end."""
     try:
         with ExitStack() as engine._evaluation:
             yield
@@ -39,7 +39,7 @@ def evaluating(engine: Engine) -> Iterator[None]:
 
 @torch.no_grad()
 def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
-    """Evaluate a loader's batches in eval mode; called on every rank.
+    """Evaluate the batches of a loader, with all modules in eval mode; called on every rank.
 
     Args:
         before: called before each batch.

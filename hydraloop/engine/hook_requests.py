@@ -1,11 +1,11 @@
-"""What hooks ask for (a stop, a checkpoint), and when the engine does it: between windows, and on all ranks together.
+"""What hooks request (a stop, a checkpoint), and when the engine acts: between windows, and on all ranks together.
 
-In a single process, a request is done when the hooks of the current mount point have run. With several ranks, a hook
-may ask on one rank only (a signal, a clock), so the ranks agree first:
+A single process acts after the hooks of the current mount point. With several ranks, a hook may ask on one rank only (a
+signal, a clock), so the ranks agree first:
 
-* at the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests (`act`);
-* inside an epoch, they exchange one flag in the background every `agree_interval` iterations (`exchange`). It is read
-  one interval later, when it has long arrived, so neither host nor device waits for it. Only if it is set do the ranks
+* At the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests (`act`).
+* Inside an epoch, they exchange one flag in the background every `agree_interval` iterations (`exchange`). It is read
+  one interval later, when it has arrived, so neither host nor device waits for it. If it is set on any rank, the ranks
   exchange the requests.
 
 A request with `agreed` needs no exchange: its hook asks on every rank at the same point.
@@ -40,7 +40,7 @@ class Requests:
         self._alone = engine.distributed.world_size == 1
         self._checkpoints: dict[str, tuple[Write, Hook | None]] = {}
         self._not_agreed: dict[str, tuple[Write | None, Hook | None]] = {}
-        self._not_told = False  # whether there are checkpoints in `_not_agreed` that the other ranks do not know of
+        self._not_told = False  # whether `_not_agreed` has checkpoints that the other ranks do not know of
         self._asked_to_stop: str | None = None
         self._stops = False  # whether all ranks have agreed to stop
         self._flag = torch.zeros(1, dtype=torch.int32)
@@ -48,9 +48,9 @@ class Requests:
         self.stop_reason: str | None = None
         """Why training stops; None until the ranks have agreed."""
         self.pending = False
-        """Whether something can be done now: it was asked for in a single process, or all ranks have agreed."""
+        """Whether the engine can act now: a single process has asked, or all ranks have agreed."""
         self.next_exchange = math.inf if self._alone else 0
-        """The iteration from which the next exchange is due."""
+        """The iteration at or after which the next exchange takes place."""
 
     # Asking. ---------------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Requests:
     def checkpoint(self, tag: str, write: Write | None, owner: Hook | None, *, agreed: bool = False) -> None:
         """See `Engine.request_checkpoint`."""
         if write is None and Path(tag).name != tag:
-            raise ValueError(f"the tag {tag!r} becomes a file's name and cannot have a path in it")
+            raise ValueError(f"the tag {tag!r} is the stem of a file and must not contain a folder")
         # A hook that may continue after an error may have failed on one rank, which then does not ask.
         may_only_raise = owner is None or self._engine.stages.on_error(owner.name) == "raise"
         if self._alone or (agreed and may_only_raise):
@@ -89,7 +89,7 @@ class Requests:
             self._act()
 
     def exchange(self, iteration: int) -> None:
-        """Inside an epoch, between windows: do what is agreed; send the flag if an exchange is due."""
+        """Inside an epoch, between windows: act on what is agreed; every `agree_interval` iterations, send the flag."""
         if iteration >= self.next_exchange:
             if self._read_flag():
                 self._agree()
@@ -128,7 +128,7 @@ class Requests:
                 stages.disable(name)
         for tag in dict.fromkeys(tag for one in told for tag in one["checkpoints"]):
             writers = [one["checkpoints"].get(tag) for one in told]
-            # With a hook's `write`, it waits until all ranks have asked: the others have nothing to call.
+            # With a hook's `write`, wait until all ranks have asked: the others do not have the function.
             if any(writers) and None in writers:
                 continue
             write, owner = self._not_agreed.pop(tag, (None, None))
@@ -136,7 +136,7 @@ class Requests:
             self.pending = True
 
     def _act(self) -> None:
-        """Write each checkpoint once, under its owner's `on_error`; what is asked for meanwhile is done next time."""
+        """Write each checkpoint once, with its owner's `on_error`; requests made meanwhile are done next time."""
         self.pending = False
         checkpoints, self._checkpoints = self._checkpoints, {}
         for write, owner in checkpoints.values():

@@ -33,7 +33,7 @@ class Shared(Protocol):
 
 
 def share_of(loader: object) -> Callable[[int], tuple[int, int]] | None:
-    """Return `samples_at` of a loader that has it; None: the samples of other ranks are not known."""
+    """Return `samples_at` of a loader; None if it has none, and so does not know the samples of other ranks."""
     return loader.samples_at if isinstance(loader, Shared) else None
 
 
@@ -50,9 +50,9 @@ class Ordered(Protocol):
 
 
 def from_position(loader: Any, first: int) -> Iterable[Any]:
-    """Return the loader's batches from the `first` (counted from 0) on; no batch if that is its length.
+    """Return the loader's batches from index `first` (from 0) to the end.
 
-    If its sampler has `set_position`, the batches before are not loaded; any other loader is iterated up to `first`.
+    If its sampler has `set_position`, the batches before it are not loaded; otherwise they are loaded and skipped.
     """
     batches: Iterable[Any] = loader
     if first == len(loader):
@@ -67,15 +67,15 @@ def from_position(loader: Any, first: int) -> Iterable[Any]:
 
 
 def keeps_workers(loader: object) -> TypeGuard[DataLoader[object]]:
-    """Return whether worker processes outlive an epoch, with copies of the data set as it was when they started."""
+    """Return whether the loader's worker processes outlive an epoch; they have copies of the data set."""
     return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
 
 
 def end_workers(loader: object) -> None:
     """End the workers that a loader keeps; its next epoch starts new ones with copies of the current data set.
 
-    For use between two epochs, and at the end of a run: garbage collection would wait 5 s for each worker. New workers
-    take their seeds from the loader's generator, as the first ones did.
+    Called between two epochs, and at the end of a run, where garbage collection would wait 5 s for each worker. New
+    workers take their seeds from the loader's generator, as the first ones did.
     """
     if not keeps_workers(loader):
         return
@@ -99,7 +99,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def sets(self, name: str) -> bool:
-        """Return whether it sets this entry of the parameter groups (`lr`) to numbers of the config."""
+        """Return whether it sets this entry of the parameter groups (`lr`) to numbers from the config."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""EngineState: what an engine holds, what hooks read from it and ask it to do. The loop is in `engine.py`."""
+"""EngineState: the parts and the state of an engine, and what hooks can ask it to do. The loop is in `engine.py`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class EngineState:
     """The parts and the state of a run.
 
     Args:
-        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`. Its modules train in
-            the modes (train or eval) that they have.
+        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`. Each of its modules
+            keeps its mode (train or eval) in training.
         optimizer: over the task's parameters; None if nothing is trained.
         loaders: of batches; the engine moves them to the device.
         hooks: by name, in the order of registration.
@@ -45,12 +45,41 @@ class EngineState:
         on_error: by name; by default from the classes.
         schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
         settings: the options.
-        run_dir: where this run's files go.
+        run_dir: for this run's files.
         seed: of the run; the caller seeds the generators.
-        distributed: the other ranks; None: a single process.
+        distributed: the ranks; None: a single process.
         precision: None: fp32.
         lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
     """
+
+    best: Best | None = None
+    """The best validation (`report_best`); the test uses its checkpoint."""
+    last_checkpoint: Path | None = None
+    """The last file that this process has written."""
+    error: BaseException | None = None
+    """The error that ends the run, from on_exception on."""
+    result: Result | None = None
+    """The contents of `result.json`, between after_train and after_run."""
+    evaluating_checkpoint: Path | None = None
+    """During a test, the file whose weights are tested."""
+    epoch_begun: int = 0
+    """The epoch (from 1) that training has begun last, also after its end; 0 before the first."""
+    resumed_in_epoch: bool = False
+    """Whether an earlier process began this epoch."""
+    stepped: bool = False
+    """Whether the optimizer stepped in the iteration just completed."""
+    window_closed: bool = True
+    """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
+    began_at: int = 0
+    """The iteration at which this process began or resumed."""
+    asked_at: float = 0.0
+    """When training asked for its current batch (`perf_counter`)."""
+    data_seconds: float = 0.0
+    """How long training waited for its current batch [s]."""
+    loaded: bool = False
+    """Whether `resume` or `load_from` has been done, which happens once for each engine."""
+    _window: Window | None = None
+    _evaluation: ExitStack | None = None
 
     def __init__(
         self,
@@ -96,39 +125,12 @@ class EngineState:
         """The task's `evaluate`, under autocast if the run uses it."""
         self._requests = Requests(cast("Engine", self))
         self._move = mover(self.device, self.settings.channels_last)
-        self._window: Window | None = None
         if self.accumulate > 1 or self.distributed.world_size > 1:
             self._window = Window(self.accumulate, self.epoch_length, self.distributed, share_of(loaders.train))
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
-        self._evaluation: ExitStack | None = None
-
         self.metrics: dict[str, float] = {}
         """Of the last validation."""
         self.test_metrics: dict[str, float] = {}
-        self.best: Best | None = None
-        """The best validation, as told by `report_best`; the test uses its checkpoint."""
-        self.last_checkpoint: Path | None = None
-        """The last file that this process has written."""
-        self.error: BaseException | None = None
-        """The error that ends the run, from on_exception on."""
-        self.result: Result | None = None
-        """What `result.json` holds, from after_train on."""
-        self.evaluating_checkpoint: Path | None = None
-        """During a test, the file whose weights are tested."""
-        self.epoch_begun = 0
-        """The epoch (from 1) that training has begun last, also after its end; 0 before the first."""
-        self.resumed_in_epoch = False
-        """Whether an earlier process began this epoch."""
-        self.stepped = False
-        """Whether the optimizer stepped in the iteration just completed."""
-        self.window_closed = True
-        """Whether the accumulation window is closed, so that no gradients wait for an optimizer step."""
-        self.began_at = 0
-        """The iteration at which this process began or resumed."""
-        self.asked_at = self.data_seconds = 0.0
-        """When training asked for its current batch (`perf_counter`), and how long it waited for it [s]."""
-        self.loaded = False
-        """Whether `resume` or `load_from` has been done, which happens once for each engine."""
 
     @property
     def model(self) -> nn.Module:
@@ -155,7 +157,7 @@ class EngineState:
     # What hooks ask for. ---------------------------------------------------------------------------------------------
 
     def request_stop(self, reason: str, *, agreed: bool = False) -> None:
-        """Ask to end training after this accumulation window, with the last validation, checkpoint and test.
+        """Ask to end training after this accumulation window; the last validation, checkpoint and test follow.
 
         If one rank asks, all ranks stop together: at the end of the epoch or validation, or inside an epoch within two
         exchanges (`distributed.agree_interval`).
@@ -176,7 +178,7 @@ class EngineState:
     ) -> None:
         """Ask for a checkpoint. It is written after all hooks of this mount point, once the window is closed.
 
-        It is enough if one rank asks, except with `write`, where all ranks must ask. For the time, see `request_stop`.
+        One rank is enough, but with `write` all ranks must ask. When the ranks act: see `request_stop`.
 
         Args:
             tag: one checkpoint is written for each tag; without `write`, it is the file's stem.
@@ -197,7 +199,7 @@ class EngineState:
         return self._requests.stop_reason
 
     def report_best(self, best: Best) -> None:
-        """Report the best validation, for `result.json`; the test uses its checkpoint."""
+        """Set the best validation, for `result.json`; the test uses its checkpoint."""
         self.best = best
 
     def log_record(self, record: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -169,8 +168,7 @@ def test_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary == engine.messages.read("timing")
     assert (summary.iterations, summary.total, summary.mean, summary.max) == (8, 32.0, 4.0, 4.0)
     assert summary.data_share == 0.75
-    assert summary.p50 == pytest.approx(4.0, rel=0.022)
-    assert summary.p90 <= summary.max
+    assert (summary.p50, summary.p90) == (4.0, 4.0)
 
 
 class Sleepy(Dataset[Any]):
@@ -246,24 +244,18 @@ def test_before_the_first_iteration_there_is_nothing(tmp_path: Path, monkeypatch
     assert engine.messages.read("timing") is None
 
 
-def test_quantiles_are_within_their_resolution() -> None:
-    generator = random.Random(0)
-    values = [math.exp(generator.uniform(math.log(1e-5), math.log(50.0))) for _ in range(5001)]
+def test_quantiles() -> None:
     durations = Durations()
-    for value in values:
-        durations.add(value)
-    values.sort()
-    for q in (0.01, 0.5, 0.9, 0.999):
-        assert durations.quantile(q) == pytest.approx(values[math.ceil(q * 5001) - 1], rel=0.022)
-    assert durations.quantile(1.0) <= durations.max == values[-1]
+    assert (durations.mean, durations.quantile(0.5)) == (0.0, 0.0)
+    for value in random.Random(0).sample(range(1, 5001), 5000):
+        durations.add(float(value))
+    assert [durations.quantile(q) for q in (0.0001, 0.5, 0.9, 1.0)] == [1.0, 2500.0, 4500.0, 5000.0]
+    assert (durations.count, durations.total, durations.max, durations.mean) == (5000, 12502500.0, 5000.0, 2500.5)
 
 
-def test_memory_is_bounded_and_zero_is_a_duration() -> None:
+def test_quantiles_are_those_of_the_latest_durations() -> None:
     durations = Durations()
-    durations.add(0.0)
-    for exponent in range(-9, 6):
-        for mantissa in range(10, 100):
-            durations.add(mantissa / 10 * 10.0**exponent)
-    assert durations.count == 1 + 15 * 90
-    assert len(durations._buckets) < 800
-    assert durations.quantile(0.0005) < 2e-9
+    for value in (2.0, 1.0):
+        for _ in range(100_000):
+            durations.add(value)
+    assert (durations.count, durations.max, durations.quantile(1.0)) == (200_000, 2.0, 1.0)

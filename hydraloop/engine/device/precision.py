@@ -42,16 +42,16 @@ class Precision:
         """Return what to call in place of a forward pass (the task's `forward` or `evaluate`); in fp32, itself."""
         return function
 
-    def backward(self, loss: Tensor, riding: tuple[Tensor, Tensor] | None = None) -> None:
+    def backward(self, loss: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
         """Backpropagate a scalar `loss`, scaled if the precision needs it. No host sync.
 
         Args:
-            riding: a leaf and the gradient that it gets in the same pass, unscaled (`Window.riding`).
+            also: a leaf and the gradient that it gets in the same pass, unscaled (`Window.tally_gradient`).
         """
-        if riding is None:
+        if also is None:
             torch.autograd.backward(loss)
         else:
-            leaf, gradient = riding
+            leaf, gradient = also
             torch.autograd.backward((loss, leaf), (None, gradient))
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
@@ -196,9 +196,9 @@ class FP16(Autocast):
             if self._unscaled:
                 self.load_state_dict(self.state_dict())
 
-    def backward(self, loss: Tensor, riding: tuple[Tensor, Tensor] | None = None) -> None:
-        """Backpropagate the loss times the scale, and `riding` unscaled. No host sync."""
-        super().backward(self._scaler.scale(loss), riding)
+    def backward(self, loss: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
+        """Backpropagate the loss times the scale, and `also` unscaled. No host sync."""
+        super().backward(self._scaler.scale(loss), also)
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Divide the gradients by the scale and look for overflows, once before each `step`. No host sync.

@@ -149,7 +149,7 @@ def unequal(distributed: Distributed, run_dir: str) -> None:
 
 
 def test_an_unequal_number_of_batches_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="unequal numbers of batches in an epoch: 2, 3"):
+    with pytest.raises(RankError, match="different numbers of batches in an epoch: 2, 3"):
         on_ranks(2, unequal, str(tmp_path))
 
 
