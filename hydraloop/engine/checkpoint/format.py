@@ -69,7 +69,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
-    """Return the system's error (a full disk) with the path; torch raises another one when it closes the file."""
+    """Return the system's error (a full disk) with the path. torch raises another one when it closes the file."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
@@ -79,7 +79,7 @@ def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
 def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
-    A `.safetensors` file, also of another program, is loaded as a checkpoint that only has a `state_dict`.
+    A `.safetensors` file becomes a checkpoint that has only a `state_dict`.
 
     Args:
         key: the option that named the file, for the error.
@@ -110,12 +110,12 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
         raise UserError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", key=key) from error
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} has more than tensors and plain values, and is not loaded: {str(error).splitlines()[0]}",
+            f"{path} contains more than tensors and plain values, so it is not loaded: {str(error).splitlines()[0]}",
             key=key,
             remedy="Save its state dict alone with torch.save(model.state_dict(), path) and load that.",
         ) from error
     if not isinstance(checkpoint, dict):
-        raise UserError(f"{path} has a {type(checkpoint).__name__}, not a checkpoint", key=key)
+        raise UserError(f"{path} contains a {type(checkpoint).__name__}, not a checkpoint", key=key)
     return checkpoint
 
 
@@ -158,7 +158,7 @@ def peek(path: Path, *, key: str) -> Position | None:
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:
-    """Return the state dict to evaluate, publish or start from: the averaged weights if it has any, else the raw ones.
+    """Return the state dict to evaluate, publish or start from: averaged weights if there are any, otherwise raw ones.
 
     Args:
         checkpoint: as loaded; a bare state dict (name to tensor) is taken as raw weights.
@@ -178,12 +178,12 @@ def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
 
     Args:
         path: the file; None does nothing.
-        prefix: of a part (`backbone.`; the dot may be left out): load the entries that begin with it, into the model's
+        prefix: of a part (`backbone.`; the dot may be left out). Loads the entries that begin with it into the model's
             entries of the same name, or of the name without the prefix. If the file has no such entries, the whole file
-            is that part of the model. None loads all entries.
+            is loaded into that part of the model. None: loads all entries.
 
     Raises:
-        UserError: no entry fits by name, or one that does has another shape.
+        UserError: no entry has a name of the model, or one that does has another shape.
     """
     if path is None:
         return
@@ -231,7 +231,7 @@ def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) ->
 
 
 def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
-    """Refuse a file that has weights but not the rest of a run, and a published file, which may lack the raw weights.
+    """Refuse a file that has weights but not the rest of a run, and a published file, whose weights may be averages.
 
     Raises:
         UserError: names what is missing, or the checkpoint of the published file.
@@ -240,7 +240,7 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
     source = _published_from(checkpoint, path)
     if source is not None:
         raise UserError(
-            f"{path} is a published file: its weights may be averaged ones, and a run cannot be resumed from it",
+            f"{path} is a published file: its weights may be averages, so a run cannot be resumed from it",
             key="resume",
             remedy=f"Resume from {source}; t{new_run}" if source.is_file() else f"T{new_run}",
         )
@@ -255,7 +255,8 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
         )
     if checkpoint.get("format") != FORMAT:
         raise UserError(
-            f"{path} has the checkpoint format {checkpoint.get('format')}, this version reads {FORMAT}", key="resume"
+            f"{path} has the checkpoint format {checkpoint.get('format')}, and this version reads {FORMAT}",
+            key="resume",
         )
 
 

@@ -16,7 +16,7 @@ from hydraloop.errors import UserError
 log = logging.getLogger(__name__)
 
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
-"""How a step is computed. It depends on the device, the ranks and the layout of this run, not on the saved run."""
+"""How a step is computed. This depends on the device, the ranks and the layout of this run, not of the saved run."""
 _DECIDE_STATE = ("amsgrad", "centered")
 """The state of each parameter depends on these, so they cannot change between two steps."""
 
@@ -25,10 +25,10 @@ Hyperparameters = dict[str, Any]
 
 
 def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state dict of the same kind of optimizer; tensors are sharded as the parameters are.
+    """Load a state dict of the same kind of optimizer; its tensors are sharded as the parameters are.
 
-    The implementation flags stay those of this optimizer. Each moment gets the memory layout of its parameter, since
-    fused kernels walk over both in memory order without looking at strides.
+    The implementation flags (`fused`) stay those of this optimizer. Each moment gets the memory layout of its
+    parameter, because fused kernels step through both in memory order and ignore strides.
 
     Raises:
         ValueError: the numbers of groups or parameters differ.
@@ -112,7 +112,7 @@ def kept(
     Args:
         given: the hyperparameters after `override`.
         config: those of this run.
-        set_by_schedule: names that a schedule sets to numbers of the config.
+        set_by_schedule: names that a schedule sets to numbers from the config.
 
     Returns:
         A line for each name: `optimizer.lr stays 0.001 (the config has 1e-05); type optimizer.lr=1e-05 to change it`.
@@ -131,7 +131,7 @@ def kept(
 
 
 def _replace(group: dict[str, Any], name: str, value: Any) -> None:
-    """Set a hyperparameter, and what schedules begin with."""
+    """Set a hyperparameter, also in the entries from which schedules begin."""
     entries = _entries(group, name)
     for (initial, _), new in zip(entries, value if isinstance(value, tuple) else (value,), strict=True):
         if initial in group:

@@ -1,4 +1,4 @@
-"""Saving and loading a run: what goes into a checkpoint, and what is restored from it, in which order."""
+"""Saves a run to a checkpoint and restores it: which state, in which order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
 
 
 def _hook_states(engine: Engine) -> dict[str, Any]:
-    """Return each hook's state, without hooks that fail with an `on_error` other than raise."""
+    """Return each hook's state. A hook that fails and may (`on_error`) has none."""
     states = {
         name: engine.stages.run_for(name, "state_dict", hook.state_dict)
         for name, hook in engine.hooks.items()
@@ -75,7 +75,7 @@ def _hook_states(engine: Engine) -> dict[str, Any]:
 
 
 def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
-    """Leave out states that another rank does not have: to gather their sharded tensors would wait for that rank."""
+    """Leave out states that another rank does not have: gathering their sharded tensors would wait for that rank."""
     told: list[list[str]] = engine.distributed.gather(list(states))
     alone = {name for name, hook in engine.hooks.items() if hook.rank_zero_only}
     return {name: state for name, state in states.items() if name in alone or all(name in names for names in told)}
@@ -112,7 +112,7 @@ def has_state(hook: Hook) -> bool:
 
 
 def load(engine: Engine) -> dict[str, Any] | None:
-    """Do `resume` or `load_from`, once for each engine, then call after_load_checkpoint.
+    """Load the checkpoint of `resume` or `load_from`, once for each engine, then call after_load_checkpoint.
 
     Returns:
         The saved states of the random generators; None if nothing is resumed.
@@ -195,7 +195,7 @@ def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None
         for line in lines:
             log.info("%s", line)
         for name in sorted(typed & setting.keys()):
-            log.warning("optimizer.%s has no effect: scheduler.%s sets it to numbers of its own", name, setting[name])
+            log.warning("optimizer.%s has no effect: scheduler.%s sets it to its own numbers", name, setting[name])
         for line in kept:
             log.warning("%s", line)
 
@@ -219,13 +219,8 @@ def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], str
     for name in targets.keys() - states.keys():
         _differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
     for name in states.keys() - targets.keys():
-        hint = suggestion(name, targets)
-        _differs(
-            strict,
-            f"{entry}.{name}",
-            f"the checkpoint has its state, this run does not use it. {hint}",
-            "Add it, or set",
-        )
+        problem = f"the checkpoint has its state, this run does not use it. {suggestion(name, targets)}"
+        _differs(strict, f"{entry}.{name}", problem, "Add it, or set")
     for name, target in targets.items():
         if name in states:
             target.load_state_dict(states[name])
@@ -238,33 +233,29 @@ def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
 
 
 def _global_batch_size(engine: Engine) -> int | None:
-    """Return the samples of all ranks in a full batch; None if the loader does not tell them."""
-    batch_size = getattr(engine.loaders.train, "batch_size", None)  # a list has none
+    """Return the samples of all ranks in a full batch; None if the loader has no `batch_size` (a list)."""
+    batch_size = getattr(engine.loaders.train, "batch_size", None)
     return None if batch_size is None else batch_size * engine.distributed.world_size
-
-
-def _batch_size_to_use(engine: Engine, samples: int) -> str:
-    size, rest = divmod(samples, engine.distributed.world_size)
-    use = f"data.loader.batch_size={size}" if not rest else "a number of ranks that divides them"
-    return f"Use {use}, or a checkpoint from an epoch's end."
 
 
 def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
     """Refuse a position inside an epoch if batches have another size now, or epochs another length."""
     batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
+    key, or_end = "data.loader.batch_size", "or a checkpoint from the end of an epoch."
     if batch and batch_size is not None and batch_size != _global_batch_size(engine):
+        size, rest = divmod(batch_size, engine.distributed.world_size)
         raise UserError(
             f"the checkpoint is inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
             f"{_global_batch_size(engine)} now",
-            key="data.loader.batch_size",
-            remedy=_batch_size_to_use(engine, batch_size),
+            key=key,
+            remedy=f"Use {'a number of ranks that divides them' if rest else f'{key}={size}'}, {or_end}",
         )
     if batch and epoch_length != engine.epoch_length:
         raise UserError(
-            f"the checkpoint is inside an epoch (at {batch} of {epoch_length} batches), and epochs have another "
-            f"length now: {engine.epoch_length}",
-            key="data.loader.batch_size",
-            remedy="Use the data and the batch size of the run, or a checkpoint from an epoch's end.",
+            f"the checkpoint is inside an epoch (at {batch} of {epoch_length} batches), and an epoch has "
+            f"{engine.epoch_length} now",
+            key=key,
+            remedy=f"Use the data and the batch size of the run, {or_end}",
         )
 
 

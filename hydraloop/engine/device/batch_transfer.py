@@ -14,8 +14,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions: `[N, C, H, W]` and `[N, C, D, H, W]`."""
-
-
 _WHOLE = (Tensor, PackedSequence)
 """Not searched by `leaves_of`, although a `PackedSequence` is a tuple."""
 
@@ -36,8 +34,8 @@ def copies_without_blocking(device: torch.device) -> bool:
 def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], Any]:
     """Return a function that moves a batch to the device; on the CPU without `channels_last`, it does nothing.
 
-    Moves the tensors in lists, tuples, mappings and dataclasses, which keep their classes; only a mapping that is not a
-    `dict` or `UserDict` becomes a `dict`. An object with a method `to` (a `PackedSequence`, a batch of PyTorch
+    Tensors are moved, also in lists, tuples, mappings and dataclasses, which keep their classes (a mapping that is not
+    a `dict` or `UserDict` becomes a `dict`). An object with a method `to` (a `PackedSequence`, a batch of PyTorch
     Geometric) moves itself: `to(device, non_blocking=…)`, or `to(device)` if it does not take the option. Any other
     object is not moved. Copies from pinned memory do not block the host, except on MPS.
 
@@ -47,7 +45,7 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
             makes convolutions on tensor cores faster; shapes and values stay. It is done on the device.
     """
     if device.type == "cpu" and not channels_last:
-        return _as_it_is
+        return lambda batch: batch
 
     non_blocking = copies_without_blocking(device)
 
@@ -91,7 +89,7 @@ def _move_itself(batch: Any, device: torch.device) -> Any:
 
 def leaves_of(batch: Any) -> Iterator[Any]:
     """Yield every entry of the containers that `mover` searches: tensors, strings, packed sequences, other objects."""
-    if isinstance(batch, _WHOLE):  # first, since a task asks in every iteration
+    if isinstance(batch, _WHOLE):  # first, because a task asks in every iteration
         yield batch
     elif isinstance(batch, list | tuple):
         for item in batch:
@@ -123,7 +121,3 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Return (name, value) for the fields that have a value."""
     names = (field.name for field in dataclasses.fields(value))
     return ((name, getattr(value, name)) for name in names if hasattr(value, name))
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

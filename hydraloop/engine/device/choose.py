@@ -1,4 +1,4 @@
-"""Which device a run uses (`engine.device`)."""
+"""Chooses the device of a run (`engine.device`)."""
 
 from __future__ import annotations
 

@@ -31,17 +31,17 @@ _DENSE_BF16: dict[str, float] = {
     "AMD Instinct MI300X": 1307.4,
     "AMD Instinct MI250X": 191.5,
 }
-"""10^12 operations a second in bf16 or fp16, not sparse, of one device as torch counts them, by the device's whole name
+"""10^12 dense operations per second in bf16 or fp16 of one device as torch counts them, by the device's full name
 without the `NVIDIA` of newer drivers. A device with a longer name (a part of a GPU, a laptop's) has another peak.
 Source: the vendors' data sheets."""
 
 _SHARE = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}
-"""The share of that by precision: tensor cores do half as much in tf32. fp32 has no fixed share."""
+"""By precision, the share of that peak: tensor cores are half as fast in tf32. fp32 has no fixed share."""
 _WITHOUT_TF32 = frozenset({"AMD Instinct MI250X"})
 
 
 def peak_tflops(device: torch.device, precision: str) -> float | None:
-    """Return 10^12 floating-point operations a second; None if the table does not have the device or the precision."""
+    """Return 10^12 floating-point operations per second; None if the device or the precision is not in the tables."""
     if device.type != "cuda" or precision not in _SHARE:
         return None
     name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")

@@ -22,10 +22,10 @@ _TEXT_OPTIONS = (
     "max_autotune_conv_backends",
     "max_autotune_flex_search_space",
 )
-"""Options of torch.compile's backend that are texts and only select a method."""
+"""Options of torch.compile's backend that are strings and only select a method."""
 
 WRAP = "distributed.fsdp.wrap"
-"""The option with the classes of modules that FSDP2 gathers one at a time."""
+"""The option that names the classes of modules that FSDP2 gathers one at a time."""
 
 
 def class_name(model: nn.Module) -> str:
@@ -57,16 +57,16 @@ def modules_of(model: nn.Module, names: Sequence[str], *, key: str) -> list[nn.M
 
 
 def checkpoint_activations(model: nn.Module, names: Sequence[str]) -> None:
-    """Let modules of these classes keep only their inputs, and compute their activations again in backward, in place.
+    """Change modules of these classes, in place, to keep only their inputs and compute activations again in backward.
 
     Names in the state dict do not change. Dropout draws the same numbers again. Source: T. Chen et al., Training Deep
     Nets with Sublinear Memory Cost, 2016; torch.utils.checkpoint.
 
     Raises:
-        UserError: no module is of such a class.
+        UserError: no module has such a class.
     """
     for module in modules_of(model, names, key="engine.activation_checkpointing"):
-        # The object's attribute replaces the method of its class; hooks (FSDP2's) are still called around it.
+        # An attribute of the object replaces the method of its class; hooks (of FSDP2) are still called around it.
         module.forward = functools.partial(_recomputed, module.forward)
 
 
@@ -81,7 +81,7 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
 
     Args:
         modules: the model; with FSDP2, its blocks.
-        options: true, or a mapping of torch.compile's options; false does nothing.
+        options: true, or a mapping of torch.compile's options; with false, nothing is compiled.
 
     Raises:
         UserError: torch.compile has no such option, or an option may name a program or a file (`cpp.cxx`).
@@ -115,7 +115,7 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
 
 
 def _check_backend_options(options: Any, key: str) -> None:
-    """Refuse texts, which may name a compiler, its flags, a library or a folder, and caches on other machines."""
+    """Refuse strings, which may name a compiler, its flags, a library or a folder, and caches on other machines."""
     for name, value in options.items() if isinstance(options, Mapping) else [("", options)]:
         inner = f"{key}.{name!s}".rstrip(".")
         if isinstance(value, Mapping):
@@ -132,11 +132,11 @@ def _check_backend_options(options: Any, key: str) -> None:
 
 
 def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True) -> bool:
-    """Store the weights of convolutions channels last if wanted; return whether it is.
+    """Store the weights of convolutions channels last if wanted. Return whether that is wanted.
 
     Args:
         wanted: true, false, or `auto`: if the model's class has `channels_last = True`.
-        weights: False does not change them: FSDP2 needs contiguous weights.
+        weights: False leaves them unchanged: FSDP2 needs contiguous weights.
 
     Raises:
         UserError: another value.

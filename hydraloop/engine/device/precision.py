@@ -1,7 +1,7 @@
 """fp32, tf32, bf16 and fp16: autocast, gradient scaling and the optimizer step, as one interface (`Precision`).
 
-The order of calls: `forward` and `backward`, several times in an accumulation window, then `unscale` once, then what
-clips or reads gradients, then `step`, which returns whether the step was taken.
+The order of calls: `forward` and `backward`, several times in an accumulation window; then `unscale` once; then
+anything that clips or reads gradients; then `step`, which returns whether the step was taken.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Precision:
     dtype: torch.dtype | None = None
     """The dtype in which autocast computes; None: that of the tensors."""
     skipped: int = 0
-    """Optimizer steps skipped until now, those of the resumed run included; only fp16 skips steps."""
+    """Optimizer steps skipped until now, in the whole run; only fp16 skips steps."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Return a context for the whole run, training and evaluation, which it undoes at its end."""
+        """Return a context for the whole run; at its end, process-wide settings are restored."""
         return nullcontext()
 
     def forward(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
-        """Return what to call in place of a forward pass (the task's `forward` or `evaluate`); in fp32, itself."""
+        """Return the task's `forward` or `evaluate` as this precision calls it; in fp32, unchanged."""
         return function
 
     def backward(self, loss: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
@@ -63,7 +63,7 @@ class Precision:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values (fp16: the scale)."""
+        """Return plain values for a resumed run (fp16: the scale)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,8 +114,7 @@ class Autocast(Precision):
     def forward(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
         """Return the function under autocast; costs 2.3 µs a call on a CPU.
 
-        At the end of a call, the cast parameters are dropped. The next call casts them again, so that it uses what an
-        optimizer step or a swap of weights has changed.
+        Each call casts the parameters again, so that it uses what an optimizer step or a swap of weights has changed.
         """
         device_type, dtype = self.device.type, self.dtype
 
@@ -131,16 +130,16 @@ class FP16(Autocast):
     """fp16: autocast to float16, with a loss scale that keeps gradients inside its range (6e-8 .. 65504).
 
     The loss is multiplied by the scale, and gradients are divided by it before anything reads them. If a gradient is
-    infinite or NaN, the step is skipped and the scale lowered; after a number of good steps it is raised
+    infinite or NaN, the step is skipped and the scale lowered. After `growth_interval` good steps, it is raised
     (Micikevicius et al., Mixed Precision Training, 2018; `torch.amp.GradScaler`).
 
     Args:
         device: where the run computes.
         init_scale: the first scale, at least `min_scale`.
-        growth_factor: what the scale is multiplied by after `growth_interval` steps, above 1.
-        backoff_factor: what the scale is multiplied by after a skipped step, above 0 and at most 0.99.
-        growth_interval: consecutive good steps before the scale grows, 1 or more.
-        min_scale: a scale below it ends the run, 1e-30 or more.
+        growth_factor: the scale is multiplied by it after `growth_interval` good steps; above 1.
+        backoff_factor: the scale is multiplied by it after a skipped step; above 0, at most 0.99.
+        growth_interval: consecutive good steps before the scale grows; 1 or more.
+        min_scale: a lower scale ends the run; 1e-30 or more.
 
     Raises:
         UserError: torch has no autocast to float16 for the device, or an option is out of range.
@@ -177,7 +176,7 @@ class FP16(Autocast):
         self._start(init_scale, good_steps=0)
 
     def _start(self, scale: float, *, good_steps: int) -> None:
-        """Make a scaler with this scale, which has had `good_steps` good steps since it changed."""
+        """Make a scaler with this scale, after `good_steps` good steps at this scale."""
         self.scale = torch.tensor(scale, dtype=torch.float32).item()  # as the device will have it
         """The loss scale on the host; reading it does not synchronize."""
         self._scaler = torch.amp.GradScaler(
@@ -189,7 +188,7 @@ class FP16(Autocast):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """If a run ends between `unscale` and `step`, let the next one start with a clean scaler."""
+        """Reset the scaler if the run ends between `unscale` and `step`."""
         try:
             yield
         finally:
@@ -216,12 +215,12 @@ class FP16(Autocast):
     def step(self, optimizer: optim.Optimizer) -> bool:
         """Take the step unless gradients overflowed, and adapt the scale. One host sync, which cannot be avoided.
 
-        Schedules, averages and counters advance only if the step was taken, so the host has to know. The scale is
-        lowered after an overflow and only then. So it is updated first, and the optimizer is called normally or not at
-        all. `GradScaler.step` does not say whether a fused optimizer took the step.
+        Schedules, averages and counters advance only if the step was taken, so the host has to know.
+        `GradScaler.step` does not say whether a fused optimizer took the step. But the scale falls exactly after an
+        overflow, so it is updated first, and the optimizer is called only if it has not fallen.
 
         Raises:
-            UserError: the scale fell below `min_scale`: gradients are not finite at any scale.
+            UserError: the scale is below `min_scale`: gradients are not finite at any scale.
         """
         if not self._unscaled:
             self.unscale(optimizer)
@@ -235,7 +234,7 @@ class FP16(Autocast):
                 if self.scale < self._min_scale:
                     raise UserError(
                         f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
-                        "skipped); the loss itself may be, and every further step would be skipped",
+                        "skipped); the loss may be, too, and every further step would be skipped",
                         key="precision.min_scale",
                         remedy="Lower optimizer.lr, clip gradients (default_hooks.grad_clip.max_norm=1), or use "
                         "precision=bf16, which has the range of fp32; precision=fp32 shows whether the loss is finite.",
@@ -257,14 +256,14 @@ class FP16(Autocast):
 
 
 def make_precision(options: Mapping[str, Any], device: torch.device) -> Precision:
-    """Return the precision that the config's group `precision` describes.
+    """Return the precision of the config group `precision`.
 
     Args:
         options: `name` (fp32, tf32, bf16, fp16) and the options of that precision.
         device: where the run computes.
 
     Raises:
-        UserError: there is no such precision or option, the device does not support it, or a value is out of range.
+        UserError: an unknown precision or option, one that the device lacks, or a value out of range.
     """
     arguments = {str(option): value for option, value in options.items()}
     name = arguments.pop("name", None)
@@ -284,7 +283,7 @@ def make_precision(options: Mapping[str, Any], device: torch.device) -> Precisio
 
 
 def _check_autocast(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Ask torch: if the device lacks the type, `autocast` raises, or warns and does nothing."""
+    """Refuse a type that the device lacks. torch's `autocast` then raises, or warns and does nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

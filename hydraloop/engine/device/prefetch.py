@@ -23,8 +23,7 @@ def prefetched(
 
     On the CPU and devices without streams, and if `ahead` is false, this is `map(move, batches)`. Otherwise one batch
     is fetched ahead and copied on a separate stream, for which the current stream waits; the host does not wait. The
-    device then holds up to three batches: the previous one, if the caller still holds it, the current and the next one
-    (and earlier ones, if the host runs ahead of the device).
+    device then holds the current and the next batch, and the previous one while the caller or the device uses it.
 
     When the iterator is dropped, the iterator of `batches` is dropped at once, and its workers end. An error in
     fetching or moving a batch is raised in place of that batch, after the ones before it.
@@ -44,9 +43,9 @@ def prefetched(
 def reads_ahead(loader: object) -> bool:
     """Return whether a batch may be fetched before it is needed: only from a DataLoader with worker processes.
 
-    Workers are always ahead of training and have their own random generators. Any other loader may draw from the
-    generators of this process. If a batch were fetched ahead, a checkpoint between two iterations would save states
-    that include its draws, and the resumed run, which fetches that batch again, would draw other numbers.
+    Workers have their own random generators. Any other loader may draw from the generators of this process. If it
+    fetched a batch ahead, a checkpoint would save the generators after the draws for that batch, and the resumed run,
+    which fetches it again, would draw other numbers.
     """
     return isinstance(loader, DataLoader) and loader.num_workers > 0
 
@@ -79,7 +78,7 @@ def one_ahead(
     finally:
         if isinstance(batches, Generator):
             batches.close()
-        # A traceback keeps this frame: neither the iterator with its workers nor the error (a cycle) may stay in it.
+        # A traceback keeps this frame, so remove the iterator, which has the workers, and the error, a cycle.
         del batches, error
 
 
@@ -102,10 +101,7 @@ class _SideStream:
         self._stream = _copy_stream(self._device)
 
     def start(self, batch: Any) -> Any:
-        """Start the copy after all work that is queued now, none of which computes on the previous batch yet.
-
-        So it is safe for tensors that are already on the device and still being computed.
-        """
+        """Start the copy after all work that is queued now, so that tensors on the device have been computed."""
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         with self._stream:
             return self._move(batch)
@@ -114,16 +110,16 @@ class _SideStream:
         """Let the current stream wait for the copy."""
         current = torch.accelerator.current_stream(self._device)
         current.wait_stream(self._stream)
-        # The memory of objects that move themselves is not reused too early either: `start` waits for the current
+        # The memory of objects that move themselves is not reused too early, because `start` waits for the current
         # stream before it allocates any.
         for tensor in tensors_of(moved):
             if tensor.device == self._device and tensor.layout is torch.strided:
-                # The memory is the side stream's: once freed, nothing may go there before `current` is done with it.
+                # The side stream owns the memory: it may not reuse it before `current` is done with it.
                 tensor.record_stream(current)
         return moved
 
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.Stream:
-    """Return one stream for all epochs and runs: the allocator keeps memory for each stream."""
+    """Return one stream for all epochs and runs, because the allocator keeps memory for each stream."""
     return torch.Stream(device=device)

@@ -16,9 +16,9 @@ _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def use_deterministic_kernels(wanted: bool) -> None:
-    """Let torch refuse nondeterministic kernels, or allow them again. Called before the first matrix product.
+    """Forbid nondeterministic kernels in torch, or allow them again. Called before the first matrix product.
 
-    With CUDA, torch then also needs a fixed cuBLAS workspace from the environment; a value that is set stays.
+    With CUDA, torch then needs a fixed cuBLAS workspace from the environment; a value that is set is kept.
     """
     if wanted:
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
@@ -59,8 +59,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     elif saved:
         log.warning(
-            "the checkpoint has the random generator states of %d GPUs, and there are %d now: what is drawn on a GPU "
-            "differs from an uninterrupted run",
+            "the checkpoint has the random generator states of %d GPUs, and there are %d now: random numbers on GPUs "
+            "differ from those of an uninterrupted run",
             saved, here,
         )  # fmt: skip
 

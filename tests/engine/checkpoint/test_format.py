@@ -183,7 +183,7 @@ def test_a_file_that_is_not_there_or_no_checkpoint_is_a_clear_message(tmp_path: 
     with pytest.raises(UserError, match="there is no checkpoint file"):
         load(tmp_path)
     torch.save(torch.ones(2), tmp_path / "tensor.pth")
-    with pytest.raises(UserError, match="has a Tensor, not a checkpoint"):
+    with pytest.raises(UserError, match="contains a Tensor, not a checkpoint"):
         load(tmp_path / "tensor.pth")
     (tmp_path / "text.pth").write_text("hello")
     with pytest.raises(UserError, match="is not a checkpoint"):

@@ -361,7 +361,7 @@ def test_what_cannot_take_effect_is_said(
     caplog.clear()
     group = resumed(tmp_path, *schedule, "optimizer.lr=1e-5").optimizer.param_groups[0]
     assert {**group, "params": None} == {**expected, "params": None}
-    assert messages(caplog) == [f"optimizer.lr has no effect: scheduler.{named} sets it to numbers of its own"]
+    assert messages(caplog) == [f"optimizer.lr has no effect: scheduler.{named} sets it to its own numbers"]
 
 
 def test_what_does_not_fit_the_optimizers_state_is_refused(tmp_path: Path) -> None:
