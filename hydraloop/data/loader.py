@@ -29,14 +29,7 @@ class Loader(DataLoader[Any]):
         self.sampler.set_epoch(epoch)
 
     def set_position(self, samples: int) -> None:
-        """Skip the first `samples` of this rank's part of the epoch, in the next iteration only.
-
-        Args:
-            samples: a multiple of the batch size; the same on all ranks.
-
-        Raises:
-            ValueError: the position is not within the epoch, or inside a batch.
-        """
+        """Skip the first `samples` of this rank's part, in the next iteration only; see `EpochSampler`."""
         self.sampler.set_position(samples)
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
@@ -59,20 +52,12 @@ class Loader(DataLoader[Any]):
         return self.sampler.epoch
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """Return the indices of this rank's samples in a batch. No host sync; computes the order of the whole epoch.
-
-        Args:
-            batch_idx: number of the batch in the epoch, from 0.
-            epoch: from 0.
-
-        Raises:
-            IndexError: an epoch has no such batch.
-        """
+        """Return the indices of this rank's samples in a batch. Computes the whole order; see `EpochSampler`."""
         return self.sampler.indices_at(batch_idx, epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
-        # base + i. With persistent workers that happens once, in the first epoch. Ranks draw other numbers.
+        # base + i. With persistent workers this happens only in the first epoch. Ranks draw different numbers.
         sampler = self.sampler
         own = (sampler.rank,) if sampler.rank else ()
         self.generator.manual_seed(mix_seed(sampler.seed, sampler.epoch, _WORKERS, *own))
@@ -165,14 +150,14 @@ def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: b
         raise UserError(
             f"{samples} samples cannot be shared by {world_size} processes",
             key=key,
-            remedy=f"Train with {samples} processes at most, or on more data.",
+            remedy=f"Use at most {samples} processes, or more data.",
         )
     if drop_last and samples < batch_size * world_size:
         fits = samples // world_size
         smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
         each = f" for each of {world_size} processes" if world_size > 1 else ""
         raise UserError(
-            f"{samples} samples make no batch of {batch_size}{each}, and drop_last drops the incomplete one",
+            f"{samples} samples are less than a batch of {batch_size}{each}, and drop_last drops the incomplete batch",
             key=key,
             remedy=f"Use {smaller}data.loader.drop_last=false.",
         )
@@ -182,16 +167,16 @@ def _check_options(
     batch_size: int, num_workers: int, pin_memory: object, prefetch_factor: int | None, timeout: float
 ) -> None:
     """Refuse values for which torch raises other errors, or none."""
-    if batch_size < 1:
-        raise UserError(f"{batch_size} is below 1", key="data.loader.batch_size", remedy="Use 1 or more.")
-    if num_workers < 0:
-        raise UserError(f"{num_workers} is negative", key="data.loader.num_workers", remedy="Use 0 for none.")
-    if prefetch_factor is not None and prefetch_factor < 1:
-        raise UserError(f"{prefetch_factor} is below 1", key="data.loader.prefetch_factor", remedy="Use 1 or null.")
-    if timeout < 0:
-        raise UserError(f"{timeout} is negative", key="data.loader.timeout", remedy="Use 0 to wait forever.")
+    for name, value, least, remedy in (
+        ("batch_size", batch_size, 1, "Use 1 or more."),
+        ("num_workers", num_workers, 0, "Use 0 to load in the training process."),
+        ("prefetch_factor", prefetch_factor, 1, "Use 1 or more, or null."),
+        ("timeout", timeout, 0, "Use 0 to wait forever."),
+    ):
+        if value is not None and value < least:
+            raise UserError(f"cannot be {value}", key=f"data.loader.{name}", remedy=remedy)
     if pin_memory not in (True, False, "auto"):
-        raise UserError(f"{pin_memory!r} is unknown", key="data.loader.pin_memory", remedy="Use auto, true or false.")
+        raise UserError(f"cannot be {pin_memory!r}", key="data.loader.pin_memory", remedy="Use auto, true or false.")
 
 
 class _Collate:

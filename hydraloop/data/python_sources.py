@@ -20,20 +20,11 @@ SEPARATOR = 0
 _SHARES = {"test": (0.0, 0.05), "val": (0.05, 0.1), "train": (0.1, 1.0)}
 _LEFT_OUT_ANYWHERE = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"})
 """Byte code, installed packages, and tests, which some distributions package separately."""
-_LEFT_OUT_ON_TOP = frozenset(
-    {
-        *(
-            "ensurepip",
-            "idlelib",
-            "lib2to3",
-            "tkinter",
-            "turtledemo",
-            "venv",
-        ),  # packaged separately by Debian and others
-        *("asynchat.py", "asyncore.py", "distutils", "imp.py", "smtpd.py"),  # removed in Python 3.12
-        *("encodings", "pydoc_data"),  # generated tables and help texts
-    }
-)
+_PACKAGED_SEPARATELY = {"ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo", "venv"}
+"""By Debian and others."""
+_REMOVED_IN_3_12 = {"asynchat.py", "asyncore.py", "distutils", "imp.py", "smtpd.py"}
+_GENERATED = {"encodings", "pydoc_data"}
+_LEFT_OUT_ON_TOP = _PACKAGED_SEPARATELY | _REMOVED_IN_3_12 | _GENERATED
 _MACHINES_OWN = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 """Prefixes of files in the root that differ between machines."""
 

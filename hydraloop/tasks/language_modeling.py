@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import IGNORED, Metric
-from hydraloop.tasks.task import LOSS, Task
+from hydraloop.tasks.task import LOSS, Task, shown
 
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """A model that knows the operations of an iteration, as `GPT` does."""
+    """A model with a method `flops`, such as `GPT`."""
 
     def flops(self, tokens_shape: Sequence[int]) -> int:
         """Return the floating-point operations of a training iteration on tokens `[N, T]`."""
 
 
 class LanguageModeling(Task):
-    """Batches `(tokens int64 [N, T], targets int64 [N, T])`; the model gives logits `[N, T, V]`.
+    """Batches `(tokens int64 [N, T], targets int64 [N, T])`; the model returns logits `[N, T, V]`.
 
     The loss is the negative log-likelihood in nats, as a sum and a number of targets, so that every target has the same
     weight, no matter how many a batch, a rank or a window has. Targets of -100 (torch's default `ignore_index`) are
@@ -37,14 +37,9 @@ class LanguageModeling(Task):
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=IGNORED, reduction="sum"), metrics)
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """Return `{"loss": (sum of the losses, number of targets)}`, both scalar tensors. No host sync.
-
-        Raises:
-            UserError: the model's output is not a tensor `[N, T, V]`.
-        """
+        """Return `{"loss": (sum of the losses, number of targets)}`, both scalar tensors. No host sync."""
         tokens, targets = batch
-        total, count = self._total(self._logits(tokens, targets), targets)
-        return {LOSS: (total, count)}
+        return {LOSS: self._total(self.call_model(tokens, targets), targets)}
 
     def num_samples(self, batch: Any) -> int:
         """Return the number of sequences in a batch. No host sync."""
@@ -60,31 +55,32 @@ class LanguageModeling(Task):
         """Add a batch to the metrics and return `{"loss": mean over its targets, "outputs": logits [N, T, V]}`.
 
         No host sync. The loss in the results is the mean over all targets.
-
-        Raises:
-            UserError: the model's output is not a tensor `[N, T, V]`.
         """
         tokens, targets = batch
-        logits = self._logits(tokens, targets)
+        logits = self.call_model(tokens, targets)
         total, count = self._total(logits, targets)
         self._loss_sums += torch.stack([total, count.to(total.dtype)])
         for metric in self.metrics.values():
             metric.update(logits, targets)
         return {LOSS: total / count, "outputs": logits}
 
-    def _logits(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model(tokens)
-        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != targets.shape:
-            got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-            raise UserError(
-                f"{type(self.model).__name__} returned {got} for targets {list(targets.shape)}, but a language model "
-                f"gives logits [N, T, V]",
-                key="task.model",
-                remedy="Let the model's forward return one row of V logits for each token, as model=gpt does.",
-            )
-        return logits
+    def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the logits `[N, T, V]` of tokens `[N, T]`.
+
+        Raises:
+            UserError: the model's output does not have this shape.
+        """
+        logits = self.model(inputs)
+        if isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == targets.shape:
+            return logits
+        raise UserError(
+            f"{type(self.model).__name__} returned {shown(logits)} for targets {list(targets.shape)}, but language "
+            "modeling needs logits [N, T, V]",
+            key="task.model",
+            remedy="Let the model's forward return one row of V logits for each token, as model=gpt does.",
+        )
 
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses, in float32 since bf16 would lose most of them, and their number."""
+        """Return the sum of the losses, in float32 because bf16 would lose most of them, and their number."""
         total = self.loss(logits.flatten(0, 1).float(), targets.flatten())
         return total, (targets != IGNORED).sum()

@@ -7,26 +7,31 @@ from typing import Any
 from torch import Tensor
 
 from hydraloop.errors import UserError
-from hydraloop.tasks.task import LOSS, Task
+from hydraloop.tasks.task import Task, shown
 
 
 class Regression(Task):
-    """Batches `(inputs [N, ...], targets [N, ...])`; the model gives outputs of the targets' shape and unit.
+    """Batches `(inputs [N, ...], targets [N, ...])`; the model returns outputs of the targets' shape and unit.
 
-    The shapes must be equal: of outputs `[N]` and targets `[N, 1]`, torch's losses would compare all pairs.
+    The shapes must be equal: for outputs `[N]` and targets `[N, 1]`, torch's losses would compare all pairs.
 
     Args: as in `Task`.
     """
 
-    def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the loss of a batch: `{"loss": scalar}`. No host sync.
+    def call_model(self, inputs: Any, targets: Tensor) -> Tensor:
+        """Return the outputs, in the shape of the targets.
 
         Raises:
-            UserError: the model's output does not have the shape of the targets.
+            UserError: the model's output does not have this shape.
         """
-        inputs, targets = batch
-        outputs = self._outputs(inputs, targets)
-        return {LOSS: self.loss(outputs, targets)}
+        outputs = self.model(inputs)
+        if isinstance(outputs, Tensor) and outputs.shape == targets.shape:
+            return outputs
+        raise UserError(
+            f"{type(self.model).__name__} returned {shown(outputs)} for targets {list(targets.shape)}",
+            key="task.model",
+            remedy="Let the model's forward return one value for each target, in the same shape.",
+        )
 
     def num_samples(self, batch: Any) -> int:
         """Return the number of samples in a batch. No host sync."""
@@ -34,26 +39,9 @@ class Regression(Task):
         return samples
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics and return `{"loss": scalar, "outputs": [N, ...], "predictions": the same}`.
+        """Add a batch to the metrics. No host sync.
 
-        No host sync.
-
-        Raises:
-            UserError: the model's output does not have the shape of the targets.
+        Returns `{"loss": scalar, "outputs": [N, ...], "predictions": the outputs}`.
         """
-        inputs, targets = batch
-        outputs = self._outputs(inputs, targets)
-        loss = self.loss(outputs, targets)
-        self.update_metrics(loss, outputs, targets, targets.shape[0])
-        return {LOSS: loss, "outputs": outputs, "predictions": outputs}
-
-    def _outputs(self, inputs: Any, targets: Tensor) -> Tensor:
-        outputs = self.model(inputs)
-        if isinstance(outputs, Tensor) and outputs.shape == targets.shape:
-            return outputs
-        got = f"a tensor {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise UserError(
-            f"{type(self.model).__name__} returned {got} for targets {list(targets.shape)}",
-            key="task.model",
-            remedy="Let the model's forward return one value for each target, in the same shape.",
-        )
+        result = super().evaluate(batch)
+        return {**result, "predictions": result["outputs"]}

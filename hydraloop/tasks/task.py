@@ -21,8 +21,8 @@ LOSS = "loss"
 class Task(nn.Module):
     """A model with its loss and its metrics.
 
-    This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For other ones, override `forward` and
-    `evaluate`, and `num_samples` if dimension 0 of a batch's first tensor is not that of the samples.
+    This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For others, override `forward` and
+    `evaluate`, and `num_samples` if dimension 0 of a batch's first tensor does not count the samples.
 
     Args:
         model: its parameters are trained. Checkpoints have its state dict, not the task's.
@@ -88,7 +88,11 @@ class Task(nn.Module):
         and of all ranks. Other scalars whose name contains "loss" are logged too.
         """
         inputs, targets = batch
-        return {LOSS: self.loss(self.model(inputs), targets)}
+        return {LOSS: self.loss(self.call_model(inputs, targets), targets)}
+
+    def call_model(self, inputs: Any, targets: Any) -> Any:
+        """Return the model's outputs for a batch. Subclasses check their shape."""
+        return self.model(inputs)
 
     def num_samples(self, batch: Any) -> int:
         """Return the number of samples in a batch: the length of its first tensor that has dimensions.
@@ -135,7 +139,7 @@ class Task(nn.Module):
     def evaluate(self, batch: Any) -> dict[str, Any]:
         """Add a batch to the metrics and return `{"loss": scalar, "outputs": [N, ...]}`. No host sync."""
         inputs, targets = batch
-        outputs = self.model(inputs)
+        outputs = self.call_model(inputs, targets)
         loss = self.loss(outputs, targets)
         self.update_metrics(loss, outputs, targets, self.num_samples(batch))
         return {LOSS: loss, "outputs": outputs}
@@ -206,9 +210,13 @@ def _scalar(name: str, value: Any) -> Tensor:
         return value.detach().reshape(())
     if isinstance(value, (int, float)):
         return torch.tensor(float(value))
-    got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise UserError(
-        f"its value is {got}, not one number",
+        f"its value is {shown(value)}, not one number",
         key=f"task.metrics.{name}",
         remedy="Average it, for example over the classes (average=macro in torchmetrics).",
     )
+
+
+def shown(value: Any) -> str:
+    """Return a description of a value for an error: "a tensor of shape [2, 3]" or "a tuple"."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -194,6 +194,8 @@ def test_fewer_samples_than_processes_cannot_be_trained_on() -> None:
     ],
 )
 def test_drop_last_needs_a_batch_for_each_process(samples: int, shuffle: bool, remedy: str) -> None:
-    with pytest.raises(UserError, match=f"{samples} samples make no batch of 4 for each of 3 processes") as caught:
+    with pytest.raises(
+        UserError, match=f"{samples} samples are less than a batch of 4 for each of 3 processes"
+    ) as caught:
         loaders(samples, 3, shuffle=shuffle, batch_size=4, drop_last=True)
     assert (caught.value.key, caught.value.remedy) == ("data.train", remedy)

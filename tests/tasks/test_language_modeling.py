@@ -226,8 +226,8 @@ def test_no_iteration_waits_for_the_device() -> None:
     ("answer", "said"),
     [
         (None, "a NoneType"),
-        (torch.zeros(3, 5), r"a tensor \[3, 5\]"),
-        (torch.zeros(3, 3, 5), r"a tensor \[3, 3, 5\] for targets \[3, 4\]"),
+        (torch.zeros(3, 5), r"a tensor of shape \[3, 5\]"),
+        (torch.zeros(3, 3, 5), r"a tensor of shape \[3, 3, 5\] for targets \[3, 4\]"),
     ],
 )
 def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:

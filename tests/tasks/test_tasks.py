@@ -174,7 +174,7 @@ def test_a_metric_may_be_removed_but_not_be_called_loss() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [(None, "a NoneType"), (torch.zeros(3), r"a tensor \[3\]"), ({"logits": LOGITS}, "a dict")],
+    [(None, "a NoneType"), (torch.zeros(3), r"a tensor of shape \[3\]"), ({"logits": LOGITS}, "a dict")],
 )
 def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:
     task = Classification(Returns(answer), nn.CrossEntropyLoss(), {})
