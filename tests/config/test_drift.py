@@ -1,4 +1,4 @@
-"""Every stored dataclass with a `_target_` against the signature of what it builds, so that the two cannot drift."""
+"""The dataclasses of all options: their text, and the signatures of the classes and functions that they configure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import hydraloop.schemas
+from hydraloop.data import build_loader
+from hydraloop.schemas.data import DigitsDataConf, LoaderConf
+from hydraloop.schemas.docs import field_docs
+from hydraloop.schemas.root import DEFAULT_HOOKS
 
 FOR_THE_BUILDER = {
     "hooks": {"priority", "on_error"},
     "default_hooks": {"priority", "on_error"},
     "scheduler": {"param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"},
 }
-"""Fields that are taken out before the target is called."""
+"""Fields that the builder removes before it calls the target."""
 GIVEN_BY_THE_BUILDER = {"optimizer": {"params"}}
 
 
 def _with_target(schema: type) -> bool:
-    """Whether it is an option; a base class leaves the target to its subclasses."""
+    """Whether it is an option. A base class leaves the target to its subclasses."""
     return any(field.name == "_target_" and field.default != MISSING for field in dataclasses.fields(schema))
 
 
 def stored() -> dict[tuple[str, type], None]:
-    """(group, dataclass) of all options in the store, dataclasses inside their defaults included."""
+    """(group, dataclass) of all options in the store, including dataclasses in their defaults."""
     found: dict[tuple[str, type], None] = {}
 
     def visit(group: str, node: Any) -> None:
@@ -50,16 +55,17 @@ def stored() -> dict[tuple[str, type], None]:
     return found
 
 
-STORED = list(stored())
-
-
 def in_the_modules() -> Iterator[type]:
     for info in pkgutil.iter_modules(hydraloop.schemas.__path__):
         module = importlib.import_module(f"hydraloop.schemas.{info.name}")
         for value in vars(module).values():
             own = isinstance(value, type) and value.__module__ == module.__name__
-            if own and dataclasses.is_dataclass(value) and not value.__name__.startswith("_"):  # a base is no option
+            if own and dataclasses.is_dataclass(value) and not value.__name__.startswith("_"):  # _: a base
                 yield value
+
+
+STORED = list(stored())
+SCHEMAS = list(in_the_modules())
 
 
 def target_of(schema: type) -> Callable[..., Any]:
@@ -70,7 +76,7 @@ def target_of(schema: type) -> Callable[..., Any]:
 
 
 def options_of(group: str, schema: type) -> dict[str, Any]:
-    """{option: default} of what the target gets; MISSING where there is none."""
+    """{option: default} of the target's arguments; MISSING if there is no default."""
     left_out = {"_target_", "_partial_"} | FOR_THE_BUILDER.get(group, set())
     return {
         field.name: field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
@@ -93,46 +99,60 @@ def ours(entry: tuple[str, type]) -> bool:
 
 
 def test_every_dataclass_with_a_target_is_stored() -> None:
-    written = {schema for schema in in_the_modules() if _with_target(schema)}
+    written = {schema for schema in SCHEMAS if _with_target(schema)}
     assert {schema for _, schema in STORED} == written
 
 
-def test_all_groups_are_looked_at() -> None:
+def test_all_groups_are_compared() -> None:
     assert {group for group, _ in STORED} >= {
         "data", "task", "model", "optimizer", "scheduler", "hooks", "default_hooks",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", STORED, ids=ids)
-def test_the_target_takes_every_option(entry: tuple[str, type]) -> None:
+def test_the_options_are_the_arguments_of_the_target(entry: tuple[str, type]) -> None:
     group, schema = entry
-    parameters = parameters_of(target_of(schema), group)
-    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values()), "anything would pass"
-    assert set(options_of(group, schema)) <= set(parameters)
+    assert set(options_of(group, schema)) == set(parameters_of(target_of(schema), group))
 
 
 @pytest.mark.parametrize("entry", [entry for entry in STORED if ours(entry)], ids=ids)
-def test_the_options_of_our_classes_are_all_there_with_the_same_defaults(entry: tuple[str, type]) -> None:
+def test_our_classes_have_the_same_defaults(entry: tuple[str, type]) -> None:
     group, schema = entry
     options, parameters = options_of(group, schema), parameters_of(target_of(schema), group)
-    assert set(options) == set(parameters)
-    without_default = {name for name, p in parameters.items() if p.default is p.empty}
     for name, option in options.items():
-        if name in without_default:
-            continue
         default = parameters[name].default
-        assert _plain(option) == _plain(default), name
+        assert default is inspect.Parameter.empty or _plain(option) == _plain(default), name
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists; what is there to be changed by the task (metrics) as None."""
+    """Tuples as lists, and defaults that the task adds (metrics) as None."""
     if isinstance(value, Mapping):
         return None if all(dataclasses.is_dataclass(item) for item in value.values()) else dict(value)
     return list(value) if isinstance(value, tuple | list) else value
 
 
-def test_the_default_hooks_are_the_ones_of_the_example_config() -> None:
-    from hydraloop.schemas.root import DEFAULT_HOOKS
+def test_the_options_of_the_loader_are_the_arguments_of_build_loader() -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(LoaderConf) if field.name != "eval_batch_size"}
+    parameters = inspect.signature(build_loader).parameters
+    by_the_builder = {"dataset", "shuffle", "seed", "collate_fn", "device", "key", "rank", "world_size"}
+    assert fields == {name: p.default for name, p in parameters.items() if name not in by_the_builder}
 
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+def test_every_field_has_a_text(schema: type) -> None:
+    sections = {field.name for field in dataclasses.fields(schema) if dataclasses.is_dataclass(field.default_factory)}
+    without = {"_target_", "_partial_"} | sections
+    assert {field.name for field in dataclasses.fields(schema)} - without <= field_docs(schema).keys()
+
+
+def test_typed_options_reject_typos_and_wrong_types() -> None:
+    cfg = OmegaConf.structured(DigitsDataConf)
+    for section, key, value in ((cfg.loader, "btch_size", 3), (cfg.loader, "batch_size", "many"), (cfg.train, "x", 0)):
+        with pytest.raises(OmegaConfBaseException, match=key):
+            section[key] = value
+    cfg.val = None
+
+
+def test_the_default_hooks_are_the_stored_ones() -> None:
     in_store = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo["default_hooks"]}
     assert set(DEFAULT_HOOKS) == in_store
