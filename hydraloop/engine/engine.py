@@ -1,7 +1,7 @@
-"""Engine: trains, validates and tests a task, calling hooks at every mount point.
+"""Engine: trains, validates and tests a task, and calls hooks at every mount point.
 
-`train` is the whole run on one screen; `_train_epoch` and `train_iter` are its inner loops. The constructor and what
-hooks use are in `state.py`; the engine gets finished objects and builds nothing.
+`train` is the whole run; `_train_epoch` and `train_iter` are its inner loops. The constructor, and what hooks can ask
+for, are in `state.py`. The engine gets finished objects and builds nothing.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Engine(EngineState):
             return self._test(checkpoint)
 
     def _validate_if_due(self) -> None:
-        """Validate if it is due. A resumed run begins with this and runs the validation that was missed."""
+        """Validate if `validation_due`. A resumed run begins with it, and so runs a validation that was missed."""
         if validation_due(self):
             self._validate()
 
@@ -210,7 +210,7 @@ class Engine(EngineState):
             path: the file.
             optimizer: whether to save the optimizer's state.
             schedulers: whether to save the states of the schedules.
-            last: whether `resume=auto` and restarts continue from this file (`last_checkpoint` beside it names it).
+            last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
 
         Raises:
             OSError: rank 0 could not write it.

@@ -137,8 +137,8 @@ GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
 class Hook:
     """Base class of all hooks: override the mount points that you need.
 
-    A hook runs on every rank. It asks (`engine.request_stop`, `engine.request_checkpoint`), and the engine decides for
-    all ranks together. A hook that has something to resume overrides `state_dict` and `load_state_dict`.
+    A hook runs on every rank. It requests (`engine.request_stop`, `engine.request_checkpoint`), and the engine acts on
+    all ranks together. A hook with a state to resume overrides `state_dict` and `load_state_dict`.
 
     A method with a misspelled mount point name (`after_trian_iter`) is an error when the class is created.
     """
@@ -148,19 +148,19 @@ class Hook:
     runs_after: ClassVar[tuple[str, ...]] = ()
     """Names of hooks that must run before this one if they are selected."""
     on_error: ClassVar[OnError] = "raise"
-    """What an exception in the hook does: end the run, warn, or warn once and switch the hook off."""
+    """What an exception in the hook does: end the run, warn, or warn and switch the hook off."""
     rank_zero_only: ClassVar[bool] = False
     """True: called on rank 0 only."""
     collective: ClassVar[bool] = False
-    """True: it calls collectives. With several ranks, all must call it, so `on_error` must be `raise`."""
+    """True: it calls collectives, which need all ranks, so `on_error` must be `raise`."""
 
     idle_points: Collection[str] = ()
-    """Mount points at which this instance has nothing to do, so that it is not called there. A hook sets them in its
-    constructor, from its options."""
+    """Mount points at which this instance is not called, because its options give it nothing to do there. Set in its
+    constructor."""
     name: str = ""
     """Its key in the config, set by the engine; identifies the hook in overrides, state dict, logs and errors."""
     key: str = ""
-    """Its full key in the config (`default_hooks.checkpoint`), set by the builder, for error messages."""
+    """Its full key in the config (`default_hooks.checkpoint`), for error messages; set by the builder."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -270,11 +270,11 @@ class Hook:
     # State. --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs of this hook: tensors, numbers, strings, lists and dicts of these."""
+        """Return the state for a resumed run: tensors, numbers, strings, and lists and dicts of these."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned in the run that is resumed."""
+        """Load the state that `state_dict` has returned."""
 
     # MMEngine's helpers; `n` and `begin` are those of `interval.Every`. ----------------------------------------------
 
@@ -304,7 +304,7 @@ class Hook:
     def is_last_train_epoch(self, engine: Engine) -> bool:
         """Return whether this epoch is the last, at all mount points from its before_train_epoch on.
 
-        False if training stops earlier than planned (`engine.stopping`), which is not known before.
+        False if training stops earlier than planned (`engine.stopping`), which is not known in advance.
         """
         return engine.epoch_begun == engine.max_epochs or engine.progress.iteration >= engine.max_iters
 

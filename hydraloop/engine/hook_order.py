@@ -26,7 +26,7 @@ class Slot:
 
 
 def slot_of(name: str, hook: Hook, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
-    """Return the place of a hook object; without a priority, that of its class."""
+    """Return the place of a hook; without `priority`, that of its class counts."""
     number = Priority.of(hook.priority if priority is None else priority, key=f"{hook.key}.priority")
     return Slot(name, number, is_default, tuple(hook.runs_after), mount_points_of(type(hook)))
 
@@ -55,7 +55,7 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
                 remedy = above if other.priority < 100 else f"{below} {slot.priority}"
                 raise UserError(
                     f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
-                    f"whose work it uses",
+                    f"because it uses its results",
                     key=f"{key_of(slot.name)}.priority",
                     remedy=f"{remedy}, or set engine.check_order=false to allow this order.",
                 )
@@ -71,5 +71,5 @@ def mount_points_of(cls: type[Hook]) -> tuple[str, ...]:
 
 
 def overrides(cls: type[Hook], method: str) -> bool:
-    """Return whether the class has a method of its own for a mount point."""
+    """Return whether the class overrides a method of `Hook`."""
     return getattr(cls, method) is not getattr(Hook, method)

@@ -1,4 +1,4 @@
-"""What hooks tell each other: facts, read on demand, and scalars, averaged over a window without a host sync.
+"""What hooks tell each other: facts, read on demand, and scalars, averaged between two records without a host sync.
 
 The mean over ranks is in `distributed/mean_over_ranks.py`.
 """
@@ -16,14 +16,14 @@ from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
 from hydraloop.errors import UserError
 
 _FOLD_AT = 256
-"""Tensors of one name that are kept before they are summed; bounds memory if records are rare."""
+"""Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
 
 class Messages:
     """The messages of one engine.
 
-    A fact is a function that is called when someone reads it, so it costs nothing in other iterations. A scalar is
-    added every iteration; a record takes the means (`means`).
+    A fact is a function that is called when it is read, so it costs nothing in other iterations. A scalar is added in
+    every iteration; a record takes the mean (`means`).
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Messages:
     # Facts. ----------------------------------------------------------------------------------------------------------
 
     def provide(self, name: str, read: Callable[[], Any]) -> None:
-        """Let `read` return the fact `name` (epoch, lr, …) from now on."""
+        """Provide the fact `name` (epoch, lr, …); `read` returns its value."""
         self._facts[name] = read
 
     def read(self, name: str, default: Any = None) -> Any:
-        """Return the fact's current value, or `default` if nothing provides it. Host sync only if its provider does."""
+        """Return the value of a fact, or `default` if nothing provides it. Host sync only if its provider has one."""
         provider = self._facts.get(name)
         return default if provider is None else provider()
 
@@ -51,7 +51,7 @@ class Messages:
     def add(self, name: str, value: float | Tensor) -> None:
         """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
 
-        Any other value is a `UserError` at the next record; to check each value here would cost more than to add it.
+        Any other value is a `UserError` at the next record, because a check here would cost more than the addition.
         """
         window = self._windows.get(name)
         if window is None:
@@ -61,10 +61,10 @@ class Messages:
             window.fold()
 
     def means(self, over: Distributed | None = None) -> dict[str, float]:
-        """Return the mean of each name over its window, and begin an empty window for the next record.
+        """Return the mean of each name since the last call, and begin again for the next record.
 
         One host sync for each device that has values, for any number of names. With several ranks, one exchange among
-        the hosts; a record with a name that no rank has had before takes three more.
+        the hosts; three more for a name that no rank has had before.
 
         Args:
             over: the ranks over which the mean is taken; called on each of them. None: this rank alone. If only some
@@ -110,7 +110,7 @@ class _Window:
         """Add the kept values to the sums, in float64, or in float32 on mps, which has no float64. No host sync.
 
         Raises:
-            UserError: a value is not a number or a scalar tensor, or still has its graph.
+            UserError: a value is not a number or a scalar tensor, or a tensor has its graph.
         """
         by_device: dict[torch.device, list[Tensor]] = {}
         for value in self.values:

@@ -1,4 +1,4 @@
-"""How a run begins and ends: every closing hook is called after an error too, and `result.json` gives the outcome."""
+"""How a run begins and ends: closing hooks are called after an error, too, and `result.json` is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(engine: Engine) -> Iterator[None]:
-    """Hold the lock of the run directory in the body. Before it is acquired, no file is written and no hook called.
+    """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
 
     Raises:
         UserError: another process trains in the directory; other ranks get a `PeerError`.
@@ -86,9 +86,9 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
 
 
 def _forget_earlier_use(engine: Engine) -> None:
-    """Reset how an earlier use of the engine ended: its error, its stop, iterations since its last optimizer step."""
+    """Reset what an earlier use of the engine has left: its error, its stop, its open accumulation window."""
     if engine._optimizer is not None and (engine.error is not None or not engine.window_closed):
-        engine._optimizer.zero_grad(set_to_none=True)  # an error between backward and step leaves gradients
+        engine._optimizer.zero_grad(set_to_none=True)  # an error after backward leaves gradients
     if engine._window is not None and not engine.window_closed:
         engine._window.discard()
     engine.error, engine.result, engine.window_closed = None, None, True
@@ -97,9 +97,9 @@ def _forget_earlier_use(engine: Engine) -> None:
 
 @contextmanager
 def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
-    """Call all the closing hooks after the body, also if it raised or one of them raises.
+    """Call all closing hooks after the body, also if it raises or one of them raises.
 
-    The first error is raised; the errors of later closing hooks are logged with their tracebacks.
+    The first error is raised; later errors of closing hooks are logged with their tracebacks.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
         for call in closing:
             try:
                 call(engine)
-            except BaseException as late:  # an interrupt must not keep the others from closing
+            except BaseException as late:  # after an interrupt, the other hooks still close
                 if engine.error is None:
                     first = late
                     raised(engine, late)
@@ -122,11 +122,11 @@ def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
 
 
 def raised(engine: Engine, error: BaseException) -> None:
-    """Tell every hook of the run's first error, before any closing hook."""
+    """Call on_exception for the first error of the run, before any closing hook."""
     if engine.error is not None:
         return
     engine.error = error
-    engine.distributed.abandon(error)  # before any hook: what the hooks close must not wait for the other ranks
+    engine.distributed.abandon(error)  # before any hook, so that no hook waits for the other ranks
     for call in engine.stages.on_exception:
         try:
             call(engine, error)
@@ -145,7 +145,7 @@ def _failed_elsewhere(engine: Engine) -> str | None:
 
 
 def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:
-    """Make the result and write it on rank 0. A file that cannot be written does not hide the run's own error."""
+    """Set `engine.result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
     complete = engine.progress.iteration >= engine.max_iters
     status: Status = "stopped" if engine.stopping and not complete else "finished"
     if engine.error is not None:

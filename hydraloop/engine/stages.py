@@ -1,4 +1,4 @@
-"""The call table: what the engine's loop calls at each mount point, and what an error in a hook does."""
+"""The call table: the hooks that the loop calls at each mount point, and what an error in a hook does."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CLOSING = frozenset({"on_exception", "after_train", "after_run"})
 
 
 class Stages:
-    """The call table: for each mount point, an attribute with what to call there.
+    """The call table: for each mount point, an attribute with the calls of that point.
 
-    Built once, from overridden methods only, so that an unused mount point is an empty tuple and costs nothing::
+    It is built once, from overridden methods only; an unused mount point is an empty tuple and costs nothing::
 
         for call in stages.before_train_iter:
             call(engine, batch_idx, batch)
@@ -33,7 +33,7 @@ class Stages:
 
     Args:
         hooks: by name, default hooks first, in the order of registration.
-        slots: the same hooks' places; None: from their classes.
+        slots: the places of the same hooks; None: from their classes.
         on_error: by name; None: from their classes.
         rank: on ranks other than 0, hooks with `rank_zero_only` are left out.
     """
@@ -51,7 +51,7 @@ class Stages:
         self.all_seconds = [0.0]
         """The same for all hooks together."""
         self.newly_disabled: set[str] = set()
-        """Hooks that `on_error=disable` has switched off on this rank and that other ranks do not know of yet."""
+        """Hooks that `on_error=disable` has switched off on this rank, before the other ranks were told."""
         self._policies: dict[str, _Policy] = {}
         table: dict[str, list[_Entry]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
@@ -91,17 +91,17 @@ class Stages:
         return results[0] if results else None
 
     def __getattr__(self, point: str) -> tuple[Call, ...]:
-        # Only for the type checker and misspellings: every mount point is set in __init__.
+        # For the type checker and for misspellings: every mount point is set in __init__.
         raise AttributeError(f"{point!r} is not a mount point")
 
 
 def _methods(hook: Hook) -> list[tuple[str, Call]]:
-    """Return (mount point, bound method) for all that a hook overrides, general points first; not its `idle_points`."""
+    """Return (mount point, bound method) for each method that a hook overrides, except at its `idle_points`."""
     found: list[tuple[str, Call]] = []
     for general, points in GENERAL_POINTS.items():
         if overrides(type(hook), general):
             method = getattr(hook, general)
-            # after_val_epoch and after_test_epoch pass metrics, which after_epoch does not take.
+            # after_val_epoch and after_test_epoch pass metrics, and after_epoch does not take them.
             call = partial(_without_metrics, method) if general == "after_epoch" else method
             found.extend((point, partial(call, mode=mode)) for point, mode in points)
     found.extend((point, getattr(hook, point)) for point in MOUNT_POINTS if overrides(type(hook), point))
@@ -114,7 +114,7 @@ def _without_metrics(method: Call, engine: Any, _metrics: Any = None, *, mode: s
 
 @dataclass(slots=True)
 class _Policy:
-    """What the errors of one hook do."""
+    """What an error in a hook does."""
 
     name: str
     on_error: OnError
@@ -141,10 +141,10 @@ _Entry = tuple[Call, _Policy, list[float]]
 
 
 def _one_call(point: str, entries: Sequence[_Entry], all_seconds: list[float]) -> Call:
-    """Return one call for the methods of a mount point; the clock is read once between two hooks.
+    """Return one call for the methods of a mount point. It reads the clock once between two hooks.
 
     Args:
-        all_seconds: the seconds of all hooks; they tell a hook's time from that of the hooks it calls.
+        all_seconds: the seconds of all hooks, to subtract the time of hooks that a hook calls.
     """
     clock = perf_counter
     closing = point in _CLOSING  # a hook that is switched off still closes what it opened

@@ -1,4 +1,4 @@
-"""Train and eval modes of modules: training keeps the modes that the user has set, evaluation restores them."""
+"""Train and eval modes of modules: training keeps the modes that the user has set; evaluation restores them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def begin_training(task: nn.Module, ranks: Distributed) -> None:
-    """Prepare for training the modules that override `train`; the modes stay those that the user has set.
+    """Call `train()` on each module in train mode that overrides it, because it may freeze some of its layers there.
 
-    A module in eval mode stays in eval mode. `train()` is called on each module in train mode that overrides it, since
-    it may freeze some of its layers there. The task as a whole is not put into train mode.
+    All modes stay as the user has set them: a module in eval mode stays in eval mode.
     """
     found = [(module, module.training) for module in task.modules()]
     for module, training in found:
@@ -46,7 +45,7 @@ def in_eval_mode(task: nn.Module) -> Iterator[None]:
 def _set(modes: Sequence[tuple[nn.Module, bool]]) -> None:
     """Give each module its mode; outer modules come before inner ones.
 
-    A custom `train` also sets the modules inside it, so these follow, and the attributes are set last.
+    A custom `train` also sets the modules inside, so inner modules follow, and the attributes are set last.
     """
     for module, training in modes:
         if _overrides_train(module):

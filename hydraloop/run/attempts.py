@@ -1,4 +1,4 @@
-"""The folders of the attempts to resume a run: `<run_dir>/.hydra/resume_<n>`. Imports no torch."""
+"""Folders of attempts to resume a run: `<run_dir>/.hydra/resume_<n>`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from hydraloop.safety.secrets import mask_overrides
 
 RECORDS = ".hydra"
-"""Folder of a run directory with the config, as Hydra writes it."""
+"""Folder of a run directory with the config, written by Hydra."""
 _PREFIX = "resume_"
 
 
@@ -41,7 +41,7 @@ def typed_overrides(run_dir: Path) -> list[str]:
 
 
 def is_attempt(records: Path) -> bool:
-    """Return whether a folder is that of an attempt."""
+    """Return whether a folder is one of an attempt."""
     return records.parent.name == RECORDS and records.name.removeprefix(_PREFIX).isdigit()
 
 

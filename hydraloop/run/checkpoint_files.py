@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?:^|_)(?:epoch|iter)_(\d+)$")
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether the file is a complete zip archive, as torch.save writes; the end of the file tells."""
+    """Return whether the file is a complete zip archive, as torch.save writes. Reads only the end of the file."""
     try:
         return path.is_file() and zipfile.is_zipfile(path)
     except OSError:
@@ -42,11 +42,11 @@ def point_to(path: Path) -> None:
 def newest_complete(*folders: Path) -> Path | None:
     """Return the complete checkpoint that was written last; None if there is none.
 
-    In each folder, that is the file named in `last_checkpoint`. Unlike modification times and numbers in names, this is
-    also right after the run was copied, and after `resume=…/epoch_2.pth`, which leaves files with higher numbers. If
-    there is no `last_checkpoint`, or its file is incomplete, the newest modification time decides, then the number.
+    In each folder, that is the file named in `last_checkpoint`. This is also right after a copy, which changes
+    modification times, and after `resume=…/epoch_2.pth`, which leaves files with higher numbers. If there is no
+    `last_checkpoint`, or its file is incomplete, the newest modification time decides, then the number.
 
-    Of several folders, the one with the newest `last_checkpoint` (or checkpoint, if it has none) is used.
+    Of several folders, the one with the newest `last_checkpoint` (or checkpoint, without that file) is used.
     """
     found = [one for folder in folders if (one := _written_last(folder)) is not None]
     return max(found)[-1] if found else None

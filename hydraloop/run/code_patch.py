@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 FILENAME = "code.patch"
 _BEGIN = "# Changes since commit "
-"""Begins each patch. A file without it is the user's, since a run directory may already contain files."""
+"""The beginning of each patch. A file without it belongs to the user."""
 
 
 def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
-    """Write the patch, and return what `result.json` says of the code.
+    """Write the patch, and return the entry `git` of `result.json`.
 
-    The patch is always complete, because a part of one cannot be applied. If it cannot be made or written, the run
-    continues with a warning. An existing file with this name that is not from hydraloop is kept, with a warning.
+    A patch is complete or not written, because a part of one cannot be applied. If it cannot be made or written, the
+    run continues with a warning. A file with this name that is not from hydraloop is kept, with a warning.
 
     Args:
         run_dir: of the run.
@@ -72,7 +72,7 @@ def _place(run_dir: Path) -> Path:
 
 
 def _text(commit: str, diff: str) -> str:
-    """The masked diff after a comment, which `git apply` ignores."""
+    """Return the masked diff after a comment, which `git apply` ignores."""
     shown = mask_patch(diff)
     about = f"{_BEGIN}{commit} in files that git tracks.\n"
     if shown != diff:

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[\w.-]+(?=[\"']?[:=])")
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: configs resolved, tuples as lists, NaN and infinity as text."""
+    """Return a value for JSON: configs resolved, tuples as lists, NaN and infinity as strings."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)
     if isinstance(value, Mapping):
@@ -47,7 +47,7 @@ def resolved(cfg: DictConfig) -> Any:
 
 
 def resolved_yaml(cfg: DictConfig) -> str:
-    """Return a resolved config as YAML, with its secrets: for other processes of the run, not for files.
+    """Return a resolved config as YAML, secrets included: for other processes of the run, not for files.
 
     Raises:
         UserError: an interpolation does not resolve.
@@ -68,7 +68,7 @@ def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
 
 
 def remember_config(cfg: DictConfig) -> None:
-    """Make a config's secrets known, so that they are masked everywhere. The config need not resolve."""
+    """Register the secrets of a config, so that they are masked everywhere. The config need not resolve."""
     try:
         remember(OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException:  # reported where the value is used
@@ -87,7 +87,7 @@ def mask_files(paths: Iterable[Path]) -> None:
             continue
         text = path.read_text(encoding="utf-8")
         if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text))):
-            continue  # the usual case, thirty times faster than reading the YAML
+            continue  # usually; thirty times faster than parsing the YAML
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         hidden = masked(found)
         if hidden != found:

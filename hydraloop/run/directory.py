@@ -1,4 +1,4 @@
-"""Run directories: where a new run is written, and in which one a resumed run continues. Imports no torch.
+"""Run directories: the directory of a new run, and where a resumed run continues. Imports no torch.
 
 `.hydra/config.yaml` is the config with which a run was started, and never changes. Each attempt to resume the run has a
 folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
@@ -32,12 +32,12 @@ OUTPUTS = Path("outputs")
 CHECKPOINTS = "checkpoints"
 _CONFIG = "config.yaml"
 _FOLDERS = "checkpoint_folders"
-"""Text file in RECORDS with the folders to which the run has written checkpoints, one a line. Folders in the run
-directory are relative to it, so that it can be moved; others are absolute."""
+"""Text file in RECORDS with the folders of the run's checkpoints, one per line. Folders in the run directory are
+relative to it, so that it can be moved; others are absolute."""
 
 
 def run_id() -> str:
-    """Return six random characters, so that two runs started in the same second do not share a directory."""
+    """Return six random characters: runs started in the same second get different directories."""
     return secrets.token_hex(3)
 
 
@@ -187,7 +187,7 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:
 
 
 def _newest_first() -> Iterator[Path]:
-    """Return run directories by date and time, which begin their names. The id is ignored."""
+    """Return run directories by date and time in their names, the newest first. The id is ignored."""
     runs = [path.parent for path in OUTPUTS.glob(f"*/*/{RECORDS}")]
     return iter(sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True))
 
@@ -201,7 +201,7 @@ def _identity(cfg: Any) -> Any:
 
 
 def _comparable(node: Any) -> Any:
-    """Return the resolved node, or the written one if it resolves only in the job (`${hydra:runtime.cwd}/data`)."""
+    """Return the node resolved, or as written if it resolves only in the job (`${hydra:runtime.cwd}/data`)."""
     written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
     return written if "${hydra:" in str(written) else plain(node)
 
@@ -251,7 +251,7 @@ def _is_of(folder: Path, run_dir: Path) -> bool:
 
 
 def owner(folder: Path) -> Path | None:
-    """Return the run to which a folder of checkpoints belongs: the one it names, or the one that contains it."""
+    """Return the run to which a folder of checkpoints belongs: the one named in it, or the one that contains it."""
     pointer = folder / RUN_DIR_FILE
     if pointer.is_file():
         return Path(pointer.read_text(encoding="utf-8").strip())
@@ -262,12 +262,9 @@ def owner(folder: Path) -> Path | None:
 def run_of(path: Path) -> Path | None:
     """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
 
-    A checkpoint's run contains its folder, or is named in it if `out_dir` was elsewhere. It may have been deleted.
+    The run of a checkpoint contains its folder, or is named in it (`out_dir`). It may have been deleted.
     """
     if path.is_dir():
         return path
     above = path.resolve().parent.parent
-    if (above / RECORDS).exists():
-        return above
-    pointer = path.parent / RUN_DIR_FILE
-    return Path(pointer.read_text(encoding="utf-8").strip()) if pointer.is_file() else None
+    return above if (above / RECORDS).exists() else owner(path.parent)

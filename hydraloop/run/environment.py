@@ -1,4 +1,4 @@
-"""What a run was started with: versions of packages, the git commit, the command. Imports no torch."""
+"""How a run was started: versions of packages, git commit, command. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GIT_ENVIRONMENT = {
     for name in ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "USERPROFILE")
     if name in os.environ
 }
-"""Without the variables that a config sets. The user's git config is read, since it has `safe.directory`."""
+"""Without variables from a config. The user's git config is read, because it has `safe.directory`."""
 
 
 def versions() -> dict[str, str]:
@@ -50,7 +50,7 @@ def git_diff(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git, without other programs (monitor, hook, pager); None if it fails or takes over 5 s."""
+    """Return the output of git, which starts no other program; None if it fails or takes more than 5 s."""
     try:
         done = subprocess.run(
             [*_GIT, *arguments],

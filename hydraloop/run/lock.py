@@ -1,9 +1,9 @@
 """RunLock: only one process at a time writes to a run directory.
 
 The file `.lock` in the directory names the processes of the run that trains there. On the same machine, the lock is
-free when none of them exists any more. On another machine or in another container, process ids mean nothing: there it
-is free when its modification time is 60 s old. The holder renews that time every 10 s. The age is measured with the
-clock of the file system, so the clocks of two machines need not agree.
+free when all of them have ended. For another machine or container, process ids mean nothing: there, the lock is free
+when its modification time is 60 s old. The holder renews that time every 10 s. The age is measured with the clock of
+the file system, so the clocks of two machines need not agree.
 
 Acquiring is guarded by flock on the same file. On a file system without flock, two starts within milliseconds can both
 acquire the lock.
@@ -42,14 +42,14 @@ BEAT = 10.0
 HELD = 60.0
 """Seconds without a renewal after which a lock from another machine is free."""
 _MARGIN = 5.0
-"""Seconds that a start waits longer than that."""
+"""Seconds that a waiting start adds to that."""
 _POLL = 0.5
 """Seconds between two attempts while a start waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The contents of the file."""
+    """The content of the file."""
 
     token: str
     """Random; identifies one acquisition."""
@@ -233,7 +233,7 @@ def _flock(handle: int, *, exclusive: bool) -> None:
 
 
 def _read(handle: int) -> Holder | None:
-    """None if the file is empty or cut off by a kill."""
+    """Return the holder; None if the file is empty or cut off by a kill."""
     try:
         os.lseek(handle, 0, os.SEEK_SET)
         found = json.loads(os.read(handle, 1 << 16))

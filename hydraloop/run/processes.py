@@ -1,4 +1,4 @@
-"""Identify processes on this machine by their id and start. Imports no torch."""
+"""Identify processes on this machine by their id and start time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 _SAME = 2.0
-"""Seconds; the start of the machine is known to a second."""
+"""Seconds by which two measurements of a start may differ; the start of the machine is known to a second."""
 
 
 def started(pid: int) -> float | None:
-    """Return the seconds from the machine's start to a process's; None if there is no such process.
+    """Return the seconds from the start of the machine to that of a process; None if there is no such process.
 
-    They do not change when the clock is set.
+    The number does not change when the clock is set.
     """
     import psutil  # 15 ms, which --help and --dry-run do without
 
@@ -44,7 +44,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def machine() -> str:
-    """Return a name for the place where process ids are unique: this start of the host, and the container."""
+    """Return a name for where process ids are unique: host, its current boot, and container."""
     names = [socket.gethostname()]
     with suppress(OSError):
         names.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())

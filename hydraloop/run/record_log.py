@@ -22,7 +22,7 @@ NONFINITE = "nonfinite"
 """The entry with the names of values that are null because JSON has no NaN and infinity."""
 _CHUNK = 1 << 16
 _MOST = 1 << 63
-"""Services take smaller iterations and epochs only."""
+"""Services accept only smaller iterations and epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Record:
 
 
 class RecordLog:
-    """Appends lines of JSON. Each is flushed as a whole, so that readers see complete records.
+    """Appends lines of JSON and flushes each, so that readers see it at once.
 
     The file is not synced to disk: records survive a kill of the process, but not a power failure. A line takes about
     5 µs.
@@ -128,7 +128,7 @@ class Position:
 class Reader:
     """Reads a log while another process appends to it.
 
-    Users may write or edit lines: entries that a record cannot have are left out, with one warning.
+    A user may have written or edited lines: entries that a record cannot have are left out, with one warning.
 
     Args:
         path: of the log. It need not exist yet.

@@ -1,4 +1,4 @@
-"""`result.json`: how a run ended, for scripts and sweeps. Imports no torch."""
+"""`result.json`: the outcome of a run, for scripts and sweeps. Imports no torch."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class Result:
 
 
 class ResultFile:
-    """`result.json` of a run, as its launcher sees it. Nothing outside this file writes `result.json`.
+    """`result.json` of one attempt, for its launcher. Nothing outside this module writes `result.json`.
 
     Args:
-        run_dir: the run directory; what its file holds now is from before this attempt.
+        run_dir: the run directory; the present content of its file is from an earlier attempt.
         attempt: the folder of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run.
     """
 
@@ -78,7 +78,7 @@ class ResultFile:
         return _outcome(error).items() <= self._written().items()
 
     def set_error(self, error: BaseException) -> None:
-        """Write the error into the file. Rank 0 may have known only that another rank was lost, or written nothing."""
+        """Write the error into the file: rank 0 may have written nothing, or only that it lost another rank."""
         if not self.has(error):
             Result(**{**self._written(), **_outcome(error)}).write(self._path.parent)
 
@@ -90,9 +90,9 @@ class ResultFile:
         return found
 
     def put_back(self) -> None:
-        """Move the file to the attempt's folder and restore the earlier one; without an attempt, do nothing.
+        """Move the file to the attempt's folder and restore the earlier one; a new run keeps its file.
 
-        For an attempt that failed before its first iteration (another model, a cut-off checkpoint).
+        For an attempt that failed before its first iteration (another model, an incomplete checkpoint).
         """
         if self._attempt is None or not self._path.exists():
             return

@@ -1,7 +1,7 @@
-"""The communication interface: what the engine and the hooks ask of the other ranks.
+"""The communication interface between ranks, for the engine and the hooks.
 
-`Distributed` itself is a single process and returns its own values; several processes are a
-`process_group.ProcessGroup`. So no code needs to ask how many ranks there are.
+`Distributed` is a single process and returns its own values; `process_group.ProcessGroup` is one of several processes.
+So callers need not know how many ranks there are.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Distributed:
     sharded: bool = False
     """Whether each rank holds only a shard of the model, so that a forward needs all ranks."""
     agree_interval: int = 10
-    """Iterations between two exchanges of what hooks asked for."""
+    """Iterations between two exchanges of the requests of hooks."""
     orphaned: bool = False
-    """Whether this rank failed after the process that started it had gone: its error then only follows from that."""
+    """Whether this rank failed after the process that started it had ended, which is then the cause."""
     tally: Tensor | None = None
-    """A parameter `[1]` whose gradient is averaged together with the model's; None if there is none (see `ddp.py`)."""
+    """A parameter `[1]` whose gradient is averaged together with the model's (see `ddp.py`), or None."""
 
     @property
     def is_main(self) -> bool:
@@ -52,20 +52,20 @@ class Distributed:
         return choose_device(wanted)
 
     def prepare(self, model: nn.Module) -> None:
-        """Give this rank its part of the model, in place: called with the model on the device, before the optimizer."""
+        """Shard the model in place, if the run does. Called with the model on the device, before the optimizer."""
 
     def wrap(self, task: nn.Module) -> nn.Module:
         """Return the module whose forward the engine calls in training."""
         return task
 
     def sync_gradients(self, on: bool) -> None:
-        """Set, before a forward, whether its backward averages the gradients over the ranks."""
+        """Set, before a forward pass, whether its backward averages the gradients over the ranks."""
 
     def before_evaluation(self, task: nn.Module) -> None:
-        """Give all ranks rank 0's buffers (the statistics of normalisation layers)."""
+        """Copy rank 0's buffers (statistics of normalisation layers) to all ranks."""
 
     def after_evaluation(self) -> None:
-        """Drop what was gathered for an evaluation."""
+        """Free weights that were gathered for the evaluation."""
 
     # Values; each method is called on every rank. --------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Distributed:
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """Return all ranks' values, by rank: numbers, strings, tensors on the CPU, and lists and dicts of these."""
+        """Return the values of all ranks, by rank: numbers, strings, CPU tensors, and lists and dicts of these."""
         return [value]
 
     def from_main(self, value: Any) -> Any:
@@ -82,7 +82,7 @@ class Distributed:
         return value
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called it."""
 
     def start_max(self, values: Tensor) -> Pending:
         """Start to replace `values` (on the CPU) by their maximum over all ranks, in place and in the background."""
@@ -96,10 +96,10 @@ class Distributed:
 
     def abandon(self, error: BaseException) -> None:
         """Tell the other ranks that this one has failed. From now on, every method returns this rank's own values, so
-        that closing hooks do not wait for ranks that will not come."""
+        that closing hooks do not wait for other ranks."""
 
     def first_failure(self) -> tuple[int, str] | None:
-        """Return (rank, its error) for the rank that failed first; None if none has."""
+        """Return the rank that failed first and its error; None if no rank has failed."""
         return None
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Distributed:
 
 
 class Pending:
-    """A communication in the background; this one is already complete."""
+    """A communication in the background; this class is one that is complete."""
 
     def wait(self) -> None:
         """Wait until it is complete; on a GPU, only its stream waits."""

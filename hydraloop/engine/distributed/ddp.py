@@ -1,4 +1,4 @@
-"""DDP: the task is wrapped in `DistributedDataParallel` here."""
+"""DDP: wraps the task in `DistributedDataParallel`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 def wrap_in_ddp(
     task: nn.Module, device: torch.device, *, bucket_cap_mb: float | None, find_unused_parameters: bool
 ) -> tuple[Any, Tensor | None]:
-    """Wrap the task; all ranks start with rank 0's parameters and buffers.
+    """Wrap the task in DDP; all ranks start with rank 0's parameters and buffers.
 
     Returns:
         The wrapped task, and `Distributed.tally`: a parameter `[1]` whose gradient is averaged with the model's. It is
-        None with `find_unused_parameters`, since no forward uses it.
+        None with `find_unused_parameters`, because no forward pass uses it.
     """
     wrapped, tally = task, None
     if not find_unused_parameters:
         wrapped = with_tally = _WithTally(task, device)
         tally = with_tally.tally
     ddp: Any = nn.parallel.DistributedDataParallel
-    for buffer in task.buffers():  # before torch 2.13, DDP does this only if it does so in every forward, too
+    for buffer in task.buffers():  # before torch 2.13, DDP does this only together with doing it in every forward
         dist.broadcast(buffer.detach(), 0)
-    # Before each evaluation they are made equal again. torch 2.13 has renamed the option.
+    # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
     new = "forward_sync_buffers" in inspect.signature(ddp).parameters
     return ddp(
         wrapped,
@@ -38,8 +38,8 @@ def wrap_in_ddp(
 
 
 class _WithTally(nn.Module):
-    """A task and one more parameter. DDP averages its gradient with the others', so that the number of samples (or
-    tokens) on all ranks needs no collective of its own."""
+    """A task with one more parameter. DDP averages its gradient with the others, so that summing the number of samples
+    (or tokens) over the ranks needs no separate collective."""
 
     def __init__(self, task: nn.Module, device: torch.device) -> None:
         super().__init__()

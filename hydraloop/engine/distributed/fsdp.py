@@ -41,7 +41,7 @@ def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
         device: where the model is.
 
     Raises:
-        UserError: no module is of one of the classes, or there is no such dtype.
+        UserError: no module has one of the classes, or an unknown dtype.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -58,7 +58,7 @@ def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
     blocks = modules_of(model, options.wrap, key=WRAP)
     for module in blocks:
         fully_shard(module, **policies)
-    # Backward needs the parameters outside of the blocks again at once.
+    # Parameters outside of the blocks stay gathered, because backward begins with them.
     fully_shard(model, **{**policies, "reshard_after_forward": options.reshard_after_forward and not blocks})
 
 
@@ -70,7 +70,7 @@ def _dtype(name: str | None, key: str) -> torch.dtype | None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop gathered parameters, so that the next forward gathers them again: their shards may have changed in place."""
+    """Free gathered parameters, so that the next forward gathers them again: shards may have changed in place."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -82,27 +82,27 @@ def reshard(model: nn.Module) -> None:
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Return whether a value is a DTensor, of which this rank has only a part. Imports nothing."""
+    """Return whether a value is a DTensor, of which this rank has only a part. Imports no DTensor."""
     module = sys.modules.get("torch.distributed.tensor")  # without which there is no DTensor
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part, detached, in the same memory; of a plain tensor, all of it. No communication."""
+    """Return this rank's part, detached, in the same memory; of a plain tensor, the whole. No communication."""
     tensor = tensor.detach()
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor, gathered from all ranks if it is sharded; then called on every rank."""
+    """Return the full tensor, gathered from all ranks if it is sharded (then called on every rank)."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def as_sharded(value: Any, target: Any) -> Any:
     """Shard a full tensor as `target` is, without communication; every rank has the full one.
 
-    The value itself is returned if the target is not sharded or has another shape (a step count; a mismatch, which
-    loading will report).
+    Return the value itself if the target is not sharded or has another shape: a step count, or a mismatch that loading
+    will report.
     """
     if not is_sharded(target) or is_sharded(value) or not isinstance(value, Tensor) or value.shape != target.shape:
         return value
@@ -151,7 +151,7 @@ def full(value: Any, *, keep: bool) -> Any:
     """Gather every DTensor in a nested value, to the CPU; called on every rank, in the same order.
 
     Args:
-        keep: False if this rank only takes part: it needs memory for one tensor at a time and must not use the result.
+        keep: False if this rank only takes part. It then needs memory for one tensor at a time; the result is useless.
     """
     if is_sharded(value):
         gathered = value.full_tensor()

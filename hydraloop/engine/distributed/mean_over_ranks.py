@@ -10,8 +10,8 @@ from hydraloop.engine.distributed.comm import Distributed
 class MeanOverRanks:
     """Averages named numbers over the ranks that have them, in one exchange.
 
-    The ranks add up one vector, whose layout depends on `_names`. These are the same on all ranks, because they only
-    change on all ranks at once, by what was gathered.
+    The ranks add up one vector, whose layout depends on `_names`. They are the same on all ranks, because they change
+    only by what was gathered from all ranks.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class MeanOverRanks:
     def mean(self, values: dict[str, float], ranks: Distributed) -> dict[str, float]:
         """Return the mean of each name over the ranks that have it; called on every rank.
 
-        One exchange among the hosts; three more if there is a name that no rank has had before.
+        One exchange among the hosts; three more for a name that no rank has had before.
         """
         while True:
             names = self._names

@@ -1,7 +1,7 @@
-"""Several ranks that train together, over torch.distributed: values are summed, gathered and broadcast here.
+"""Ranks that train together over torch.distributed: sums, gathers and broadcasts values, and wraps or shards the model.
 
-There are two groups. The devices' group (nccl, or gloo on CPUs) has gradients and device tensors. The hosts' group
-(gloo) has plain values and what hooks ask for, so that neither waits for a device.
+There are two groups. The devices' group (nccl, or gloo on CPUs) exchanges gradients and device tensors. The hosts'
+group (gloo) exchanges plain values and the requests of hooks, which need not wait for a device.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def connect(options: Options, device: str = "auto") -> Distributed:
             remedy="Pass on what the first engine has: hydraloop.build(cfg, distributed=engine.distributed).",
         )
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=options.timeout)))
-    # torchrun keeps one store over its restarts. Without a prefix for each, the last attempt's keys would be found.
+    # torchrun keeps one store over its restarts. The prefix hides the keys of earlier attempts.
     store = PrefixStore(f"hydraloop-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     group = ProcessGroup(options, store, rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), device=device)
     group.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    group.node_rank = int(os.environ.get("GROUP_RANK", rank // group.local_world_size))  # torchrun's word for a node
+    group.node_rank = int(os.environ.get("GROUP_RANK", rank // group.local_world_size))  # torchrun calls a node a group
     return group
 
 
 class ProcessGroup(Distributed):
-    """This process among `world_size` ones.
+    """One of several processes that train together.
 
     Args:
         options: see `Options`.
@@ -128,7 +128,7 @@ class ProcessGroup(Distributed):
     # The model. ------------------------------------------------------------------------------------------------------
 
     def prepare(self, model: nn.Module) -> None:
-        """Convert batch norm (`sync_batchnorm`). With FSDP2, shard the model as rank 0 has it; parameters are DTensors.
+        """Convert batch norm (`sync_batchnorm`). With FSDP2, shard rank 0's model; its parameters become DTensors.
 
         Raises:
             UserError: an option of FSDP2, or `sync_batchnorm`, does not fit the model or the device.
@@ -160,28 +160,28 @@ class ProcessGroup(Distributed):
         return cast(nn.Module, self._ddp)
 
     def sync_gradients(self, on: bool) -> None:
-        """Like torch's `no_sync` if it is off; otherwise the next backward averages the gradients once."""
+        """Set whether the next backward averages the gradients; off is like torch's `no_sync`."""
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = on
         elif self._model is not None:
             self._model.set_requires_gradient_sync(on)
 
     def before_evaluation(self, task: nn.Module) -> None:
-        """Broadcast rank 0's buffers; let sharded weights be gathered again, since a hook may have replaced them."""
+        """Broadcast rank 0's buffers, and free gathered weights, because a hook may have replaced their shards."""
         self.after_evaluation()
         if not self._alone:
             for buffer in task.buffers():
                 dist.broadcast(buffer.detach(), 0)
 
     def after_evaluation(self) -> None:
-        """Drop gathered weights."""
+        """Free gathered weights."""
         if self._model is not None:
             reshard(self._model)
 
     # Values. ---------------------------------------------------------------------------------------------------------
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over all ranks, a new tensor; one all-reduce in the group of the tensor's device."""
+        """Return the sum over all ranks as a new tensor; one all-reduce in the group of the tensor's device."""
         total = values.clone()
         if not self._alone:
             dist.all_reduce(total, group=self._hosts if total.device.type == "cpu" else None)
@@ -244,7 +244,7 @@ class ProcessGroup(Distributed):
             self.orphaned = True
 
     def first_failure(self) -> tuple[int, str] | None:
-        """Return what the store has; None if the store is gone."""
+        """Return what the store has; None if the store has ended."""
         try:
             if not self._store.check([_FAILED]):
                 return None
@@ -254,7 +254,7 @@ class ProcessGroup(Distributed):
         return rank, error
 
     def close(self) -> None:
-        """Destroy both groups; not after an error, since a group may wait for ranks that have gone."""
+        """Destroy both groups; not after an error, because a group may wait for ranks that have ended."""
         if not self._alone and dist.is_initialized():
             self.barrier()
             dist.destroy_process_group()

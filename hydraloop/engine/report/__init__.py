@@ -1,1 +1,1 @@
-"""What a person reads before, during and after training."""
+"""Text for the terminal before, during and after training."""

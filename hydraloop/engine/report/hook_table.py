@@ -13,9 +13,9 @@ COLUMNS = 90
 
 
 def by_mount_point(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
-    """Return {mount point: the slots called there, in order}, without unused points.
+    """Return {mount point: its slots in order}, without unused points.
 
-    Slots whose mount points are not known are listed under the key "class not imported".
+    Slots with unknown mount points are under the key "class not imported".
     """
     table = {point: [slot for slot in slots if point in (slot.mount_points or ())] for point in MOUNT_POINTS}
     unknown = [slot for slot in slots if slot.mount_points is None]
@@ -33,10 +33,9 @@ def format_order(slots: Sequence[Slot]) -> str:
 
 
 def format_folded(slots: Sequence[Slot], defaults: Mapping[str, int]) -> tuple[str, str]:
-    """Return the order in short: all hooks once, and a line for each mount point of a custom hook.
+    """Return the order in short: a list of all hooks, and a line for each mount point of a custom hook.
 
-    The order is the same at each mount point. A default hook with a changed priority counts as a custom hook; the other
-    default hooks are folded to `…` in the lines.
+    A default hook with a changed priority counts as a custom hook; other default hooks are folded to `…` in the lines.
 
     Args:
         slots: in calling order.

@@ -1,4 +1,4 @@
-"""What is printed before and after training, as plain text. Does not synchronize with the device."""
+"""The text before and after training. Does not synchronize with the device."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _REPLACED = ("resume", "load_from")
-"""Options that do not go with the `resume=…` of the command that continues a run."""
+"""Options that the command to continue a run replaces by its own `resume=…`."""
 _MOST_HOOKS = 3
 """Hooks that the summary lists with their time, the most expensive first."""
 
 
 def format_start(engine: Engine) -> str:
-    """Return what is about to run: model, data, device, length, run directory, and the order of the hooks."""
+    """Return the text before training: model, data, device, length, run directory, and the order of the hooks."""
     ranks = engine.distributed.world_size
     rows = {
         "model": _model(engine),
@@ -54,7 +54,7 @@ def format_start(engine: Engine) -> str:
 
 
 def format_summary(engine: Engine, seconds: float | None = None) -> str:
-    """Return how the run ended: status, metrics, checkpoints, speed, where the time went, and the command to continue.
+    """Return the text after training: status, metrics, checkpoints, speed, use of time, the command to continue.
 
     Args:
         seconds: of the whole run, its closing hooks included; None: those of `result.json`, without closing hooks.
@@ -91,7 +91,7 @@ def _ended(engine: Engine, run: float) -> dict[str, str]:
 
 
 def _best(engine: Engine) -> dict[str, str]:
-    """Return the best validation and the checkpoints: the best one, which is the one to use, and the last one."""
+    """Return the best validation, the best checkpoint and the last one."""
     rows: dict[str, str] = {}
     best = engine.best or engine.messages.read("best")
     if best is not None:
@@ -112,7 +112,7 @@ def _best(engine: Engine) -> dict[str, str]:
 
 
 def _time(engine: Engine, run: float) -> dict[str, str]:
-    """Return the speed, and where the time went, in shares of the run's `run` seconds."""
+    """Return the speed, and how the time was used, in shares of `run`, the seconds of the run."""
     rows, parts = {}, []
     timing: Timing | None = engine.messages.read("timing")
     if timing is not None:
@@ -153,7 +153,7 @@ def _data(engine: Engine) -> str:
 
 
 def _size(loader: Sized) -> str:
-    dataset = getattr(loader, "dataset", None)  # A list of batches is a loader too, and has none.
+    dataset = getattr(loader, "dataset", None)  # a list of batches has none
     return _count(len(dataset), "sample") if isinstance(dataset, Sized) else _count(len(loader), "batch", "es")
 
 
