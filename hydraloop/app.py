@@ -24,7 +24,7 @@ from hydraloop.errors import UserError
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Terminated
 from hydraloop.launch.termination import terminable
-from hydraloop.run.environment import command as command_name
+from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
 
@@ -93,9 +93,9 @@ class _App:
 
     def run(self, argv: Sequence[str]) -> None:
         """Show what the arguments ask for, or train once, or in a sweep."""
-        argv, dry_run = arguments.take_dry_run(argv)
-        remember_overrides(argv)
         args = arguments.read(argv)
+        remember_overrides(args.overrides)
+        environment.set_command([*environment.script(), *arguments.config_flags(args)])
         if args.experimental_rerun is not None:
             raise UserError(
                 "it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir."
@@ -104,8 +104,8 @@ class _App:
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
             if args.help:
-                return print(format_help(composer, command_name()))
-            if dry_run:
+                return print(format_help(composer, " ".join(environment.command())))
+            if args.dry_run:
                 return print(format_plan(check_command(args, composer).cfg))
             if arguments.is_for_hydra(args):
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])

@@ -1,4 +1,4 @@
-"""The one kind of error that is a message for the user instead of a traceback."""
+"""Errors that are shown to the user as a message instead of a traceback, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in what the user typed or wrote: what is wrong, where, and what to do.
+    """A mistake in a command line, a config or a call: the key, the problem and the fix.
 
-    `app.py` prints it without a traceback and exits with a code that is not 0. Anything that is not the user's
-    mistake is raised as an ordinary exception and keeps its whole traceback.
+    The command line prints it without a traceback and exits with a code that is not 0. All other errors are ordinary
+    exceptions, and keep their traceback.
 
     Args:
-        problem: what is wrong, in one sentence, with the offending value in it.
-        key: where, as the user would type it (`hooks.ema.priority`), or None where no key applies.
-        remedy: what to do about it; a command or a value that works, where there is one.
+        problem: one sentence with the wrong value in it.
+        key: as the user types it, `hooks.ema.priority`. None: no key is concerned.
+        remedy: how to fix it, if possible with a command or a value that works.
     """
 
     def __init__(self, problem: str, *, key: str | None = None, remedy: str | None = None) -> None:
@@ -30,12 +30,12 @@ class UserError(Exception):
         return f"{where}{self.problem}{what_to_do}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive the default pickling, and launchers send errors between processes.
+        # The default pickling loses keyword-only arguments, and launchers send errors between processes.
         return (_rebuild, (type(self), self.problem, self.key, self.remedy))
 
 
 class PeerError(RuntimeError):
-    """Another rank has failed, and this one ends with it; whoever tells of the failure tells of the other's."""
+    """Raised on healthy ranks after another rank has failed; only the original error is reported."""
 
 
 def _rebuild(cls: type[UserError], problem: str, key: str | None, remedy: str | None) -> UserError:
@@ -43,14 +43,14 @@ def _rebuild(cls: type[UserError], problem: str, key: str | None, remedy: str | 
 
 
 def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """The known names that resemble `name`, best first; upper and lower case count as the same."""
+    """Return the known names that resemble `name`, the best first. Case is ignored."""
     by_lower = {other.lower(): other for other in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=0.5)
     return [by_lower[other] for other in found]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """One sentence that lists the names close to `name`, or all known ones where none is close."""
+    """Return one sentence with the names close to `name`, or with all known names if no name is close."""
     names = list(known)
     close = close_names(name, names)
     if close:

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
@@ -263,11 +262,12 @@ def _check_hooks(cfg: DictConfig) -> None:
 
 def _not_a_hook(name: str, node: object, group: str) -> UserError:
     """A value under a hook group without a class: added with a +, or selected from a file without a package line."""
-    if f"{name}.yaml" in ConfigStore.instance().repo.get(group, {}):
-        remedy = f"Select it: {group}=[…,{name}]; its options are then changed without a +."
+    header = f"# @package {group}.<name>"
+    if name in dict(stored(group)):
+        remedy = f"Select it: {group}=[…,{name}]. Its options are then changed without a +."
     elif isinstance(node, DictConfig):
-        remedy = f"Add +{group}.{name}._target_=package.Class, or in its file the line: # @package {group}.<name>"
+        remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
     else:
-        remedy = f"The file it comes from needs the line: # @package {group}.<name>"
+        remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
     shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     return UserError(f"{shown!r} is not a hook: it has no _target_", key=f"{group}.{name}", remedy=remedy)

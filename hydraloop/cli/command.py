@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from omegaconf import DictConfig
+from hydra.core.override_parser.types import Override
+from omegaconf import MISSING, DictConfig
 
-from hydraloop.cli import arguments, checks, hydra_targets, limits
+from hydraloop.cli import arguments, hydra_targets, limits
 from hydraloop.cli.compose import Composer, jobs, swept
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
 from hydraloop.errors import UserError
 from hydraloop.safety.typed_options import keys_of
+from hydraloop.schemas.root import Config
 from hydraloop.validate import validate
+
+_REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
+"""Config groups that every run needs."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,7 @@ def check_command(
         UserError: a mistake in the overrides or in the config files.
     """
     typed = list(args.overrides)
-    parsed = arguments.parse(typed)
-    arguments.refuse_null_groups(parsed)
-    checks.check_groups(parsed, composer)
+    _check_groups(arguments.parse(typed), composer)
     lines, rewritten = arguments.with_hook_lists(typed)
     if not args.multirun and not _mode_is_multirun(lines, composer):
         if rewritten:
@@ -79,10 +83,7 @@ def compose_job(
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
     """
-    parsed = arguments.parse(lines)
-    arguments.refuse_null_groups(parsed)
-    checks.check_groups(parsed, composer)
-    checks.check_overrides(parsed)
+    _check_groups(arguments.parse(lines), composer)
     cfg = _explained(composer.compose, lines, composer)
     _check_hydra(cfg, lines if typed is None else typed)
     validate(cfg, trains=trains)
@@ -120,6 +121,32 @@ def _check_sweep(
         first = first or cfg
     assert first is not None, "a product of axes with values has an element"
     return Command(lines, first, is_sweep=True, axes=axes)
+
+
+def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
+    """Refuse values that are not options of a config group. Hydra would raise a Python error.
+
+    Raises:
+        UserError: names the group.
+    """
+    for override in overrides:
+        group = override.key_or_group
+        if arguments.is_sweep(override) or not composer.is_group(group):
+            continue
+        if not group:
+            raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
+        value = override.value()
+        names = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) or all(isinstance(name, str) and name for name in names):
+            continue
+        if override.is_delete() and value is None:
+            continue
+        remedy = f"Options: {', '.join(composer.options(group))}."
+        if group not in _REQUIRED:
+            none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
+            remedy = f"For none, use {none}. {remedy}"
+        shown = "null" if value is None else "an empty value" if value == "" else repr(value)
+        raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
 def _check_hydra(cfg: DictConfig, lines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Composing a config the way Hydra will, before Hydra does: mistakes are found while nothing has been written."""
+"""Compose a config as Hydra will, before Hydra does, so that mistakes are found before anything is written."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
@@ -27,7 +25,7 @@ from hydraloop.safety import hydra_versions
 
 
 class Composer:
-    """Composes configs of one project. Only one at a time can be open; `opened` gives it.
+    """Composes configs of one project. Only one can be open at a time; `opened` makes it.
 
     Args:
         name: of the primary config, without `.yaml`.
@@ -38,20 +36,20 @@ class Composer:
         self._last: tuple[list[str], DictConfig] | None = None
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """One job's config, with the node `hydra`.
+        """Return the config of one job, with the node `hydra`.
 
         Raises:
             UserError: the search path has a package that is not trusted.
             Exception: what Hydra raises.
         """
-        if self._last is None or self._last[0] != list(overrides):  # composing takes some 30 ms
+        if self._last is None or self._last[0] != list(overrides):  # composing takes about 100 ms
             check_search_path(self._name, overrides)
             cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
             self._last = (list(overrides), cfg)
         return self._last[1]
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
-        """What Hydra composes for a sweep before its jobs: without the values that are swept."""
+        """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
         check_search_path(self._name, overrides)
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
@@ -61,24 +59,16 @@ class Composer:
         return self._listed(group, ObjectType.CONFIG)
 
     def is_group(self, key: str) -> bool:
-        """Whether Hydra takes `key=` for the choice of a group's option."""
+        """Return whether `key=` selects an option of a config group in Hydra."""
         return any(source.is_group(key) for source in GlobalHydra.instance().config_loader().get_sources())
 
     def groups(self) -> list[str]:
-        """All config groups except Hydra's own."""
+        """Return all config groups except Hydra's own."""
         return [group for group in self._listed("", ObjectType.GROUP) if group not in ("hydra", "hydraloop")]
 
     def _listed(self, group: str, kind: ObjectType) -> list[str]:
-        """As the loader's `get_group_options`, which copies all stored configs each time (50 ms)."""
         sources = GlobalHydra.instance().config_loader().get_sources()
         return sorted({name for source in sources if source.is_group(group) for name in source.list(group, kind)})
-
-
-class _StoredConfigs(dict[str, Any]):
-    """The configs in Hydra's ConfigStore. Hydra copies them all each time it composes (50 ms), but only reads them."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _StoredConfigs:
-        return self
 
 
 class _ExtraFolder(SearchPathPlugin):
@@ -102,11 +92,9 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
     extra = None if extra_folder is None else Path(extra_folder)
     for path, key in ((folder, "--config-path"), (extra, "--config-dir")):
         if path is not None and not path.is_dir():
-            raise UserError(f"there is no folder {path}", key=key, remedy="Make it, with a config.yaml in it.")
-    register_resolvers()
+            raise UserError(f"the folder {path} does not exist", key=key, remedy="Create it, with a config.yaml in it.")
+    hydra_versions.register_resolver("run_id", run_id)  # ${run_id:} has one value in a config
     Plugins.instance().register(_ExtraFolder)
-    store = ConfigStore.instance()
-    store.repo = _StoredConfigs(store.repo)
     GlobalHydra.instance().clear()
     _ExtraFolder.folder = extra
     try:
@@ -116,16 +104,11 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
         _ExtraFolder.folder = None
 
 
-def register_resolvers() -> None:
-    """`${run_id:}`, the same wherever it stands in one config."""
-    hydra_versions.register_resolver("run_id", run_id)
-
-
 def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
-    """The overrides of each job of a sweep, as Hydra's basic sweeper multiplies them.
+    """Return the overrides of each job of a sweep, multiplied as by Hydra's basic sweeper.
 
     Raises:
-        UserError: a sweep without an end (`interval(0,1)`), which this sweeper cannot enumerate.
+        UserError: a sweep that cannot be enumerated (`interval(0,1)`), or that has no values.
     """
     axes: dict[str, list[str]] = {}
     for override in overrides:
@@ -136,9 +119,10 @@ def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
             if not axes[key]:
                 raise UserError(
-                    f"{override.input_line} stands for nothing",
+                    f"{override.input_line} has no values",
                     key=override.key_or_group,
-                    remedy="glob(…) lists the options of a group, experiment=glob(*); for a key list its values: a,b,c",
+                    remedy="glob(…) lists the options of a group, as in experiment=glob(*). For a key, list its "
+                    "values: a,b,c",
                 )
         else:
             raise UserError(
@@ -150,6 +134,6 @@ def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
 
 
 def swept(cfg: DictConfig, overrides: Sequence[Override]) -> list[Override]:
-    """The overrides of a sweep, those that stand in the config file (`hydra.sweeper.params`) included."""
+    """Return the overrides of a sweep, including those in the config file (`hydra.sweeper.params`)."""
     params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
     return [*parse([f"{key}={value}" for key, value in params.items()]), *overrides]

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import plain, resolved_yaml
 from hydraloop.run.directory import Resumed
+from hydraloop.run.environment import command
 from hydraloop.safety import typed_options as typed
 
 _MAIN = ("init_main_from_name", "init_main_from_path")
@@ -45,8 +46,8 @@ class Job:
     """Hydra's `verbose`."""
     sys_path: list[str] = field(default_factory=list)
     """Where the launching process looks for modules."""
-    script: str | None = None
-    """The main file of the launching process, named in hints to the user."""
+    command: list[str] = field(default_factory=list)
+    """The command that started the launching process, without overrides, for hints to the user."""
     main: dict[str, str] = field(default_factory=dict)
     """How to import the main module of the launching process; empty if the config names nothing in it."""
 
@@ -77,7 +78,7 @@ class Job:
             logging=plain(hydra.job_logging),
             verbose=plain(hydra.verbose),
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
-            script=getattr(sys.modules["__main__"], "__file__", None),
+            command=command(),
             main={name: str(main[name]) for name in _MAIN if name in main},
         )
 

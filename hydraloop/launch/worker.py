@@ -28,6 +28,7 @@ def main(folder: Path) -> int:
     from hydraloop.launch.termination import TerminationHandler, leave
     from hydraloop.launch.training import train
     from hydraloop.run import lock
+    from hydraloop.run.environment import set_command
 
     job, rank, attempt = Job.from_json(text), int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])  # attempt_<n>/<rank>/error.json
@@ -57,8 +58,7 @@ def main(folder: Path) -> int:
     handler = TerminationHandler(last, orphaned).start()
     if job.main:
         spawn.prepare(dict(job.main))
-    elif job.script is not None:
-        sys.modules["__main__"].__file__ = job.script
+    set_command(job.command)
     failed = train(job, rank, handler)
     if failed is not None:
         failed.write(error_file)

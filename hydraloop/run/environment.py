@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
@@ -15,6 +16,8 @@ _GIT_ENVIRONMENT = {
     if name in os.environ
 }
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
+
+_command: list[str] | None = None
 
 
 def versions() -> dict[str, str]:
@@ -66,8 +69,21 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
 
 
-def command() -> str:
-    """Return the command that started this process, for hints: `python train.py`."""
-    main = sys.modules.get("__main__")
-    script = getattr(main, "__file__", None)
-    return f"python {os.path.relpath(script)}" if script else "python train.py"
+def script() -> list[str]:
+    """Return how this process was started, without arguments: `python train.py`."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None and main.__spec__.name.endswith(".__main__"):
+        return ["python", "-m", main.__spec__.name.removesuffix(".__main__")]
+    file = getattr(main, "__file__", None)
+    return ["python", os.path.relpath(file) if file else "train.py"]
+
+
+def command() -> list[str]:
+    """Return the command that started the run, without overrides, for hints: `python train.py --config-name=x`."""
+    return list(_command or script())
+
+
+def set_command(words: Sequence[str]) -> None:
+    """Set what `command` returns, to add flags, or in a rank that another process has started."""
+    global _command
+    _command = list(words)

@@ -6,7 +6,7 @@ work the same way, in any module that is imported before `hydraloop.main()`.
 
 from dataclasses import dataclass, field, is_dataclass
 from importlib import import_module
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -42,6 +42,9 @@ class _Option(ConfigNode):
             raise AttributeError(name)
         self.node = OmegaConf.structured(self.schema)
         return self.node
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "_Option":
+        return self  # Hydra copies the whole store each time it composes, and only reads it
 
 
 class _Store(ConfigStore):

@@ -63,7 +63,7 @@ def _attempt(engine: Engine, run_dir: Path) -> Attempt:
 
 def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
     tags = {
-        "command": mask_command([*command().split(), *attempts.typed_overrides(run_dir)]),
+        "command": mask_command([*command(), *attempts.typed_overrides(run_dir)]),
         "host": socket.gethostname(),
         "world_size": str(engine.distributed.world_size),
         "device": str(engine.device),

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from hydraloop.cli import arguments
+from hydraloop.cli import arguments, command
 from hydraloop.errors import UserError
+from tests.config.composed import composer
 
 
 @pytest.mark.parametrize(
@@ -75,19 +76,20 @@ def test_what_is_no_override_is_named_with_the_form_that_works(typed: str) -> No
 
 
 @pytest.mark.parametrize("typed", ["hooks=null", "hooks=", "hooks=''", 'hooks=""', "default_hooks=null", "+hooks=null"])
-def test_null_and_nothing_are_no_list_of_hooks(typed: str) -> None:
+def test_null_and_nothing_are_not_hooks(typed: str) -> None:
     group = typed.lstrip("+").partition("=")[0]
-    with pytest.raises(UserError) as caught:
-        arguments.refuse_null_groups(arguments.parse([typed]))
+    with composer() as opened, pytest.raises(UserError) as caught:
+        command.compose_job([typed], opened)
     assert caught.value.key == group
-    assert caught.value.remedy == f"For none: {group}=[]"
+    assert str(caught.value.remedy).startswith(f"For none, use {group}=[].")
 
 
-@pytest.mark.parametrize("typed", ["hooks=[]", "hooks=ema", "~hooks", "hooks.ema=null", "experiment=null", "hooks=a,b"])
-def test_other_nulls_are_no_business_of_this_check(typed: str) -> None:
-    arguments.refuse_null_groups(arguments.parse([typed]))
+def test_dry_run_is_a_flag_among_hydras() -> None:
+    args = arguments.read(["seed=1", "--dry-run", "-m"])
+    assert (args.dry_run, args.multirun, args.overrides) == (True, True, ["seed=1"])
+    assert not arguments.read(["seed=1"]).dry_run
 
 
-def test_dry_run_is_taken_out_wherever_it_stands() -> None:
-    assert arguments.take_dry_run(["seed=1", "--dry-run", "-m"]) == (["seed=1", "-m"], True)
-    assert arguments.take_dry_run(["seed=1", "-m"]) == (["seed=1", "-m"], False)
+def test_flags_that_say_where_the_config_is() -> None:
+    args = arguments.read(["-cn", "other", "seed=1", "--config-dir", "my configs", "-m"])
+    assert arguments.config_flags(args) == ["--config-name=other", "--config-dir=my configs"]

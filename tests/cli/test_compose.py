@@ -58,11 +58,11 @@ def test_a_sweep_without_an_end_is_refused() -> None:
     assert "List its values" in str(caught.value.remedy)
 
 
-def test_a_glob_that_stands_for_nothing_is_refused() -> None:
+def test_a_glob_without_options_is_refused() -> None:
     with composer(), pytest.raises(UserError) as caught:
         jobs("optimizer.lr=glob(*)")
     assert caught.value.key == "optimizer.lr"
-    assert "stands for nothing" in str(caught.value)
+    assert "has no values" in str(caught.value)
 
 
 def test_the_axes_of_a_config_file_are_swept_too(tmp_path: Path) -> None:

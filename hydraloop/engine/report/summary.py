@@ -172,7 +172,7 @@ def _what_next(engine: Engine) -> dict[str, str]:
         and any((engine.run_dir / "checkpoints").glob("*.pth"))
     ):
         typed = [line for line in typed_overrides(engine.run_dir) if line.partition("=")[0] not in _REPLACED]
-        rows["continue"] = mask_command([*command().split(), *typed, f"resume={shown(engine.run_dir)}"])
+        rows["continue"] = mask_command([*command(), *typed, f"resume={shown(engine.run_dir)}"])
     return rows
 
 

@@ -1,0 +1,149 @@
+"""Mistakes that are found in composing: each is one error with the key and the fix, without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydraloop.cli import arguments, command
+from hydraloop.cli.compose import opened
+from hydraloop.errors import UserError
+from hydraloop.launch import checks as launch_checks
+from tests.config.composed import REPOSITORY
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    # command line: (key, remedy)
+    "hooks=emaa": ("hooks", "Did you mean ema?"),
+    "hooks=profiler +hooks.profiler.on_trace_ready._target_=my_project.hooks.MyHook": (
+        "hooks.profiler.on_trace_ready",
+        "Write the whole list",
+    ),
+    "hooks=[ema,profilr]": ("hooks", "Did you mean profiler or"),
+    "hooks=ema,profilr": ("hooks", "Did you mean profiler or"),
+    "hoks=ema": ("hoks", "Did you mean hooks?"),
+    "optimiser=adamw": ("optimiser", "Did you mean optimizer?"),
+    "optimizer=adam": ("optimizer", "Did you mean adamw?"),
+    "precision=bf17": ("precision", "Did you mean bf16"),
+    "distributed.strategy=dpp": ("distributed.strategy", "ddp"),
+    "distributed.strategy=fsdp2": ("distributed.strategy", "distributed.nproc_per_node=2"),
+    "distributed.nproc_per_node=0": ("distributed.nproc_per_node", "1"),
+    "distributed.backend=nccl": ("distributed.backend", "gloo"),
+    "distributed.nproc_per_node=2 engine.device=cpu:0": ("engine.device", "each process"),
+    "experiment=diabets": ("experiment", "Did you mean diabetes?"),
+    "hydra/launcher=joblib": ("hydra/launcher", "basic"),
+    "optimizer.lrr=1": ("optimizer.lrr", "Did you mean optimizer.lr"),
+    "optimizer.foo.bar=1": ("optimizer.foo.bar", "optimizer.lr"),
+    "engine.max_epoch=3": ("engine.max_epoch", "Did you mean engine.max_epochs"),
+    "+engine.max_epoch=3": ("engine.max_epoch", "Did you mean max_epochs"),
+    "++data.loader.workers=3": ("data.loader.workers", "num_workers"),
+    "model.width=32": ("model.width", "Did you mean task.model.width?"),
+    "task.model.widht=32": ("task.model.widht", "task.model.width"),
+    "hydra.run.foo=1": ("hydra.run.foo", "hydra.run.dir"),
+    "optimizer.lr=fast": ("optimizer.lr", "a number: optimizer.lr=0.001"),
+    "engine.accumulate=1.5": ("engine.accumulate", "a whole number: engine.accumulate=1"),
+    "engine.deterministic=maybe": ("engine.deterministic", "true or false"),
+    "data.train.split_seed=x": ("data.train.split_seed", "a whole number"),
+    "optimizer.betas=[a,b]": ("optimizer.betas[0]", "a number"),
+    "engine=5": ("engine", "engine.max_epochs"),
+    "~engine": ("engine", "Leave ~engine out"),
+    "~optimizer": ("optimizer", "Leave ~optimizer out"),
+    "~data": ("data", "Leave ~data out"),
+    "~data.train": ("data.train", "Use data.train=null for none"),
+    "~default_hooks.loger": ("default_hooks.loger", "Did you mean default_hooks.logger"),
+    "~hooks": ("hooks", "hooks=[]"),
+    "hooks={ema:{}}": ("hooks", "hooks=[]"),
+    "hooks=null": ("hooks", "For none, use hooks=[]"),
+    "hooks=": ("hooks", "For none, use hooks=[]"),
+    "default_hooks=null": ("default_hooks", "For none, use default_hooks=[]"),
+    "hooks=[null]": ("hooks", "Options: anomaly_detection, "),
+    "hooks=[5]": ("hooks", "Options: anomaly_detection, "),
+    "experiment=null": ("experiment", "For none, use ~experiment"),
+    "optimizer=null": ("optimizer", "Options: adamw, sgd."),
+    "+experiment=diabetes": ("experiment", "Leave the + out"),
+    "hooks.profiler.priority=30": ("hooks.profiler", "This works: 'hooks=[profiler]' hooks.profiler.priority=30"),
+    "hooks=[ema] hooks.profiler.priority=30": ("hooks.profiler", "'hooks=[ema,profiler]' hooks.profiler.priority=30"),
+    "+hooks.profiler.priority=30": ("hooks.profiler", "Select it: hooks=[…,profiler]"),
+    "default_hooks.logger.filename=log.jsonl": ("default_hooks.logger.filename", "default_hooks.logger.interval"),
+    "hooks.mine.priority=30": ("hooks.mine", "+hooks.mine._target_=package.Class"),
+    "hooks.mine._target_=my_project.hooks.MyHook": ("hooks.mine", "+hooks.mine._target_=my_project.hooks.MyHook"),
+    "+hooks.mine.priority=30": ("hooks.mine", "Add +hooks.mine._target_=package.Class"),
+    "+hooks.mine=5": ("hooks.mine", "# @package hooks.<name>"),
+    "hooks.logger.interval=3": ("hooks.logger", "Use default_hooks.logger.interval=…"),
+    "hooks=[ema] default_hooks.ema.momentum=0.1": ("default_hooks.ema", "Use hooks.ema.momentum=…"),
+    "~default_hooks.logger default_hooks.logger.interval=3": ("default_hooks.logger", "This works: 'default_hooks=["),
+    "default_hooks.logger=null default_hooks.logger.interval=3": (
+        "default_hooks.logger",
+        "This works: 'default_hooks=[",
+    ),
+    "+hooks.checkpoint._target_=my_project.hooks.MyHook": ("hooks.checkpoint", "Give it another name."),
+    "hooks=[ema] hooks.ema.moment=0.1": ("hooks.ema.moment", "Did you mean hooks.ema.momentum"),
+    "hooks=[ema] hooks.ema.momentum=high": ("hooks.ema.momentum", "hooks.ema.momentum=0.0002"),
+    "hooks=[profiler] hooks.profiler.priority=HIHG": ("hooks.profiler.priority", "Did you mean HIGH"),
+    "hooks=[profiler] hooks.profiler.priority=101": ("hooks.profiler.priority", "from 0 (first) to 100 (last)"),
+    "hooks=[profiler] hooks.profiler.priority=-1": ("hooks.profiler.priority", "from 0 (first) to 100 (last)"),
+    "hooks=weight_norm hooks.weight_norm.priority=HGH": ("hooks.weight_norm.priority", "Did you mean HIGH"),
+    "hooks=[ema] hooks.ema.on_error=explode": ("hooks.ema.on_error", "raise, warn"),
+    "default_hooks.logger.priority=5": ("default_hooks.logger.priority", "engine.check_order=false"),
+    "default_hooks.checkpoint.priority=20": ("default_hooks.checkpoint.priority", "a number above 70"),
+    "optimizer.lr=1e-3,1e-2": ("optimizer.lr", "For a sweep add -m"),
+    "optimizer.lr=choice(1,2)": ("optimizer.lr", "Add -m to run it."),
+    "hooks=[ema],[profiler]": ("hooks", "For a sweep add -m"),
+    "hooks=choice(ema,profiler)": ("hooks", "Add -m to run it."),
+    "seed=1,2": ("seed", "For a sweep add -m"),
+    "optimizer.lr=${nope}": ("optimizer.lr", "Name a key that is there"),
+    "foo": ("'foo'", "Write key=value"),
+    "=1": ("'=1'", "Write key=value"),
+    "-m hooks=[profiler],[] hooks.profiler.priority=10,20": ("hooks.profiler", "hooks=[profiler]"),
+    "-m hooks=ema,profiler hooks.ema.momentum=0.1,0.2": ("hooks.ema", "This works"),
+    "-m hooks=[ema],[emaa]": ("hooks", "Did you mean ema?"),
+    "-m hooks=[ema],null": ("hooks", "For none, use hooks=[]"),
+    "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": ("hooks.ema.priority", "Did you mean HIGH"),
+    "-m hooks=[ema] hooks.ema.priority=50,100": ("default_hooks.checkpoint.priority", "engine.check_order=false"),
+    "-m optimizer.lr=1,x": ("optimizer.lr", "a number"),
+    "-m optimizer.lr=interval(0,1)": ("optimizer.lr", "List its values"),
+    "-m optimizer.lr=glob(*)": ("optimizer.lr", "list its values"),
+    "-m resume=auto seed=1,2": ("resume", "Use load_from="),
+    "task.metrics.accuracy=5": ("task.metrics.accuracy", "_target_"),
+    "+scheduler.foo=1": ("scheduler.foo", "_target_"),
+    "engine.max_iters=0": ("engine.max_iters", "Use 1 or more, or null for max_epochs."),
+    "engine.max_epochs=0": ("engine.max_epochs", "Use 1 or more."),
+    "engine.peak_tflops=0": ("engine.peak_tflops", "null"),
+    "seed=-1": ("seed", "Use 0"),
+    "weights=rw": ("weights", "Use averaged or raw."),
+}
+
+
+def mistake(line: str, extra_folder: Path | None = None) -> UserError:
+    """Return the error that a command line raises.
+
+    Args:
+        extra_folder: more config files, as of --config-dir.
+    """
+    args = arguments.read(line.split())
+    with opened(REPOSITORY / "conf", "config", extra_folder) as composer, pytest.raises(UserError) as caught:
+        command.check_command(args, composer, check_job=launch_checks.check)
+    return caught.value
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_names_key_and_fix(line: str) -> None:
+    key, remedy = MISTAKES[line]
+    error = mistake(line)
+    assert str(error).startswith(key)
+    assert remedy in str(error.remedy)
+
+
+def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "broken.yaml").write_text("a: [1\nb: 2\n")
+    assert "broken.yaml" in mistake("experiment=broken", tmp_path).problem
+
+
+@pytest.mark.parametrize("header", ["", "# A comment, which ends the header of the file.\n# @package hooks.plain\n"])
+def test_a_hook_file_that_does_not_begin_with_its_package(header: str, tmp_path: Path) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "plain.yaml").write_text(f"{header}_target_: my_project.hooks.MyHook\n")
+    error = mistake("hooks=plain", tmp_path)
+    assert error.key == "hooks._target_"
+    assert "begins with the line, before any comment: # @package hooks.<name>" in str(error.remedy)
