@@ -160,9 +160,9 @@ def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
 
 each_run = pytest.mark.parametrize(
     "option",
-    # Their libraries take seconds to import; the run with all of them has them in the usual suite, too.
+    # Each run with them takes seconds; the usual suite has them in the run with all hooks.
     [
-        pytest.param(option, marks=[pytest.mark.slow] if option.name in ("mlflow", "wandb") else [])
+        pytest.param(option, marks=[pytest.mark.slow] if option.name in ("mlflow", "tensorboard", "wandb") else [])
         for option in OPTIONS
     ],
     ids=lambda option: option.name,
@@ -290,7 +290,7 @@ def test_an_evaluation_on_its_own_finishes(
 
 
 @each_run
-@pytest.mark.parametrize("point", ["before_run", "before_train_iter", "after_train_iter", "before_val_iter"])
+@pytest.mark.parametrize("point", ["before_run", "after_train_iter", "before_val_iter"])
 def test_it_stands_an_error_of_somebody_else(
     option: Option, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,17 +1,13 @@
-"""A run whose process is killed in the middle of a validation, while the model holds the average, and goes on."""
+"""A run that is killed in the middle of a validation, while the model has the average, and is resumed."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -19,14 +15,13 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
 from tests.hooks.tiny_runs import bits, engine_of, load, same
 
-ROOT = Path(__file__).parents[2]
 
+class Copier(Hook):
+    """Copies the run's files in the middle of a validation, as a kill would leave them; notes whose weights it had."""
 
-class Killer(Hook):
-    """Kills its process at a validation batch of an epoch, having written down whose weights the model has."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, folder: Path, epoch: int) -> None:
+        self.folder, self.epoch = folder, epoch
+        self.evaluated = ""
         self.trained: Mapping[str, Any] = {}
 
     def after_train_epoch(self, engine: Engine) -> None:
@@ -34,8 +29,8 @@ class Killer(Hook):
 
     def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         if engine.progress.epoch == self.epoch and batch_idx == 1:
-            (engine.run_dir / "evaluated").write_text("raw" if same(bits(engine.model), self.trained) else "average")
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.evaluated = "raw" if same(bits(engine.model), self.trained) else "average"
+            shutil.copytree(engine.run_dir, self.folder)
 
 
 class Watcher(Hook):
@@ -61,29 +56,22 @@ def hooks(**more: Hook) -> dict[str, Hook]:
     }
 
 
-def killed_run(run_dir: str) -> None:
-    """What the child process does; it does not come back."""
-    torch.set_num_threads(1)  # as the tests have: sums then have the same bits
-    engine_of(Path(run_dir), hooks(killer=Killer(epoch=2))).train()
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
     """The folder of a run that was killed in its second validation."""
-    run_dir = tmp_path_factory.mktemp("killed")
-    code = f"from tests.hooks.test_ema_killed import killed_run; killed_run({str(run_dir)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    return run_dir
+    copier = Copier(tmp_path / "killed", epoch=2)
+    engine_of(tmp_path / "running", hooks(copier=copier)).train()
+    assert copier.evaluated == "average", "the model had it at that moment"
+    return copier.folder
 
 
 def test_the_last_checkpoint_has_the_raw_weights_and_the_average(killed: Path, tmp_path: Path) -> None:
-    assert (killed / "evaluated").read_text() == "average", "the model held it when the process died"
     whole = hooks()
-    engine_of(tmp_path, whole).train()
-    saved, theirs = load(killed / "checkpoints" / "epoch_2.pth"), load(tmp_path / "checkpoints" / "epoch_2.pth")
+    engine_of(tmp_path / "whole", whole).train()
+    saved, theirs = (
+        load(killed / "checkpoints" / "epoch_2.pth"),
+        load(tmp_path / "whole" / "checkpoints" / "epoch_2.pth"),
+    )
     for checkpoint in (saved, theirs):
         assert not same(checkpoint["state_dict"], checkpoint["hooks"]["ema"]["averaged"])
     assert same(saved["state_dict"], theirs["state_dict"])
@@ -93,8 +81,8 @@ def test_the_last_checkpoint_has_the_raw_weights_and_the_average(killed: Path, t
 def test_it_resumes_with_the_raw_weights_and_goes_on_like_the_run_that_was_not_killed(
     killed: Path, tmp_path: Path
 ) -> None:
-    whole, resumed = hooks(), hooks(killer=Killer(epoch=9))
-    uninterrupted = engine_of(tmp_path, whole)
+    whole, resumed = hooks(), hooks(copier=Copier(tmp_path, epoch=9))
+    uninterrupted = engine_of(tmp_path / "whole", whole)
     uninterrupted.train()
     resume = killed / "checkpoints" / "epoch_2.pth"
     engine = engine_of(killed, resumed, resume=resume)

@@ -88,6 +88,7 @@ def test_a_server_that_is_not_there_is_asked_again_whatever_the_environment_says
     assert "127.0.0.1:9" in said
 
 
+@pytest.mark.slow
 def test_a_validation_on_its_own(folder: Path) -> None:
     made(folder / "run", flush_timeout=60.0).validate()
     cursor = Cursor.load(folder / "run", "mlflow")

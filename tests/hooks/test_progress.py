@@ -131,21 +131,6 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
     assert "stdout is TextIOWrapper" in lines
 
 
-def test_the_bar_goes_when_training_fails(tmp_path: Path) -> None:
-    written = _in_terminal(_command(tmp_path, "fail"))
-    assert written.rindex("\x1b[?25h") < written.index("stopped by on purpose")
-    assert "7/20" in _plain(written)
-    assert "stdout is TextIOWrapper" in written
-
-
-def test_no_bar_in_a_pipe(tmp_path: Path) -> None:
-    done = subprocess.run(_command(tmp_path), capture_output=True, text=True, env=_environment(), check=True)
-    assert "━" not in done.stdout + done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    assert re.search(r"^train    1/2   5/20  1.0e-01  0:00:0\d ", done.stdout, re.MULTILINE)
-    assert LONG in done.stdout.splitlines()
-
-
 class Shown:
     """Runs in this process, with a clock that moves a twentieth of a second an iteration."""
 

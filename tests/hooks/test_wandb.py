@@ -106,15 +106,6 @@ def test_disabled_is_said_and_starts_nothing(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "wandb").exists()
 
 
-@pytest.mark.usefixtures("_nobodys_settings")
-def test_a_mode_that_is_given_is_above_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's WANDB_MODE=disabled does not turn off what is asked for."""
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    engine = _engine(tmp_path, WandbLoggerHook(mode="offline", flush_timeout=60.0))
-    engine.train()
-    assert engine.messages.read("tracked")["wandb"].startswith("10 of 10 records sent, wandb sync ")
-
-
 @pytest.fixture
 def _nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No key, no mode, whatever the machine has."""
@@ -137,8 +128,9 @@ def _steps(run_dir: Path) -> str:
 
 
 @pytest.mark.usefixtures("_nobodys_settings")
-def test_a_run_is_in_its_file(tmp_path: Path) -> None:
-    """With the real follower and library."""
+def test_a_run_is_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real follower and library; the option `mode` replaces the variable."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
     _engine(tmp_path, WandbLoggerHook(mode="offline", flush_timeout=60.0)).train()
     cursor = Cursor.load(tmp_path, "wandb")
     assert cursor is not None
@@ -147,6 +139,7 @@ def test_a_run_is_in_its_file(tmp_path: Path) -> None:
     assert _steps(tmp_path) == str(list(range(10)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nobodys_settings")
 def test_a_validation_on_its_own_is_there_too(tmp_path: Path) -> None:
     """Its record begins the run."""
@@ -155,7 +148,7 @@ def test_a_validation_on_its_own_is_there_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_nobodys_settings")
-def test_whoever_insists_on_it_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_without_a_key_is_an_error_with_on_error_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first iteration."""
     monkeypatch.setattr(WandbLoggerHook, "on_error", "raise")
     with pytest.raises(UserError, match="wandb login"):
