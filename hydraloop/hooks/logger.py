@@ -18,7 +18,7 @@ from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import check_names, position
 from hydraloop.run.record_log import FILENAME, RecordLog
-from hydraloop.tracking.follower.cutting import cut_behind
+from hydraloop.tracking.follower.cutting import cut_after
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -86,7 +86,7 @@ class LoggerHook(Hook):
         """In a resumed run, remove the records after its checkpoint from the file."""
         if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
             progress = engine.progress
-            cut_behind(
+            cut_after(
                 engine.run_dir / FILENAME,
                 iteration=progress.iteration,
                 last_validation=progress.last_validation,

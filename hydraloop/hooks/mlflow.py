@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import Priority
 from hydraloop.hooks.shared.option_checks import check_above_zero
 from hydraloop.safety.secrets import mask_text
-from hydraloop.tracking.choices import check_checkpoints
-from hydraloop.tracking.describing import experiment_name
+from hydraloop.tracking.checkpoints import check_choice
+from hydraloop.tracking.describe_engine import experiment_name
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.mlflow.nodes import NodeProcess, warn_of_file
 
@@ -61,7 +61,7 @@ class MLflowLoggerHook(TrackerHook):
         flush_timeout: float = 10.0,
     ) -> None:
         check_above_zero(system_metrics_interval=system_metrics_interval)
-        check_checkpoints(checkpoints)
+        check_choice(checkpoints)
         super().__init__(
             flush_timeout=flush_timeout,
             options={

@@ -13,7 +13,6 @@ from hydraloop.engine.interval import Every
 from hydraloop.hooks.shared.histograms import histograms as counted
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import position
-from hydraloop.tracking.choices import check_only_one
 from hydraloop.tracking.hook import TrackerHook
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class TensorBoardLoggerHook(TrackerHook):
             self.idle_points = ("before_optimizer_step", "after_train_iter")
 
     def before_run(self, engine: Engine) -> None:
-        check_only_one(engine, self, "write the same files")
+        self.check_only_one(engine, "write the same files")
         super().before_run(engine)
 
     def before_train(self, engine: Engine) -> None:

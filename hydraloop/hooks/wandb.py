@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.choices import check_checkpoints, check_only_one
+from hydraloop.tracking.checkpoints import check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.wandb.names import names_of
 from hydraloop.tracking.wandb.setup import is_disabled
@@ -60,7 +60,7 @@ class WandbLoggerHook(TrackerHook):
     ) -> None:
         if mode not in _MODES:
             raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
-        check_checkpoints(checkpoints)
+        check_choice(checkpoints)
         names = {"project": project, "entity": entity, "group": group, "job_type": job_type, "notes": notes}
         options = {
             "mode": mode,
@@ -75,7 +75,7 @@ class WandbLoggerHook(TrackerHook):
 
     def before_run(self, engine: Engine) -> None:
         """Start the follower, unless it is disabled."""
-        check_only_one(engine, self, "make the same W&B run")
+        self.check_only_one(engine, "make the same W&B run")
         self._disabled = is_disabled(self._options["mode"])
         if not self._disabled:
             super().before_run(engine)

@@ -1,5 +1,5 @@
-"""The record log of a run, and the followers that hand it to tracking services. Without torch.
+"""Sends a run's records to tracking services. Does not import torch.
 
-`metrics.jsonl` is the truth and the queue at once: the `logger` hook appends to it, and each tracker hook has a process
-of its own that reads it behind a cursor. Whatever happens there, training does not notice.
+The `logger` hook appends records to `metrics.jsonl`, which is the source of truth. Each tracker hook starts a follower:
+a separate process that reads new lines and sends them. A service that is slow or unreachable does not slow training.
 """

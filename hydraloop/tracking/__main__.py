@@ -1,4 +1,4 @@
-"""`python -m hydraloop.tracking <run directory> <hook name>`: a follower, as `link.py` starts it."""
+"""`python -m hydraloop.tracking <run directory> <hook name>`: the process of a follower, started by `link.py`."""
 
 from __future__ import annotations
 

@@ -1,26 +1,38 @@
-"""Which checkpoint files of a run a tracker stores."""
+"""Selects the checkpoint files of a run that a tracker stores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from hydraloop.errors import UserError, suggestion
 from hydraloop.run.checkpoint_files import SUFFIX, newest_complete
 from hydraloop.tracking.tracker import Run
 
 CHOICES = ("best", "last", "all")
-"""Of the option."""
+"""Values of the option `checkpoints`."""
 _FOLDER = "checkpoints"
-"""By default in the run directory."""
+"""Default folder of checkpoints, in the run directory."""
+
+
+def check_choice(checkpoints: str | None) -> None:
+    """Check the option `checkpoints` of a tracker hook.
+
+    Raises:
+        UserError: it is not `best`, `last`, `all` or None.
+    """
+    if checkpoints is not None and checkpoints not in CHOICES:
+        remedy = suggestion(checkpoints, CHOICES)
+        raise UserError(f"{checkpoints!r} is not one of {', '.join(CHOICES)}", key="checkpoints", remedy=remedy)
 
 
 def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
-    """The checkpoint files to be stored now.
+    """Return the checkpoint files that are to be stored now.
 
     Args:
-        which: the option: None, `best`, `last` or `all`.
-        best: the best one, as `result.json` names it.
-        ended: whether the run has; before it only those of `all` are.
+        which: the option `checkpoints`: None, `best`, `last` or `all`.
+        best: path of the best checkpoint in `result.json`.
+        ended: whether the run has ended. Until then, only `all` selects files.
     """
     folder = _folder(run)
     if which == "all":
@@ -34,7 +46,7 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -
 
 
 def _best(folder: Path, named: str | None) -> Iterator[Path]:
-    """As it is named; beside the others, where the run was moved since."""
+    """Yield the file that `result.json` names. If the run was moved since, its name is looked up in `folder`."""
     if named is not None:
         path = Path(named)
         yield path if path.is_file() else folder / path.name

@@ -1,6 +1,6 @@
-"""What trackers are told of a run, on disk: `tracking/run.json`, and `attempt_<n>.json` for each process's part of it.
+"""Stores the description of a run for trackers: `tracking/run.json`, and `attempt_<n>.json` for each attempt.
 
-Written by the training process, read by followers and by `sync.py`. Secrets are masked before anything is written.
+The training process writes it; followers and `sync.py` read it. Secrets are masked before anything is written.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
 _UP = 4
-"""How far above a job's directory its sweep's may be: `hydra.sweep.subdir` may have several parts."""
+"""Number of parents in which a job looks for its sweep's directory: `hydra.sweep.subdir` may have several parts."""
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
 def write(run: Run) -> None:
-    """Write a run with its attempts; the run last: whoever finds it finds them."""
+    """Write a run and its attempts. `run.json` is written last, so that a reader who finds it finds all attempts."""
     folder = run.run_dir / FOLDER
     folder.mkdir(exist_ok=True)
     for attempt in run.attempts:
@@ -35,7 +35,7 @@ def write(run: Run) -> None:
 
 
 def read(run_dir: Path) -> Run | None:
-    """The run in a directory; None where it has not been described."""
+    """Return the run in a directory, or None if it has no description."""
     run_dir = run_dir.absolute()
     folder = run_dir / FOLDER
     try:
@@ -49,16 +49,16 @@ def read(run_dir: Path) -> Run | None:
 
 
 def with_attempt(run: Run | None, new: Run) -> Run:
-    """The described run as it goes on: with the attempt of `new` as the next one; `new` where there is none yet."""
+    """Return the run with the attempt of `new` added; `new` itself if there is no described run."""
     if run is None:
         return new
     return replace(run, attempts=(*run.attempts, replace(new.attempt, number=run.attempt.number + 1)))
 
 
 def sweep_of(run_dir: Path) -> Sweep | None:
-    """The sweep that a run directory is a job's of; None where it is none's.
+    """Return the sweep that a run directory belongs to, or None if it does not belong to one.
 
-    Where Hydra has recorded what the directory is, that counts: a run of its own may lie in a sweep's directory.
+    Hydra's own record of the directory has precedence: a single run may lie in a sweep's directory.
     """
     run_dir = run_dir.absolute()
     recorded = _recorded(run_dir)
@@ -72,14 +72,14 @@ def sweep_of(run_dir: Path) -> Sweep | None:
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Say that a directory is a sweep's; jobs find it by looking up."""
+    """Mark a directory as a sweep's. Jobs look for the mark in their parent directories."""
     folder = sweep.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     _put(folder / SWEEP_FILE, {"uid": sweep.uid, "name": sweep.name, "axes": sweep.axes})
 
 
 def read_sweep(folder: Path) -> Sweep | None:
-    """The sweep in a directory, for whatever job; None where the directory is none's."""
+    """Return the sweep of a directory, with job 0, or None if the directory is not a sweep's."""
     try:
         found = json.loads((folder / FOLDER / SWEEP_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -88,9 +88,10 @@ def read_sweep(folder: Path) -> Sweep | None:
 
 
 def ending(run_dir: Path, attempt: Attempt) -> Finish:
-    """How an attempt whose process is gone has ended: as `result.json` says, if it is this attempt's; else killed.
+    """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`.
 
-    It is this attempt's where it is not the one that was there when it began: true in a copy, and for any clock.
+    `result.json` belongs to this attempt if its digest differs from that of the file that existed when the attempt
+    began. Unlike times, digests also work in a copy of the directory.
     """
     try:
         content = (run_dir / RESULT_FILE).read_bytes()
@@ -103,7 +104,7 @@ def ending(run_dir: Path, attempt: Attempt) -> Finish:
 
 
 def result_digest(run_dir: Path) -> str | None:
-    """What tells one `result.json` from another; None where there is none."""
+    """Return a digest of `result.json`, or None if the file does not exist."""
     try:
         return _digest((run_dir / RESULT_FILE).read_bytes())
     except OSError:
@@ -115,14 +116,14 @@ def _digest(content: bytes) -> str:
 
 
 def finish_of(status: Any, error: str | None) -> Finish:
-    """A status of `result.json`, or `killed`, as trackers are told it."""
+    """Convert a status of `result.json`, or `killed`, to a `Finish`."""
     return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status])
 
 
 def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool | None]:
-    """A plain config with dotted names: `{"a": {"b": [1]}}` is `{"a.b.0": 1}`; empty ones as `{}` and `[]`.
+    """Flatten a config to dotted names: `{"a": {"b": [1]}}` becomes `{"a.b.0": 1}`; empty containers, `{}` and `[]`.
 
-    NaN and infinity become text: JSON has none.
+    NaN and infinity become text, because JSON does not have them.
     """
     return dict(_leaves(node, prefix))
 
@@ -151,16 +152,16 @@ def _attempts(folder: Path) -> Iterator[Attempt]:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """What Hydra has recorded of a run directory."""
+    """What Hydra has recorded about a run directory."""
 
     depth: int
-    """How far below its sweep's directory it is; 0 for a run of its own."""
+    """Levels below the sweep's directory; 0 for a single run."""
     job: int
-    """Its number in the sweep."""
+    """Number of the job in the sweep."""
 
 
 def _recorded(run_dir: Path) -> _Recorded | None:
-    """None where nothing is recorded (a run started from Python) that can be understood."""
+    """Return Hydra's record, or None if there is none (a run started from Python) or it cannot be parsed."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -170,14 +171,14 @@ def _recorded(run_dir: Path) -> _Recorded | None:
         if "MULTIRUN" not in str(hydra.mode):
             return _Recorded(0, 0)
         sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
-        inside = Path(hydra.runtime.output_dir).relative_to(sweep)  # the same wherever the sweep has been moved to
+        inside = Path(hydra.runtime.output_dir).relative_to(sweep)  # stays the same if the sweep is moved
         return _Recorded(len(inside.parts), int(hydra.job.num))
     except (OSError, AttributeError, TypeError, ValueError, OmegaConfBaseException, YAMLError):
         return None
 
 
 def _named(run_dir: Path) -> int:
-    """A job's number by its directory's name."""
+    """Return the job number that a directory's name states, else 0."""
     return int(run_dir.name) if run_dir.name.isdigit() else 0
 
 

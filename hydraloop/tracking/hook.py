@@ -15,7 +15,7 @@ from hydraloop.run.record_log import count
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
-from hydraloop.tracking.describing import run_of
+from hydraloop.tracking.describe_engine import run_of
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.link import Link, Settings
 from hydraloop.tracking.tracker import Finish
@@ -27,30 +27,30 @@ log = logging.getLogger(__name__)
 
 _DAY = 86_400
 _OPENING = 30.0
-"""Seconds to wait for a service that has to be there, at least: importing its library alone may take ten."""
+"""Least seconds to wait for a service that must be available: importing its library alone may take ten."""
 
 
 class TrackerError(Exception):
-    """A tracker does not work, and its `on_error` says that this matters."""
+    """A tracker does not work, and its `on_error` is not `warn`."""
 
 
 class TrackerHook(Hook):
-    """A view of the run's records at a tracking service.
+    """Sends the run's records to a tracking service.
 
-    The training thread does nothing for a record: the `logger` hook has written it to `metrics.jsonl`, and a follower,
-    a process of its own, reads it there and sends it, in batches, about once a second. What is down, slow or killed
-    there costs training nothing; what was not sent when the run ends is sent by `sync.py`.
+    The training thread does nothing for a record: the `logger` hook writes it to `metrics.jsonl`. A follower, a
+    separate process, reads it there and sends it, in batches, about once a second. A service that is down or slow does
+    not slow training. `sync.py` sends what was not sent when the run ended.
 
     Args:
-        flush_timeout: seconds that the rest may take after the run's end, from 0 to a day's.
-        options: of the subclass, as plain JSON.
+        flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
+        options: the subclass's options, as plain JSON.
 
     Raises:
-        UserError: a `flush_timeout` that is negative or longer than a day.
+        UserError: `flush_timeout` is negative or longer than a day.
     """
 
     kind: ClassVar[str]
-    """Which tracker (`kinds.py`)."""
+    """Name of the tracker in `kinds.py`."""
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     on_error = "warn"
@@ -66,17 +66,17 @@ class TrackerHook(Hook):
         self._begun = self._logged = self._strict = False
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower, which imports its library while the run is made ready.
+        """Start the follower, which imports its library while the run is prepared.
 
         Raises:
-            UserError: there is no `logger` hook, whose records are sent.
+            UserError: the run has no `logger` hook, whose records are sent.
         """
         path = engine.messages.read("record_log")
         if path is None:
             raise UserError(
-                "it sends the records of default_hooks.logger, which this run has not",
+                "it sends the records of default_hooks.logger, which this run does not have",
                 key=self.key,
-                remedy="Keep the logger, or leave this hook out.",
+                remedy="Keep the logger, or remove this hook.",
             )
         self._log, self._begun, self._logged = path, False, False
         self._strict = engine.stages.on_error(self.name) != "warn"
@@ -85,10 +85,10 @@ class TrackerHook(Hook):
         self._link.start()
 
     def before_train(self, engine: Engine) -> None:
-        """Let the follower begin: where the run goes on is known, and the log has been cut there.
+        """Let the follower begin. The log has been cut to the iteration at which the run resumes.
 
         Raises:
-            UserError: `on_error=raise`, and the service does not open the run within 30 s, or `flush_timeout`.
+            UserError: `on_error=raise`, and the service does not open the run within `flush_timeout`, at least 30 s.
         """
         self._begin(engine, trains=True)
         link, patience = self._link, max(self._flush_timeout, _OPENING)
@@ -96,24 +96,24 @@ class TrackerHook(Hook):
             raise UserError(
                 link.trouble or f"no answer within {patience:g} s",
                 key=self.key,
-                remedy=f"See to it, or train without waiting for it: {self.key}.on_error=warn",
+                remedy=f"Fix it, or train without waiting for the service: {self.key}.on_error=warn",
             )
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Nothing, as long as all is well: the record is in the log already.
+        """Do nothing while the tracker works: the record is in the log already.
 
         Raises:
-            TrackerError: it does not work, and `on_error` is not `warn`.
+            TrackerError: the tracker does not work, and `on_error` is not `warn`.
         """
         self._logged = True
         if self._strict and self._link is not None and self._link.trouble is not None:
             raise TrackerError(self._link.trouble)
 
     def after_run(self, engine: Engine) -> None:
-        """Send the rest, in bounded time, and say in the summary how many records arrived.
+        """Send the rest in bounded time, and add the number of records sent to the summary.
 
-        All trackers of the run are told to finish before the first is waited for: together they take no longer than
-        the slowest. Ctrl-C ends the waiting, and changes nothing about how the run ended.
+        All trackers are told to finish before the first one is awaited, so together they take no longer than the
+        slowest. Ctrl-C ends the waiting and does not change the status of the run.
         """
         trackers = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook)]
         try:
@@ -121,8 +121,8 @@ class TrackerHook(Hook):
                 hook._finish(engine)
             if self._link is not None:
                 self._link.wait()
-        except KeyboardInterrupt:  # the run has its result already
-            log.warning("interrupted: what trackers do not have yet is not waited for")
+        except KeyboardInterrupt:  # result.json is written already
+            log.warning("interrupted: not waiting for the trackers to send the rest")
             for link in (hook._link for hook in trackers):
                 if link is not None:
                     link.stop()
@@ -132,10 +132,24 @@ class TrackerHook(Hook):
             told = {**(engine.messages.read("tracked") or {}), self.name: summary}
             engine.messages.provide("tracked", lambda: told)
 
-    def _begin(self, engine: Engine, *, trains: bool) -> None:
-        """Let the follower open the run, which is described once an engine, for all its trackers.
+    def check_only_one(self, engine: Engine, what: str) -> None:
+        """Check that a run has only one tracker hook of this class.
 
-        A validation or test on its own is no attempt of its own: what has been described is as it was.
+        Args:
+            engine: the engine of the run.
+            what: what two such hooks would do, for the message.
+
+        Raises:
+            UserError: the run has another hook of the class.
+        """
+        same = [name for name, other in engine.hooks.items() if type(other) is type(self)]
+        if len(same) > 1:
+            raise UserError(f"{' and '.join(same)} would {what}", key=self.key, remedy="Remove one of them.")
+
+    def _begin(self, engine: Engine, *, trains: bool) -> None:
+        """Let the follower open the run. The first tracker describes the run for all of them.
+
+        A separate validation or test is not an attempt: it leaves an existing description as it is.
         """
         if self._link is None:
             return
@@ -144,15 +158,15 @@ class TrackerHook(Hook):
         if not described and (trains or description.read(engine.run_dir) is None):
             description.write(run_of(engine))
             engine.messages.provide("described", lambda: True)
-        if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, should the follower never come to it
-            with suppress(OSError):  # a full disk, which the follower complains of
+        if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the follower dies before it writes one
+            with suppress(OSError):  # the follower reports a full disk
                 Cursor(self.kind, masked(self._options)).save(engine.run_dir, self.name)
         self._link.begin()
 
     def _finish(self, engine: Engine) -> None:
         if self._link is None:
             return
-        if self._logged and not self._begun:  # a validation or test on its own
+        if self._logged and not self._begun:  # a separate validation or test
             self._begin(engine, trains=False)
         self._link.finish(_ending(engine))
 
@@ -169,13 +183,13 @@ class TrackerHook(Hook):
 
 
 def _command(run_dir: Path) -> str:
-    """The command that sends what is left: the project's own script where it has one."""
+    """Return the command that sends the rest: the project's own script if it has one."""
     script = Path("scripts", "sync.py")
     return f"python {script if script.exists() else '-m hydraloop.tracking.sync'} {shown(run_dir)}"
 
 
 def _ending(engine: Engine) -> Finish:
-    """How the run has ended; a validation or test on its own leaves that as it was."""
+    """Return how the run ended. A separate validation or test leaves that as it was."""
     if engine.result is not None:
         return description.finish_of(engine.result.status, engine.result.error)
     run = description.read(engine.run_dir)

@@ -1,4 +1,4 @@
-"""The trackers there are. A cursor names one of these, never a class: nothing else is imported for a file on disk."""
+"""The trackers by name. A cursor file holds one of these names, so a file on disk cannot import any other class."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hydraloop.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 
 _LIBRARIES = {"mlflow": "mlflow", "wandb": "wandb", "tensorboard": "tensorboard.plugins.hparams.api_pb2"}
-"""The module of each that takes its time."""
+"""The modules of each library that take long to import."""
 
 
 def tracker_of(kind: str) -> type[Tracker]:
-    """The class of a kind of tracker; its library is imported when it opens.
+    """Return the tracker class of a kind. It imports its library when it opens.
 
     Raises:
-        ValueError: there is no such kind.
+        ValueError: the kind does not exist.
     """
     if kind == "mlflow":
         from hydraloop.tracking.mlflow.tracker import MLflowTracker
@@ -35,13 +35,13 @@ def tracker_of(kind: str) -> type[Tracker]:
 
 
 def preload(kind: str) -> None:
-    """Import a kind's class and its library, which takes seconds. One that is missing is missed when it opens."""
+    """Import a kind's class and its library, which takes seconds. A missing library is reported when it opens."""
     tracker_of(kind)
     try:
         if kind == "wandb":
             from hydraloop.tracking.wandb.setup import prepare
 
-            prepare()  # it reads the environment when it is imported
+            prepare()  # wandb reads the environment when it is imported
         import_module(_LIBRARIES[kind])
     except Exception as error:
         log.debug("%s cannot be imported", kind, exc_info=error)

@@ -1,7 +1,7 @@
-"""`python -m hydraloop.tracking.parent begin|end <sweep directory> <hook name>`: the parent run of a sweep's runs.
+"""`python -m hydraloop.tracking.parent begin|end <sweep directory> <hook name>`: create or close a sweep's parent run.
 
-A process of its own, as `sweeps.py` starts it: the controller imports no tracker. Options come through the input. What
-goes wrong is the last line of the output, with exit code 1.
+`sweeps.py` starts this separate process, so that the controller imports no tracker. The options come through stdin. On
+an error, the last line of the output is the error, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OPTIONS = "{}.parent.json"
 
 
 def main(what: str, folder: Path, hook: str) -> int:
-    """Make the parent run, or tell it how the jobs ended. Returns the exit code."""
+    """Create the parent run, or close it. Returns the exit code."""
     log_to_stderr()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print
+    os.dup2(2, 1)  # libraries may print to stdout
     given = json.load(sys.stdin)
     remember(given["options"])
     try:
@@ -54,11 +54,11 @@ def _begin(folder: Path, given: dict[str, Any]) -> None:
 
 
 def finish(folder: Path, given: dict[str, Any]) -> None:
-    """Tell the parent run how the jobs ended; may be repeated.
+    """Close the parent run of a sweep. May be repeated.
 
     Args:
-        folder: of the sweep.
-        given: `options`; `jobs` that it has; whether it was `interrupted`.
+        folder: directory of the sweep.
+        given: `options`, the number of `jobs`, and whether the sweep was `interrupted`.
     """
     from hydraloop.tracking.mlflow.sweep import finish_parent
 
@@ -66,12 +66,12 @@ def finish(folder: Path, given: dict[str, Any]) -> None:
 
 
 def parents(folder: Path) -> list[Path]:
-    """The files, for `read`, of the trackers with a parent run for the sweep in a directory."""
+    """Return the files, for `read`, of the hooks that have a parent run for the sweep in a directory."""
     return sorted((folder / FOLDER).glob(_OPTIONS.format("*")))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `finish` is given, secrets masked."""
+    """Return what `finish` is given, with secrets masked."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 

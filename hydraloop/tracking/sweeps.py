@@ -1,7 +1,7 @@
-"""The trackers of a sweep, as its controller sees them: one parent run, which the jobs' runs are children of.
+"""The trackers of a sweep: a parent run, whose children are the runs of the jobs. Does not import torch.
 
-The controller does nothing itself: a process of its own makes the database and the parent run before the first job
-starts, and another one tells the parent how the jobs ended. Without torch.
+Separate processes do the work. One creates the database and the parent run before the first job starts, another one
+tells the parent run how the jobs ended.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ log = logging.getLogger(__name__)
 
 _KINDS = {"MLflowLoggerHook": "mlflow", "WandbLoggerHook": "wandb", "TensorBoardLoggerHook": "tensorboard"}
 _WITH_PARENT = ("mlflow",)
-"""W&B has groups, TensorBoard has folders: the jobs name them themselves."""
+"""W&B has groups and TensorBoard has folders instead, which the jobs name themselves."""
 _OURS = ("_target_", "priority", "on_error")
 _PATIENCE = 60.0
-"""Seconds for a new database: its tables take some 5 s on a fast disk, and each job would have to wait for them."""
+"""Seconds to create a database. Its tables take about 5 s on a fast disk, and each job would wait for them."""
 
 
 @dataclass
 class SweepTrackers:
-    """What the jobs of one command line are tracked by."""
+    """The trackers of a sweep's jobs."""
 
     axes: list[str] = field(default_factory=list)
-    """Keys that are swept."""
+    """The swept keys."""
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By name of the hook, in whatever job: `kind`; with a parent run also `options`, `experiment` and `jobs`."""
+    """By name of the hook: `kind`; if it has a parent run, also `options`, `experiment` and the number of `jobs`."""
     unknown: dict[str, list[str]] = field(default_factory=dict)
-    """By name of the hook: options, or `experiment_name`, that are only known in a job (`${hydra:job.num}`)."""
+    """By name of the hook: options, or `experiment_name`, whose values only a job knows (`${hydra:job.num}`)."""
     interrupted: bool = False
-    """Whether the jobs were."""
+    """Whether the sweep was interrupted."""
     folder: Path | None = None
-    """Of the sweep, once it has begun."""
+    """Directory of the sweep; None until it begins."""
 
     def see(self, cfg: DictConfig) -> None:
-        """Look at the config of a job; `${hydra:…}` is not known before it runs."""
+        """Add the trackers of a job's config. Values of `${hydra:…}` are unknown until the job runs."""
         for group in ("default_hooks", "hooks"):
             for name, node in cfg[group].items():
                 kind = None if node is None else _KINDS.get(str(node.get("_target_")).rpartition(".")[2])
@@ -63,14 +63,14 @@ class SweepTrackers:
 
     def _look(self, hook: str, node: DictConfig, cfg: DictConfig) -> None:
         options, unknown = _resolved(node, [str(key) for key in node if key not in _OURS])
-        options["folder"] = str(Path.cwd())  # of what is relative, for `sync.py` typed elsewhere
+        options["folder"] = str(Path.cwd())  # relative paths refer to it, also in a `sync.py` that runs elsewhere
         rest, also = _resolved(cfg, ["experiment_name"])
         self.found[hook] |= {"options": options, "experiment": mask_text(str(rest.get("experiment_name")))}
         if unknown or also:
             self.unknown[hook] = [*unknown, *also]
 
     def begin(self, folder: Path) -> None:
-        """Before the first job: let the jobs find the sweep, and make what they share."""
+        """Mark the sweep's directory and create the parent runs. Called before the first job."""
         if not self.found:
             return
         self.folder = folder.absolute()
@@ -78,12 +78,12 @@ class SweepTrackers:
         description.write_sweep(Sweep(self.folder, secrets.token_hex(8), name, 0, tuple(self.axes)))
         for hook, given in self.found.items():
             if hook in self.unknown:
-                log.warning("%s: its parent run is left to the jobs, which alone know %s", hook, self.unknown[hook][0])
+                log.warning("%s: the jobs create its parent run: only they know %s", hook, self.unknown[hook][0])
             elif given["kind"] in _WITH_PARENT:
                 _tell("begin", self.folder, hook, given, _PATIENCE)
 
     def end(self) -> None:
-        """Behind the last job: tell the parent runs."""
+        """Close the parent runs. Called after the last job."""
         if self.folder is None:
             return
         for hook, given in self.found.items():
@@ -94,13 +94,13 @@ class SweepTrackers:
 
 
 _IMPORTS = 5.0
-"""Seconds more than `flush_timeout`: the process imports its library first."""
+"""Seconds added to `flush_timeout`, because the process imports its library first."""
 _ADDRESS = ("tracking_uri",)
-"""Options without which nobody knows where the parent run is."""
+"""Options that say where the parent run is."""
 
 
 def _resolved(node: DictConfig, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What there is under some keys, as plain values, and the keys whose values do not resolve here."""
+    """Return the plain values of some keys, and the keys whose values cannot be resolved here."""
     found: dict[str, Any] = {}
     unknown = []
     for key in keys:
@@ -115,7 +115,7 @@ def _resolved(node: DictConfig, keys: Sequence[str]) -> tuple[dict[str, Any], li
 
 
 def _tell(what: Literal["begin", "end"], folder: Path, hook: str, given: Mapping[str, Any], patience: float) -> None:
-    """Run `parent.py`; whatever happens there, the sweep goes on."""
+    """Run `parent.py` and warn if it fails. The sweep continues in any case."""
     remember(given["options"])
     message = json.dumps({**given, "masked": masked(dict(given["options"]))})
     problem = ""
@@ -134,5 +134,5 @@ def _tell(what: Literal["begin", "end"], folder: Path, hook: str, given: Mapping
     except OSError as error:
         problem = str(error)
     if problem:
-        later = "each job tries by itself" if what == "begin" else "sync.py tells it later"
+        later = "each job tries again" if what == "begin" else "sync.py closes it later"
         log.warning("%s: the sweep's parent run: %s; %s", hook, mask_text(problem), later)

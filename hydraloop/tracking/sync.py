@@ -1,7 +1,7 @@
-"""`python scripts/sync.py <run or sweep directory>`: send what the trackers of a run, or of many, do not have yet.
+"""`python scripts/sync.py <run or sweep directory>`: send the records that trackers do not have yet.
 
-Each record is sent exactly once: it goes on where each tracker's cursor stands, with the same code as while training.
-A run that is being followed, or still trains, is left to its follower.
+Each record is sent exactly once: sending resumes at each tracker's cursor, with the same code as during training.
+Runs that are still training or being followed are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description, parent
-from hydraloop.tracking.follower.cursor import Cursor, names
+from hydraloop.tracking.follower.cursor import Cursor, hook_names
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
@@ -32,43 +32,43 @@ from hydraloop.tracking.tracker import Attempt, Finish
 log = logging.getLogger(__name__)
 
 SYNC = "_sync"
-"""Set in a tracker's options by this script: it may take its time, and finish what an earlier process could not."""
+"""Option that `sync.py` adds to a tracker's: it may take longer, and complete what an earlier process could not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one run at one tracker."""
+    """The result of sending one run to one tracker."""
 
     run_dir: Path
     name: str
     sent: int
-    """Records sent now."""
+    """Records sent by this call."""
     there: int
-    """Records the service has, now and before."""
+    """Records that the service has now."""
     total: int
-    """Records of the run."""
+    """All records of the run."""
     problem: str | None
-    """Why not all; None where all is well."""
+    """Why not everything was sent; None if everything was."""
     where: str | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 where everything is there, 1 where something is left, 2 for a wrong argument."""
-    parser = argparse.ArgumentParser(prog="sync.py", description="Send what trackers do not have yet of a run.")
-    parser.add_argument("directory", type=Path, nargs="+", help="of a run, of a sweep, or one above them (outputs/)")
+    """Send what is left. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
+    parser = argparse.ArgumentParser(prog="sync.py", description="Send the records that trackers do not have yet.")
+    parser.add_argument("directory", type=Path, nargs="+", help="a run, a sweep, or a folder of them (outputs/)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run and tracker; default 600")
     args = parser.parse_args(argv)
-    if argv is None:  # typed: the process is ours alone
+    if argv is None:  # started from the command line: this process has no logging of its own yet
         log_to_stderr(logging.WARNING, "%(message)s")
     outcomes: list[Outcome] = []
     problems: list[str] = []
     for directory in args.directory:
         found = list(run_dirs(directory))
         if not found:
-            print(f"error: {directory} has no run that a tracker has followed", file=sys.stderr)
+            print(f"error: {directory} has no run with a tracker", file=sys.stderr)
             return 2
         for run_dir in found:
-            for name in names(run_dir):
+            for name in hook_names(run_dir):
                 outcomes.append(synced(run_dir, name, timeout=args.timeout))
                 print(mask_text(_line(outcomes[-1])), flush=True)
         problems += _finish_sweeps(found)
@@ -78,20 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_dirs(directory: Path) -> Iterator[Path]:
-    """The runs in and below a directory that a tracker has followed, in order."""
+    """Return the runs with a tracker in a directory and below it, in order."""
     found = {path.parent.parent for path in directory.rglob(f"{FOLDER}/*.cursor.json")}
     return iter(sorted(found, key=lambda path: [(len(part), part) for part in path.parts]))
 
 
 def synced(run_dir: Path, name: str, *, timeout: float) -> Outcome:
-    """Send one tracker the rest of one run, and how it ended. Whatever is wrong here, others have their turn."""
+    """Send the rest of one run, and how it ended, to one tracker. Any error is part of the outcome."""
     try:
         with lock_of(run_dir, name).acquire(timeout=0):
             return _synced(run_dir, name, timeout)
     except Timeout:
-        problem = "it is being followed by the run itself"
+        problem = "the run is still sending its records"
     except Exception as error:
-        log.debug("not this one", exc_info=error)
+        log.debug("cannot be sent", exc_info=error)
         problem = described(error)
     try:
         cursor = Cursor.load(run_dir, name)
@@ -103,7 +103,7 @@ def synced(run_dir: Path, name: str, *, timeout: float) -> Outcome:
 def _synced(run_dir: Path, name: str, timeout: float) -> Outcome:
     cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
     if cursor is None or run is None:
-        return _outcome(run_dir, name, cursor, 0, "nothing says what run it is")
+        return _outcome(run_dir, name, cursor, 0, "its description in tracking/ is missing")
     before = cursor.sent
     ended = description.ending(run_dir, run.attempt)
     finish = None if ended.status == "killed" and _trains(run.attempt) else ended
@@ -119,7 +119,7 @@ def _synced(run_dir: Path, name: str, timeout: float) -> Outcome:
         tracker.close()
     problem = None
     if state != "done":
-        problem = troubles[0].text if troubles else "the run goes on" if finish is None else "the time was over"
+        problem = troubles[0].text if troubles else "the run is still training" if finish is None else "timed out"
     return _outcome(run_dir, name, cursor, max(0, cursor.sent - before), problem)
 
 
@@ -135,11 +135,11 @@ def _drained(follower: Follower, finish: Finish | None, timeout: float) -> str:
 
 
 _TRIES = 3
-"""In a row that may fail: whoever types the command sees what is wrong, and types it again later."""
+"""Failures in a row after which a tracker is given up. The user sees the problem and can repeat the command."""
 
 
 def _trains(attempt: Attempt) -> bool:
-    """Whether the process of the attempt is still there, on this machine."""
+    """Return whether the process of the attempt is still running, on this machine."""
     return attempt.tags.get("host") == socket.gethostname() and is_alive(attempt.pid, attempt.started)
 
 
@@ -158,7 +158,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _finish_sweeps(found: Sequence[Path]) -> list[str]:
-    """Tell the parent runs of the sweeps that these are jobs of how they ended. Returns what went wrong."""
+    """Tell the parent runs of the sweeps that these jobs belong to how they ended. Returns the problems."""
     problems = []
     folders: set[Path] = set()
     for run_dir in found:

@@ -1,4 +1,4 @@
-"""Tracker: what a service has to be able to do to follow a run. Without torch: it works in a process of its own."""
+"""Tracker: the interface of a tracking service. Does not import torch, because trackers run in separate processes."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from hydraloop.run.record_log import Record
 from hydraloop.run.result import Status
 
 Ending = Status | Literal["killed"]
-"""How a run ended; `killed`: its process is gone and has left no result."""
+"""How a run ended. `killed`: its process has exited without a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One process's part of a run, as it is described to trackers; everything secret is masked."""
+    """One process's part of a run, as it is described to trackers, with secrets masked."""
 
     number: int
-    """0: the run's start; n: the n-th time it was resumed."""
+    """0 for the start of the run, n for its n-th resume."""
     iteration: int
-    """Completed iterations at which it went on; 0 for a start."""
+    """Completed iterations when the attempt began; 0 for a start."""
     params: dict[str, str | int | float | bool | None]
-    """The resolved config, flattened: `optimizer.lr`, `hooks.ema.momentum`; elements of lists by position."""
+    """The resolved config, flattened: `optimizer.lr`, `hooks.ema.momentum`. List elements are named by their index."""
     config: str
     """The resolved config as YAML."""
     tags: dict[str, str]
-    """`git_commit`, `command`, `host`, `world_size`, `user`, `device`, … whatever is known."""
+    """`git_commit`, `command`, `host`, `world_size`, `user`, `device`, … as far as they are known."""
     began: float
-    """Seconds since 1970."""
+    """Start time, in seconds since 1970."""
     pid: int
-    """Of the training process."""
+    """Id of the training process."""
     started: float | None = None
-    """Seconds from the machine's start to that process's: with `pid`, what tells it from all others there."""
+    """Seconds from the machine's boot to the start of the process. Together with `pid`, this identifies the process."""
     earlier_result: str | None = None
-    """Digest of the `result.json` that an earlier attempt had left."""
+    """Digest of the `result.json` that existed when the attempt began."""
     patch: str | None = None
-    """Path of its `code.patch`, relative to the run directory; None if the code was committed."""
+    """Path of `code.patch`, relative to the run directory; None if all code was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The sweep that a run is a job of."""
+    """The sweep that a run belongs to."""
 
     folder: Path
-    """Its directory, absolute; what trackers know of the parent run is in `<folder>/tracking/`."""
+    """Absolute path of the sweep. `<folder>/tracking/` describes the parent run."""
     uid: str
-    """Random, made once a sweep."""
+    """Random id of the sweep."""
     name: str
-    """For people: date, time and id of its directory."""
+    """Display name: date, time and id of the directory."""
     job: int
-    """The run's number in it, from 0."""
+    """Number of the job, from 0."""
     axes: tuple[str, ...] = ()
-    """Keys that are swept."""
+    """The swept keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Run:
     """A run as trackers see it."""
 
     run_dir: Path
-    """Absolute."""
+    """Absolute path."""
     uid: str
-    """Random, made once a run: whoever looks for it on a server finds exactly this one."""
+    """Random id of the run, which identifies it on a server."""
     experiment: str
     name: str
-    """For people: the job's overrides in a sweep, else date, time and id of its directory."""
+    """Display name: the overrides of a sweep's job, else date, time and id of the directory."""
     attempts: tuple[Attempt, ...]
-    """In order; the last one is the current one. At least one."""
+    """All attempts, in order; at least one. The last one is the current attempt."""
     sweep: Sweep | None = None
 
     @property
@@ -84,23 +84,23 @@ class Finish:
 
     status: Ending
     error: str | None = None
-    """Type and message of what ended it, secrets masked."""
+    """Type and message of the exception that ended the run, with secrets masked."""
     exit_code: int = 0
-    """0: finished or stopped as asked; 1: failed; 130: interrupted; 137: killed."""
+    """0: finished or stopped on request; 1: failed; 130: interrupted; 137: killed."""
 
 
 class RefusedError(Exception):
-    """The service will never take this: what is sent is left out with one warning, and the rest goes on."""
+    """The service will never accept these records. The follower skips them with one warning and sends the rest."""
 
 
 class UnusableError(Exception):
-    """Nothing can be sent with these settings (a malformed address, a deleted experiment): trying again is in vain."""
+    """Nothing can be sent with these settings (a malformed address, a deleted experiment). The follower gives up."""
 
 
 class LostError(Exception):
-    """The service no longer has records that it had taken: they are sent again, from the one at `index` on.
+    """The service has lost records that it had accepted. The follower sends the records from `index` on again.
 
-    Every call may raise it; it is no trouble, and the call comes again when they have been sent.
+    Every method may raise it. It is not reported as a problem, and the call is repeated after the records were sent.
     """
 
     def __init__(self, index: int) -> None:
@@ -108,17 +108,25 @@ class LostError(Exception):
         self.index = index
 
 
-class Tracker(ABC):
-    """One service, in a process of its own (or in `sync.py`). It may block, and raise whatever its library raises.
+def valid_utf8(text: str) -> str:
+    """Replace surrogates by question marks, so that text is valid UTF-8.
 
-    `RefusedError` and `UnusableError` are final; any other `Exception` means: not now, the same call is tried again
-    later. Every call may therefore come again after it failed half-way, also in a new process; what must not be done
-    twice is kept in `memory`, which is written to disk after each call that returned.
+    Python represents bytes of a command line or file name that are not UTF-8 as surrogates.
+    """
+    return text.encode(errors="replace").decode()
+
+
+class Tracker(ABC):
+    """One tracking service. Runs in a follower or in `sync.py`, so it may block, and raise any error of its library.
+
+    After `RefusedError` and `UnusableError`, a call is not repeated. After any other `Exception`, the same call is
+    repeated later, possibly in a new process. A call must therefore be repeatable after it failed halfway. What must
+    not be done twice belongs into `memory`, which is written to disk after each call that returned.
 
     Args:
         options: the hook's options, by name.
-        run: of which it is told.
-        memory: what it wrote there itself, earlier; plain JSON, changed in place.
+        run: the run that is sent.
+        memory: the tracker's own state from earlier processes, as plain JSON. Changed in place.
     """
 
     kind: ClassVar[str]
@@ -129,36 +137,36 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Make the run at the service, or find it again, and describe the attempts that are not described yet."""
+        """Create the run at the service or find it again, and describe the attempts that are not described yet."""
 
     @abstractmethod
     def send(self, records: Sequence[Record]) -> None:
-        """Send records, in their order: all of them, or raise."""
+        """Send all of the records, in order, or raise."""
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        """Records that were sent were cut from the log, since the run was resumed before them; called before `open`.
+        """Handle that records that were sent have been cut from the log by a resume. Called before `open`.
 
         Args:
-            index: of the first record that will be sent now.
-            iteration: at which the run went on.
-            cut: the records that were cut, and sent, of all cuts since, in their order.
+            index: index of the first record that will be sent next.
+            iteration: the iteration at which the run resumed.
+            cut: the records that were sent and then cut, in order. They may come from several resumes.
 
         Returns:
-            The index of the first record to be sent now, at most `index`.
+            The index of the first record to send next, at most `index`.
         """
         return index
 
     def idle(self) -> None:
-        """There is nothing to send; called about every second. The place to send files that have appeared."""
+        """Send files that have appeared. Called about every second while there are no new records."""
 
     @abstractmethod
     def finish(self, finish: Finish) -> None:
-        """All records are sent: close the run with its status, `result.json` and whatever belongs to its end."""
+        """Close the run with its status, `result.json` and checkpoints. Called when all records are sent."""
 
     def close(self) -> None:
-        """Let go of everything; nothing is sent any more. Called always, also after errors; must not raise."""
+        """Release all resources without sending anything. Always called, also after errors. Must not raise."""
 
     @property
     def where(self) -> str | None:
-        """Where a person finds the run (an address, or a command that shows it); None while that is not known."""
+        """Where a person finds the run: an address, or a command that shows it. None until it is known."""
         return None

@@ -159,14 +159,14 @@ def test_a_file_in_its_way_is_one_warning_and_the_run_goes_on(tmp_path: Path, ca
     engine = engine_with(tmp_path, TensorBoardLoggerHook())
     assert engine.train().status == "finished"
     warnings = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
-    assert [f"{tmp_path}/tensorboard is no folder: move it away" in warning for warning in warnings] == [True]
+    assert [f"{tmp_path}/tensorboard is not a folder: move it away" in warning for warning in warnings] == [True]
     assert "0 of " in engine.messages.read("tracked")["tensorboard"]
 
 
 def test_whoever_insists_on_it_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorBoardLoggerHook, "on_error", "raise")
     (tmp_path / "tensorboard").write_text("mine")
-    with pytest.raises(UserError, match="is no folder: move it away"):
+    with pytest.raises(UserError, match="is not a folder: move it away"):
         engine_with(tmp_path, TensorBoardLoggerHook()).train()
 
 

@@ -1,4 +1,4 @@
-"""Runs as followers find them on disk, and a tracker that fails as it is told."""
+"""Runs on disk as followers find them, and a tracker that fails on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def attempt(number: int = 0, iteration: int = 0, **params: Any) -> Attempt:
 
 
 def described_run(run_dir: Path, *attempts: Attempt) -> Run:
-    """A run that is described in its directory."""
+    """A run with a description in its directory."""
     run_dir.mkdir(parents=True, exist_ok=True)
     run = Run(run_dir.absolute(), "0123456789abcdef", "digits", "a/run", attempts or (attempt(),))
     description.write(run)
@@ -34,7 +34,7 @@ def described_run(run_dir: Path, *attempts: Attempt) -> Run:
 
 
 def log_records(run_dir: Path, count: int, *, first: int = 0, every: int = 10, **values: float) -> None:
-    """Append records of training, one every ten iterations, as the logger does."""
+    """Append records of training, one for each ten iterations, as the logger does."""
     log = RecordLog(run_dir / FILENAME)
     for index in range(first, first + count):
         iteration = every * (index + 1)
@@ -43,7 +43,7 @@ def log_records(run_dir: Path, count: int, *, first: int = 0, every: int = 10, *
 
 
 class Listed(Tracker):
-    """Keeps what it is sent in a list, exactly as it comes, and raises what it is told to raise, once each."""
+    """Stores the records that it is sent in a list, and raises given errors once each."""
 
     kind = "tensorboard"
 
@@ -53,9 +53,9 @@ class Listed(Tracker):
         self.got: list[Record] = []
         self.finished: list[Finish] = []
         self.raises: list[Exception | None] = []
-        """What the next calls raise."""
+        """Errors of the next calls; None: no error."""
         self.refuses: set[int] = set()
-        """Indices it will never take."""
+        """Indices of records that it refuses."""
         self.rewounds: list[tuple[int, int, list[int]]] = []
 
     def _may_raise(self) -> None:

@@ -1,4 +1,4 @@
-"""What is written down of a run for its trackers: it survives crashes, copies, and clocks."""
+"""The description of a run for its trackers: it survives crashes, copies and changes of the clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import Result
 from hydraloop.tracking import description
-from hydraloop.tracking.describing import experiment_name, run_of
+from hydraloop.tracking.describe_engine import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep
 from tests.helpers import make_engine
 from tests.tracking.runs import described_run

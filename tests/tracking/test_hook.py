@@ -1,4 +1,4 @@
-"""A tracker hook and its follower, as real processes, with the quickest of the trackers."""
+"""A tracker hook and its follower as real processes, with TensorBoard, the fastest tracker."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING, "hydraloop"):
         engine.train()
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{NAME}: its process ended (signal 9) and is started again")
+    assert warning.startswith(f"{NAME}: its process ended (signal 9) and is restarted")
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
 
 
 def _train_and_wait(run_dir: Path, port: int) -> None:
-    """In a process of its own, which is killed while it waits."""
+    """In a separate process, which is killed while it waits."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         wait = at("after_train_iter", lambda engine: (connection.sendall(b"."), time.sleep(60)), nth=4)
         _engine(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
@@ -154,14 +154,14 @@ def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytes
 
 def test_sync_of_nothing_and_of_a_run_that_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sync.main([str(tmp_path)]) == 2
-    assert "has no run that a tracker has followed" in capsys.readouterr().err
+    assert "has no run with a tracker" in capsys.readouterr().err
 
     def look(engine: Engine) -> None:
         _until(lambda: _cursor(tmp_path).attempt == 0)
         assert sync.main([str(tmp_path)]) == 1
 
     _engine(tmp_path, more={"look": at("after_train_iter", look)}).train()
-    assert "not all: it is being followed by the run itself" in capsys.readouterr().out
+    assert "not all: the run is still sending its records" in capsys.readouterr().out
 
 
 def _unusable(run_dir: Path) -> Path:
@@ -177,7 +177,7 @@ def test_one_warning_where_it_does_not_work(tmp_path: Path, caplog: pytest.LogCa
         assert engine.train().status == "finished"
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(f"{NAME}: ")
-    assert warning.endswith("; training goes on, records wait in the run directory")
+    assert warning.endswith("; training continues, the records stay in the run directory")
     assert engine.messages.read("tracked")[NAME].startswith("0 of 13 records sent (")
 
 
@@ -222,7 +222,7 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
 
 
 def _killed(run_dir: Path) -> None:
-    """Kill the follower as soon as there is one."""
+    """Kill the follower as soon as it runs."""
     _until(lambda: _followers(run_dir) != [])
     for follower in _followers(run_dir):
         follower.kill()
@@ -297,7 +297,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest
         assert engine.train().status == "finished"
     assert engine.error is None
     assert [record.getMessage() for record in caplog.records] == [
-        "interrupted: what trackers do not have yet is not waited for"
+        "interrupted: not waiting for the trackers to send the rest"
     ]
     assert "sends the rest" in engine.messages.read("tracked")[NAME]
     _until(lambda: _followers(tmp_path) == [])  # it is not waited for
@@ -330,7 +330,7 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
 
 
 def test_the_end_is_the_results(tmp_path: Path) -> None:
-    """Where another rank failed first, `result.json` says so, and not what this one raised because of it."""
+    """If another rank failed first, `result.json` has its error, not the one that this rank raised because of it."""
     engine = _engine(tmp_path)
     engine.error = ConnectionError("the others are gone")
     engine.result = Result("failed", error="rank 1: out of memory")

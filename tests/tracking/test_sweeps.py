@@ -1,4 +1,4 @@
-"""What a sweep's controller finds of its jobs' trackers."""
+"""What a sweep's controller finds out about its jobs' trackers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_only_a_job_knows_is_left_to_it(
         trackers.end()  # nobody knows where
     assert (tmp_path / "tracking" / "sweep.json").exists()
     assert [one.getMessage() for one in caplog.records] == [
-        "mlflow: its parent run is left to the jobs, which alone know tracking_uri"
+        "mlflow: the jobs create its parent run: only they know tracking_uri"
     ]
     assert [path.name for path in (tmp_path / "tracking").iterdir()] == ["sweep.json"]
 

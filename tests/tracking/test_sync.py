@@ -1,4 +1,4 @@
-"""`sync.py` over many runs: one that is broken is no other's trouble."""
+"""`sync.py` with many runs: a broken one does not affect the others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_broken_file_is_one_runs_trouble(
 
 
 def test_a_cursor_that_names_its_record_log_is_followed_on(tmp_path: Path) -> None:
-    """As earlier versions wrote it: without this, all records of such a run would be sent a second time."""
+    """Earlier versions wrote an entry `log`. If it were an error, all records of such a run would be sent again."""
     Result("finished").write(_run(tmp_path / "a"))
     path = tmp_path / "a" / "tracking" / "tensorboard.cursor.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "log": "metrics.jsonl", "index": 2}))
@@ -72,7 +72,7 @@ def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[s
     _run(tmp_path / "over", tags=tags, pid=os.getpid(), started=own - 3600, began=2.0**33)
     assert sync.main([str(tmp_path)]) == 1
     on, over = capsys.readouterr().out.splitlines()
-    assert on.endswith("not all: the run goes on")
+    assert on.endswith("not all: the run is still training")
     assert "over  tensorboard: 3 sent, 3 of 3 records there, " in over
     run = description.read(tmp_path / "over")
     assert run is not None

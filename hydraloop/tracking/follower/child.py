@@ -1,4 +1,4 @@
-"""Child: a follower's process, as its training process talks to it."""
+"""Child: the follower's process as seen by the training process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 
 class Child:
-    """Lines of JSON to a process and from it.
+    """Exchanges lines of JSON with a process.
 
-    What is said to it is written by a thread: a process that does not read, since it hangs or was stopped, would hold
-    up whoever writes more than the pipe's 64 KiB.
+    A thread writes the messages. Otherwise, a process that hangs or was stopped would block the caller as soon as the
+    pipe's 64 KiB are full.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
@@ -26,32 +26,32 @@ class Child:
         threading.Thread(target=self._write, name=f"to the follower of {name}", daemon=True).start()
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Say something. Never waits."""
+        """Send a message. Never waits."""
         self._said.put(message)
 
-    def heard(self) -> Iterator[Mapping[str, Any]]:
-        """What it says, until it has ended."""
+    def messages(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the process's messages until it exits."""
         assert self._process.stdout is not None, "it is a pipe"
         with self._process.stdout as lines:
             for line in lines:
-                with suppress(ValueError):  # torn: it was killed while it spoke
+                with suppress(ValueError):  # an incomplete line: the process was killed while it wrote
                     yield json.loads(line)
 
     def ended(self) -> int:
-        """Wait for its end. Returns the exit code."""
+        """Wait until the process exits. Returns the exit code."""
         code = self._process.wait()
         self._said.put(None)
         return code
 
     def kill(self) -> None:
-        """End it, and what it has started: its session is its own. Does not wait."""
+        """Kill the process and all that it has started (its session). Does not wait."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self) -> None:
-        """The thread."""
+        """Write the messages; runs in the thread."""
         assert self._process.stdin is not None, "it is a pipe"
-        with suppress(OSError), self._process.stdin as pipe:  # it has ended: whoever listens sees to that
+        with suppress(OSError), self._process.stdin as pipe:  # the process has exited, which `ended` reports
             while (message := self._said.get()) is not None:
                 left = memoryview(json.dumps(message).encode() + b"\n")
                 while left:

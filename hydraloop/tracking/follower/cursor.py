@@ -1,4 +1,4 @@
-"""Cursor: how far a tracker has come with a run's records, on disk."""
+"""Cursor: which of a run's records a tracker has processed, stored on disk."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ class Cursor:
     kind: str
     """`mlflow`, `wandb` or `tensorboard`."""
     options: dict[str, Any]
-    """The hook's, secrets masked: what `sync.py` goes by."""
+    """The hook's options, with secrets masked, for `sync.py`."""
     offset: int = 0
-    """Bytes of the log that are done with."""
+    """Bytes of the log that are processed."""
     index: int = 0
-    """Lines of the log that are done with."""
+    """Lines of the log that are processed."""
     refused: list[int] = field(default_factory=list)
-    """Lines that the service would not take."""
+    """Lines that the service has refused."""
     cuts: int = 0
-    """Cuts of the log that the service knows of."""
+    """Number of cuts of the log that the service knows of."""
     attempt: int = -1
-    """The last attempt that the service was told of."""
+    """Number of the last attempt that the service knows of; -1: none."""
     finished: bool = False
-    """Whether the service knows how that attempt ended, with all its records."""
+    """Whether the service has all records of that attempt and knows how it ended."""
     where: str | None = None
-    """Where a person finds the run."""
+    """Where a person finds the run: an address or a command."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """The tracker's own."""
+    """The tracker's own state."""
 
     @property
     def sent(self) -> int:
-        """Records that the service has."""
+        """Number of records that the service has."""
         return self.index - len(self.refused)
 
     def save(self, run_dir: Path, name: str) -> None:
-        """Write it, atomically."""
+        """Write the cursor atomically."""
         atomic.write_text(path_of(run_dir, name), json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, run_dir: Path, name: str) -> Cursor | None:
-        """That of a tracker hook; None where it has none yet, or one that a broken disk has left unreadable."""
+        """Read the cursor of a tracker hook. Returns None if the file does not exist or is damaged."""
         path = path_of(run_dir, name)
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            fields.pop("log", None)  # The name of the record log, from when it was an option.
+            fields.pop("log", None)  # earlier versions stored the name of the record log
             return cls(**fields)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read (%s): it is as if nothing had been sent", path, error)
+            log.warning("%s cannot be read (%s): all records count as not sent", path, error)
             return None
 
 
 def path_of(run_dir: Path, name: str) -> Path:
-    """The file of a tracker hook's cursor."""
+    """Return the path of a tracker hook's cursor."""
     return run_dir / FOLDER / f"{name}.cursor.json"
 
 
-def names(run_dir: Path) -> list[str]:
-    """Names of the tracker hooks that have followed a run."""
+def hook_names(run_dir: Path) -> list[str]:
+    """Return the names of the tracker hooks that a run has had."""
     return sorted(path.name.removesuffix(".cursor.json") for path in (run_dir / FOLDER).glob("*.cursor.json"))

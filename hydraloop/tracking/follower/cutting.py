@@ -1,4 +1,4 @@
-"""What a resumed run does to the record log: records behind its checkpoint are taken out, into a side file."""
+"""Cuts the record log of a resumed run: moves records that were written after its checkpoint to another file."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from pathlib import Path
 
 from hydraloop.run import atomic
 from hydraloop.run.record_log import Position, Reader, Record, cut_torn_line, read_all
-from hydraloop.tracking.follower.locks import ended
+from hydraloop.tracking.follower.locks import wait_for_followers
 
 log = logging.getLogger(__name__)
 
 _BATCH = 1000
-"""Records read at once."""
+"""Number of records that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut."""
+    """One cut of the log."""
 
     number: int
-    """From 1."""
+    """Number of the cut, from 1."""
     iteration: int
-    """Of the checkpoint."""
+    """Iteration of the checkpoint."""
     offset: int
-    """Bytes left in the log."""
+    """Bytes that remain in the log."""
     index: int
-    """Lines left in the log."""
+    """Lines that remain in the log."""
     records: int
-    """Lines taken out."""
+    """Lines that were moved."""
     file: str
-    """Where they are, beside the log."""
+    """Name of the file that they were moved to, in the log's folder."""
 
 
-def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | None:
-    """Take out what a run that goes on at a checkpoint will do again: the log is then as it was at the checkpoint.
+def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None:
+    """Bring the log to its state at a checkpoint: move the records that the resumed run will write again.
 
-    Those are records of later iterations; and at the checkpoint's own those of the test, which comes again, and of the
-    validation where it came after the checkpoint. Followers that an earlier process has left are waited for.
+    These are the records of later iterations. Among those of the checkpoint's iteration, they are the records of the
+    test, and of the validation if it came after the checkpoint. Waits for followers of earlier processes.
 
     Args:
-        path: of the log.
-        iteration: of the checkpoint.
-        last_validation: iteration of the last validation that the checkpoint knows of.
+        path: path of the log.
+        iteration: iteration of the checkpoint.
+        last_validation: iteration of the last validation before the checkpoint.
 
     Returns:
-        What was cut; None where there was nothing to cut.
+        The cut, or None if there was nothing to move.
     """
     if not path.exists():
         return None
-    ended(path.parent)
+    wait_for_followers(path.parent)
     cut_torn_line(path)
     reader = Reader(path, Position())
     while True:
         records, kept = reader.read(_BATCH)
-        left = next((n for n, one in enumerate(records) if _is_behind(one, iteration, last_validation)), None)
+        left = next((n for n, one in enumerate(records) if _is_later(one, iteration, last_validation)), None)
         if left is not None:
             kept = reader.read(left)[1]
         if left is not None or not records:
@@ -69,7 +69,7 @@ def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | Non
     number = len(cuts(path)) + 1
     file = f"{path.stem}.cut_{number}{path.suffix}"
     cut = Cut(number, iteration, kept.offset, kept.index, content.count(b"\n"), file)
-    atomic.write_bytes(path.with_name(file), content)  # on the disk before they leave the log
+    atomic.write_bytes(path.with_name(file), content)  # on disk before the log is truncated
     with _list_of(path).open("a", encoding="utf-8") as listed:
         listed.write(json.dumps(asdict(cut)) + "\n")
     with path.open("rb+") as opened:
@@ -80,7 +80,7 @@ def cut_behind(path: Path, *, iteration: int, last_validation: int) -> Cut | Non
 
 
 def cuts(path: Path) -> list[Cut]:
-    """All cuts of a log, in order."""
+    """Return all cuts of a log, in order."""
     try:
         lines = _list_of(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -89,15 +89,15 @@ def cuts(path: Path) -> list[Cut]:
 
 
 def sent_and_cut(path: Path, index: int, seen: int) -> tuple[int, int, list[Record]]:
-    """What became of a follower's place in the log by cuts it has not seen.
+    """Apply the cuts that a follower has not seen to its position in the log.
 
     Args:
-        index: records it had sent.
-        seen: cuts it knows of.
+        index: number of records that the follower has sent.
+        seen: number of cuts that it knows of.
 
     Returns:
-        How many of these are still in the log; the lowest iteration a run went on at; the records that were sent and
-        then cut.
+        The number of sent records that are still in the log; the lowest iteration at which the run resumed; the records
+        that were sent and then cut.
     """
     gone: list[Record] = []
     iterations = []
@@ -113,7 +113,7 @@ def _of(cut: Cut, path: Path) -> Sequence[Record]:
     return read_all(path.with_name(cut.file))
 
 
-def _is_behind(record: Record, iteration: int, last_validation: int) -> bool:
+def _is_later(record: Record, iteration: int, last_validation: int) -> bool:
     if record.iteration != iteration:
         return record.iteration > iteration
     return record.mode == "test" or (record.mode == "val" and last_validation < iteration)

@@ -1,4 +1,4 @@
-"""Follower: hands the records of one run to one tracker, behind a cursor, whatever the service does."""
+"""Follower: sends the records of one run to one tracker, whatever fails, and keeps its position in a cursor."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from hydraloop.tracking.tracker import Finish, LostError, RefusedError, Tracker,
 log = logging.getLogger(__name__)
 
 BATCH = 200
-"""Most records sent at once: some 0.1 s of work for the slowest service, and few enough to see it go on."""
+"""Most records in one call: about 0.1 s of work for the slowest service, and few enough to show progress."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two tries, doubling; a server that is started again is found within half a minute."""
+"""Seconds between two tries. The pause doubles up to 30 s, so a restarted server is found within that time."""
 _IDLE = 1.0
-"""Seconds between two looks after files and the machine's load while there are records to send."""
+"""Seconds between two calls of `Tracker.idle` while there are records to send."""
 _LAST_PAUSE = 1.0
-"""The longest one once the run has ended and little time is left."""
+"""Longest pause in seconds after the run has ended, when little time is left."""
 
 State = Literal["following", "caught up", "in trouble", "done", "given up"]
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Why nothing can be sent."""
+    """The reason why nothing can be sent."""
 
     text: str
     final: bool
-    """Whether trying again is in vain."""
+    """Whether the follower gives up."""
 
 
 class Follower:
-    """One run and one tracker.
+    """Sends one run to one tracker, step by step.
 
     Args:
-        tracker: the service; its `memory` is the cursor's.
-        cursor: how far it has come.
-        run_dir: of the run.
-        name: of the tracker hook.
-        told: called with each new trouble, and with None when it has passed.
+        tracker: the service. Its `memory` is the cursor's.
+        cursor: the position in the log.
+        run_dir: directory of the run.
+        name: name of the tracker hook.
+        told: called with each new trouble, and with None when it is over.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Follower:
         self._saved = repr(cursor.memory)
 
     def wait(self, *, ending: bool) -> float:
-        """Seconds until there may be something to do, if no more is to be sent at once."""
+        """Return the seconds to wait until the next `step`, if the last one did not return `following`."""
         if self._trouble is None:
             return 1.0
         return max(0.0, min(self._next_try - monotonic(), _LAST_PAUSE if ending else _LONGEST_PAUSE))
 
     def step(self, finish: Finish | None) -> State:
-        """Do the next thing: open, send a batch, look after files, or tell how the run ended.
+        """Do the next thing: open the run, send a batch, call `Tracker.idle`, or report how the run ended.
 
         Args:
-            finish: how the run ended; None while it goes on.
+            finish: how the run ended; None while it is running.
         """
         if self._trouble is not None and finish is None and monotonic() < self._next_try:
             return "in trouble"
@@ -81,7 +81,7 @@ class Follower:
             self._report(Trouble(str(error), final=True))
             return "given up"
         except Exception as error:
-            log.debug("not now", exc_info=error)
+            log.debug("to be repeated", exc_info=error)
             self._report(Trouble(described(error), final=False))
             self._next_try = monotonic() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -113,7 +113,7 @@ class Follower:
             self._reader.move(after)
             self._cursor.offset, self._cursor.index = after.offset, after.index
             self._save()
-            if finish is None and monotonic() >= self._idle_due:  # records may come faster than they are sent
+            if finish is None and monotonic() >= self._idle_due:  # records may arrive faster than they are sent
                 self._idle()
             return "following"
         if finish is None:
@@ -131,7 +131,7 @@ class Follower:
         self._idle_due = monotonic() + _IDLE
 
     def _open(self) -> None:
-        """Make the run at the service, or go on with it, from the place that a resumed run's log has now."""
+        """Create the run at the service or find it again, after applying the cuts of a resume to the cursor."""
         cursor, number = self._cursor, self._tracker.run.attempt.number
         path = self._run_dir / FILENAME
         if not self._rewound:
@@ -148,36 +148,34 @@ class Follower:
         self._opened = True
 
     def _check_log(self) -> None:
-        """Whether it is still the log that was opened: what is read from another one's middle would be nonsense.
+        """Check that the log is the one that was opened: reading from the middle of another file returns garbage.
 
         Raises:
-            UnusableError: another process has cut it, or put something else in its place.
+            UnusableError: another process has cut or replaced the log.
         """
         path = self._run_dir / FILENAME
-        with suppress(FileNotFoundError):  # a run without records yet, or one that was moved away
+        with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
             if len(cutting.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
-                raise UnusableError(
-                    f"{path.name} is not the file any more whose records were sent: it was cut or replaced"
-                )
+                raise UnusableError(f"{path.name} was cut or replaced by another process after its records were sent")
 
     def _go_back(self, index: int) -> None:
-        """Send the lines from `index` on, again."""
+        """Set the cursor back to line `index`."""
         place = self._reader.find(index)
         self._reader.move(place)
         self._cursor.offset, self._cursor.index = place.offset, place.index
         self._cursor.refused = [line for line in self._cursor.refused if line < index]
 
     def _send(self, records: Sequence[Record]) -> list[int]:
-        """Send them all. Returns the lines that the service would not take, found by halving."""
+        """Send all records. Returns the indices of those that the service refuses, found by halving the batch."""
         try:
             self._tracker.send(records)
         except RefusedError as error:
             if len(records) > 1:
                 half = len(records) // 2
                 return [*self._send(records[:half]), *self._send(records[half:])]
-            level = logging.INFO if self._cursor.refused or self._refused else logging.WARNING  # the rest are counted
+            level = logging.INFO if self._cursor.refused or self._refused else logging.WARNING  # one warning a run
             self._refused = True
-            log.log(level, "line %d of %s is left out: %s", records[0].index + 1, FILENAME, error)
+            log.log(level, "line %d of %s is not sent: %s", records[0].index + 1, FILENAME, error)
             return [records[0].index]
         return []
 
@@ -197,7 +195,7 @@ class Follower:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line, with what the machine said where a library has wrapped that: `Connection refused`."""
+    """Describe an error in one line, with the operating system's error that caused it: `Connection refused`."""
     text, cause = _line(error, 300), error
     while (deeper := cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)) is not None:
         cause = deeper

@@ -1,4 +1,4 @@
-"""What the training process says to a process of ours, and when that process has to have ended."""
+"""Inbox: messages of the training process to a follower, and the follower's deadline."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import psutil
 from hydraloop.tracking.tracker import Finish
 
 LEFT = 3
-"""Exit code where something was not sent in time."""
+"""Exit code if something was not sent in time."""
 MARGIN = 1.0
-"""Seconds after `flush_timeout` at which the process is ended from outside, whatever hangs."""
+"""Seconds after `flush_timeout` at which the process is killed, whatever hangs."""
 _LOOK = 0.5
-"""Seconds between two looks whether the training process is still there."""
+"""Seconds between two checks whether the training process is still running."""
 
 
 class Inbox:
-    """Lines of JSON from the training process. Their end, or the end of that process, ends the run for us.
+    """Reads lines of JSON from the training process. Their end, or the end of that process, counts as the run's end.
 
-    From then on there are `flush_timeout` seconds left; a call that hangs longer ends with the process. A thread reads,
-    so that the time begins when the run ends, whatever else this process is doing then.
+    `flush_timeout` seconds are left from then on; the process is killed if a call hangs longer. A thread reads, so
+    that this time starts when the run ends, whatever else this process is doing.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Inbox:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has."""
+        """Whether the run has ended."""
         return self._deadline is not None
 
     @property
@@ -49,15 +49,15 @@ class Inbox:
         return self._deadline is not None and monotonic() >= self._deadline
 
     def settings(self) -> dict[str, Any] | None:
-        """Wait for the first line; None where the run ends before it."""
+        """Wait for the first message. Returns None if the run ends before it."""
         return self._next()
 
     def begins(self) -> bool:
-        """Wait for `begin`; False where the run ends before it."""
+        """Wait for `begin`. Returns False if the run ends before it."""
         return self._next() is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait `seconds`, but not beyond the run's end, or, behind that, the end of the time for the rest."""
+        """Wait `seconds`, but at most until the run ends, or, after that, until the deadline."""
         with self._changed:
             if self._deadline is None:
                 self._changed.wait_for(lambda: self.ended, timeout=seconds)
@@ -71,12 +71,12 @@ class Inbox:
             return self._messages.popleft() if self._messages else None
 
     def _read(self) -> None:
-        """The thread."""
-        rest = b""  # not sys.stdin, whose own buffer `select` does not see
+        """Read the messages; runs in the thread."""
+        rest = b""  # os.read instead of sys.stdin, whose buffer `select` does not see
         while not self.ended:
             readable, _, _ = select.select([0], [], [], _LOOK)
             read = os.read(0, 1 << 16) if readable else b""
-            # A worker of a loader, forked, may hold the pipe open for a while longer than the training process lives.
+            # A forked worker of a loader may hold the pipe open after the training process has exited.
             if not read and (readable or os.getppid() != self._parent):
                 self._ends(None)
             *lines, rest = (rest + read).split(b"\n")
@@ -103,7 +103,7 @@ class Inbox:
 
 
 def _leave() -> None:
-    """End this process at once, and what a library has started for it (W&B's wandb-core), which may hang, too."""
+    """End this process at once, and the processes that a library has started (wandb-core), which may hang, too."""
     with suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Link: the training side of a follower. It starts the process, listens in a thread, and ends it in time."""
+"""Link: the training side of a follower. It starts the process, reads its messages in a thread, and ends it in time."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ from hydraloop.tracking.tracker import Finish
 log = logging.getLogger(__name__)
 
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before a follower that has died is started again, each time; then it is given up: it would only take time."""
+"""Seconds before each restart of a follower that has died. Then it is given up."""
 _LONGEST = 4000
-"""Characters of the run's error that a follower is told."""
-_GOES_ON = "; training goes on, records wait in the run directory"
+"""Most characters of the run's error that a follower is sent."""
+_GOES_ON = "; training continues, the records stay in the run directory"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a follower is told first."""
+    """What a follower is sent first."""
 
     kind: str
     options: Mapping[str, Any]
-    """The hook's, as they are: they may hold a password, so they go through a pipe, not to disk."""
+    """The hook's options. They may contain a password, so they are sent through a pipe and not written to disk."""
     flush_timeout: float
-    """Seconds after the run's end."""
+    """Seconds that the follower has after the run's end."""
 
 
 class Link:
-    """Starts a follower, keeps it alive, passes on what it says, and ends it in time.
+    """Starts a follower, restarts it if it dies, logs its messages, and ends it in time.
 
-    Only `until_opened` and `wait` wait, in bounded time. A process that dies before it is told to begin is started
-    again when it is.
+    Only `until_opened` and `wait` wait, in bounded time. A process that dies before `begin` is restarted at `begin`.
 
     Args:
-        run_dir: of the run.
-        name: of the tracker hook, for messages.
-        settings: what the follower is told first.
-        goes_on: whether training does, whatever is in the way of the follower.
+        run_dir: directory of the run.
+        name: name of the tracker hook, for messages.
+        settings: what the follower is sent first.
+        goes_on: whether training continues if the follower fails.
     """
 
     def __init__(self, run_dir: Path, name: str, settings: Settings, *, goes_on: bool = True) -> None:
@@ -58,22 +57,22 @@ class Link:
         self._child: Child | None = None
         self._begun = self._warned = self._given_up = self._over = False
         self._told: dict[str, Any] | None = None
-        """How the run ended."""
+        """The message that says how the run ended; None until then."""
         self._deadline = 0.0
         self._changed = threading.Condition()
-        """Held where the process is another one, or is told something: nothing is told to one that has gone."""
+        """Held while the process is replaced or sent a message, so that no message is lost."""
         self.trouble: str | None = None
-        """What does not work now; None where all is well."""
+        """What does not work now; None if everything works."""
         self.opened = False
-        """Whether the service has the run."""
+        """Whether the service has opened the run."""
         self._thread = threading.Thread(target=self._run, name=f"follower of {name}", daemon=True)
 
     def start(self) -> None:
-        """Start the process; it imports its library while the run is being made ready."""
+        """Start the process, which imports its library while the run is prepared."""
         self._thread.start()
 
     def begin(self) -> None:
-        """The run is described, its log is cut: the follower may open it."""
+        """Let the follower open the run. Called when the run is described and its log is cut."""
         with self._changed:
             self._begun = True
             if self._child is not None:
@@ -81,13 +80,13 @@ class Link:
             self._changed.notify_all()
 
     def until_opened(self, seconds: float) -> bool:
-        """Wait until the service has the run, or has refused it, but no longer. Returns whether it has."""
+        """Wait until the service has opened the run or there is trouble. Returns whether the run is open."""
         with self._changed:
             self._changed.wait_for(lambda: self.opened or self.trouble is not None, timeout=seconds)
         return self.opened
 
     def finish(self, finish: Finish) -> None:
-        """The run has ended; the follower has `flush_timeout` seconds from now. Told once."""
+        """Tell the follower how the run ended. It has `flush_timeout` seconds from now. Later calls have no effect."""
         with self._changed:
             if self._told is not None:
                 return
@@ -100,13 +99,13 @@ class Link:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait for the follower's end until its time is over, then end it."""
+        """Wait until the follower has ended, at most until its deadline, then kill it."""
         self._thread.join(timeout=max(0.0, self._deadline + MARGIN + 0.5 - monotonic()))
         self.stop()
-        self._thread.join(timeout=1.0)  # a process that reads from a dead disk cannot even be killed
+        self._thread.join(timeout=1.0)  # a process that waits for a broken disk cannot be killed
 
     def stop(self) -> None:
-        """End the follower now, whatever it is doing."""
+        """Kill the follower now."""
         with self._changed:
             self._over = True
             if self._child is not None:
@@ -114,12 +113,12 @@ class Link:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        """The thread: start the follower, and again where it died before its time."""
+        """Start the follower, and restart it if it dies early; runs in the thread."""
         problem = self._follow()
         for pause in _PAUSES:
             if problem is None:
                 return
-            self._warn(f"{problem} and is started again", goes_on="" if self._ends else self._goes_on)
+            self._warn(f"{problem} and is restarted", goes_on="" if self._ends else self._goes_on)
             with self._changed:
                 self._changed.wait_for(lambda: self._begun or self._ends)
                 self._changed.wait_for(lambda: self._ends, timeout=pause)
@@ -134,12 +133,12 @@ class Link:
         return self._over or self._told is not None
 
     def _follow(self) -> str | None:
-        """One process, from its start to its end. Returns what happened where it ended before its time."""
+        """Run one process from its start to its end. Returns what happened if it ended early."""
         try:
             child = self._start()
         except OSError as error:
-            return f"its process was not to be had ({error})"
-        for message in child.heard():
+            return f"its process could not be started ({error})"
+        for message in child.messages():
             self._hear(message)
         code = child.ended()
         problem = f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
@@ -150,7 +149,7 @@ class Link:
         return problem
 
     def _start(self) -> Child:
-        """A process that is told all there is to know by now."""
+        """Start a process and send it all messages up to now."""
         settings = self._settings
         first = {
             "kind": settings.kind,
@@ -158,7 +157,7 @@ class Link:
             "masked": masked(dict(settings.options)),
             "flush_timeout": settings.flush_timeout,
         }
-        if not self._run_dir.is_dir():  # which would be made again, with nothing in it
+        if not self._run_dir.is_dir():  # `spawn` would create an empty one
             raise FileNotFoundError(f"{self._run_dir} is gone")
         process = spawn("hydraloop.tracking", str(self._run_dir.absolute()), self._name, errors=self._errors)
         child = Child(process, self._name)
@@ -184,7 +183,7 @@ class Link:
         if kind == "trouble":
             self._warn(text, goes_on=self._goes_on)
         elif kind == "well":
-            log.info("%s: goes on", self._name)
+            log.info("%s: works again", self._name)
         elif kind == "remark":
             log.warning("%s: %s", self._name, text)
 
@@ -195,7 +194,7 @@ class Link:
         log.warning("%s: %s%s", self._name, mask_text(problem), self._goes_on)
 
     def _warn(self, text: str, *, goes_on: str) -> None:
-        """Once a run; later troubles are told more quietly."""
+        """Log a warning; after the first one of a run, at level INFO."""
         level = logging.INFO if self._warned else logging.WARNING
         self._warned = True
         log.log(level, "%s: %s%s", self._name, mask_text(text), goes_on)

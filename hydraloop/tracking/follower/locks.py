@@ -1,4 +1,4 @@
-"""One follower a tracker and run: a lock that its process holds while it lives."""
+"""The lock of a follower: each tracker of a run has at most one follower, which holds the lock while it lives."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FOLDER = "tracking"
-"""In a run directory: what trackers know of the run."""
+"""Folder in a run directory with the description of the run, cursors, locks and logs of trackers."""
 PATIENCE = 15.0
-"""Seconds to wait for the follower of a process that has gone: longer than it has by default for the rest."""
+"""Seconds to wait for the follower of an earlier process; longer than the default `flush_timeout`."""
 BUSY = "another process is sending this run's records"
 
 
 def lock_of(run_dir: Path, name: str) -> FileLock:
-    """The lock of the follower of a tracker hook; let go of by the system when the process ends, however it does."""
-    from filelock import FileLock  # here: the command line needs nothing of it before there is a run
+    """Return the lock of a tracker hook's follower. The system releases it when the process exits for any reason."""
+    from filelock import FileLock  # imported here, because the command line does not need it
 
     return FileLock(run_dir / FOLDER / f"{name}.lock")
 
 
-def ended(run_dir: Path) -> bool:
-    """Wait for followers that an earlier process has left, and end those that hang. Returns whether all have ended."""
+def wait_for_followers(run_dir: Path) -> bool:
+    """Wait for followers of an earlier process, and kill those that hang. Returns whether all of them have ended."""
     found = [_ended(run_dir, path.stem) for path in sorted((run_dir / FOLDER).glob("*.lock"))]
     return all(found)
 
@@ -58,7 +58,7 @@ def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
 
 
 def _patience(run_dir: Path, name: str) -> float:
-    """It has its `flush_timeout`, which may be an hour; the one that comes goes on where it stood."""
+    """Return how long to wait for a follower: its `flush_timeout`, but not an hour. The next one can continue."""
     from hydraloop.tracking.follower.cursor import Cursor
 
     cursor = Cursor.load(run_dir, name)
@@ -67,11 +67,11 @@ def _patience(run_dir: Path, name: str) -> float:
 
 
 def end_orphans(run_dir: Path, name: str, training: int) -> None:
-    """End followers on this machine whose training process has gone: one that hangs would keep the lock for ever.
+    """Kill followers on this machine whose training process has exited. One that hangs would hold the lock forever.
 
     Args:
-        run_dir: that they follow.
-        name: of the tracker hook.
+        run_dir: directory of the run that they follow.
+        name: name of the tracker hook.
         training: id of the process that trains now.
     """
     import psutil
@@ -85,13 +85,13 @@ def end_orphans(run_dir: Path, name: str, training: int) -> None:
     for process in psutil.process_iter():
         try:
             if _follows(process.cmdline(), run_dir, name) and process.ppid() not in alive:
-                log.warning("%s: a follower of an earlier process hangs and is ended", name)
-                os.killpg(process.pid, signal.SIGKILL)  # its session is its own
-        except (psutil.Error, OSError):  # somebody else's, or gone
+                log.warning("%s: the follower of an earlier process hangs and is killed", name)
+                os.killpg(process.pid, signal.SIGKILL)  # a follower leads its own session
+        except (psutil.Error, OSError):  # another user's process, or one that has exited
             continue
 
 
 def _follows(command: Sequence[str], run_dir: Path, name: str) -> bool:
-    """Whether this is how `link.py` starts a follower."""
+    """Return whether a command line is one with which `link.py` starts a follower."""
     module, ours = ["-m", "hydraloop.tracking"], command[-1:] == [name]
     return ours and list(command[-4:-2]) == module and Path(command[-2]).resolve() == run_dir.resolve()

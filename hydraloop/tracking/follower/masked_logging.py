@@ -1,7 +1,7 @@
-"""Mask secrets in the output of tracker processes, which goes to a file in the run directory. Imports no torch.
+"""Masks secrets in the output of tracker processes, which goes to a file in the run directory. Does not import torch.
 
-The streams themselves mask, so that what libraries log or print, and tracebacks, are masked too. Secrets are known only
-in a process that has called `hydraloop.safety.secrets.remember`.
+The streams themselves mask, which includes output of libraries and tracebacks. A process knows the secrets that it has
+passed to `hydraloop.safety.secrets.remember`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def log_to_stderr(level: int = logging.INFO, form: str = FORMAT) -> None:
     """Log to stderr, and mask everything that this process writes to stdout and stderr, including tracebacks.
 
     Args:
-        level: the lowest that is written.
-        form: of a line.
+        level: lowest level that is logged.
+        form: format of a line.
     """
     sys.stdout, sys.stderr = _masking(sys.stdout), _masking(sys.stderr)
     sys.excepthook = _uncaught
@@ -32,7 +32,7 @@ def log_to_stderr(level: int = logging.INFO, form: str = FORMAT) -> None:
 
 
 class _Masking:
-    """A text stream that masks what is written to it, each call separately."""
+    """A text stream that masks secrets. Each call is masked separately."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,6 +53,6 @@ def _masking(stream: TextIO) -> TextIO:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, found: TracebackType | None) -> None:
-    """Write the traceback at once: Python writes it in parts, which would separate a name from its secret."""
+    """Write the traceback in one call. Python writes it in parts, which could separate a name from its secret."""
     sys.stderr.write("".join(traceback.format_exception(kind, error, found)))
     sys.stderr.flush()

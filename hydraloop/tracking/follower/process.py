@@ -1,8 +1,8 @@
-"""The process of a follower: what it is told by the training process, and what it tells.
+"""The process of a follower, and what it exchanges with the training process: lines of JSON.
 
-Both are lines of JSON. In: the hook's options; `begin` when the run is described and its log is cut; `finish` when it
-has ended. Out: what there is to say in the terminal. The end of the input means that the training process is gone: what
-it has left is sent, and the run closed, in the same bounded time.
+In: the hook's options; `begin` when the run is described and its log is cut; `finish` when the run has ended. Out: what
+is to be logged in the terminal. The end of the input means that the training process has exited; the follower then
+sends the rest and closes the run within the same time limit.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from hydraloop.tracking.tracker import Finish, Run, Tracker
 log = logging.getLogger(__name__)
 
 _NICE = 5
-"""Training goes first where there are no more cores than it can use: libraries take seconds of one to start. Not more:
-at the end it waits for this process, and others of the machine do not."""
+"""Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
+the run, training waits for this process."""
 _LOOK = 1.0
-"""Seconds between two looks whether another process still sends this run's records."""
+"""Seconds between two tries to get the lock."""
 
 
 def main(run_dir: Path, name: str) -> int:
-    """Follow a run until it has ended. Returns the exit code: 0 where everything was sent, else `LEFT`."""
+    """Follow a run until it has ended. Returns the exit code: 0 if everything was sent, else `LEFT`."""
     os.nice(_NICE)
     tell = _Tell(_private_stdout())
     log_to_stderr()
@@ -68,14 +68,14 @@ def main(run_dir: Path, name: str) -> int:
 
 
 def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
-    """The lock, as soon as it is free: a `sync.py` may be at work. None where the run ends before that."""
+    """Wait for the lock, which a `sync.py` may hold. Returns None if the run ends before it is free."""
     lock, told, patient = lock_of(run_dir, name), False, monotonic() + PATIENCE
     while True:
         try:
             free = lock.acquire(timeout=0)
         except (Timeout, OSError) as error:
             if monotonic() >= patient and not told:
-                why = f"{BUSY}; this one waits for it" if isinstance(error, Timeout) else described(error)
+                why = f"{BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
                 tell.trouble(Trouble(why, final=False))
                 told = True
         else:
@@ -90,15 +90,15 @@ def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractCont
 
 
 def _cursor(run_dir: Path, name: str, given: Mapping[str, Any]) -> Cursor:
-    """The cursor of an earlier process, if it is of the same tracker; otherwise all records are sent again."""
+    """Return the cursor of an earlier process if it is of the same tracker, else a new one."""
     cursor = Cursor.load(run_dir, name)
     if cursor is not None and cursor.kind != given["kind"]:
-        log.warning("it was %s before and is %s now: all records are sent again", cursor.kind, given["kind"])
+        log.warning("the tracker was %s and is %s now: all records are sent again", cursor.kind, given["kind"])
         cursor = None
     cursor = cursor or Cursor(given["kind"], given["masked"])
     cursor.options = given["masked"]
-    with suppress(OSError):  # a full disk: the follower's own saves say so
-        cursor.save(run_dir, name)  # for `sync.py`, whatever happens now
+    with suppress(OSError):  # the follower's own saves report a full disk
+        cursor.save(run_dir, name)  # for `sync.py`, if this process is killed
     return cursor
 
 
@@ -120,12 +120,12 @@ def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tr
 
 @dataclass
 class _Tell:
-    """What is said to the training process, which may be gone."""
+    """Sends messages to the training process, which may have exited."""
 
     out: IO[str]
 
     def say(self, **message: Any) -> None:
-        """One line."""
+        """Send one message."""
         try:
             self.out.write(json.dumps(message) + "\n")
             self.out.flush()
@@ -133,7 +133,7 @@ class _Tell:
             pass
 
     def trouble(self, trouble: Trouble | None) -> None:
-        """Something does not work, or (None) works again."""
+        """Report that something does not work, or (None) that it works again."""
         if trouble is None:
             self.say(kind="well")
         else:
@@ -141,14 +141,14 @@ class _Tell:
 
 
 def _private_stdout() -> IO[str]:
-    """The pipe to the training process; what libraries print goes to stderr instead."""
+    """Return the pipe to the training process. Output of libraries to stdout goes to stderr from now on."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe
 
 
 class _Remarks(logging.Handler):
-    """What our own modules warn of is said in the run's log, too."""
+    """Forwards warnings of hydraloop's modules to the run's log."""
 
     def __init__(self, tell: _Tell) -> None:
         super().__init__(logging.WARNING)

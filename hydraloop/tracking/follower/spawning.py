@@ -1,4 +1,4 @@
-"""Starting a module of ours in a process of its own. Without torch."""
+"""Starts a module of hydraloop in a separate process. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[3]
-"""Where hydraloop is imported from."""
+"""Folder that hydraloop is imported from."""
 
 
 def spawn(module: str, *arguments: str, errors: Path) -> subprocess.Popen[bytes]:
-    """`python -m module arguments`, with pipes for input and output, in a session of its own.
+    """Start `python -m module arguments` with pipes for stdin and stdout, in a new session.
 
-    Its own session: Ctrl-C is for the process that starts it, which then says what is to be done.
+    In its own session, the process does not receive Ctrl-C. The process that starts it does, and decides what to do.
 
     Args:
-        errors: a file that what it prints to stderr is appended to.
+        errors: path of a file to which stderr is appended.
     """
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     errors.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where MLflow keeps runs: which address is meant, and an SQLite database that several jobs may open at once."""
+"""Where MLflow stores runs: the address, and a local SQLite database that several jobs may open at the same time."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DATABASE = "mlflow.db"
-"""MLflow's own default, in the folder that `mlflow ui` is started in."""
+"""MLflow's default database, in the folder in which `mlflow ui` is started."""
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _PATIENCE = 60.0
-"""Seconds to wait while another process creates or migrates the database: that takes some 2 s."""
+"""Seconds to wait while another process creates or migrates the database, which takes about 2 s."""
 _WORDS = ("databricks", "databricks-uc", "uc")
-"""Addresses of which MLflow needs to know no more."""
+"""Addresses without a scheme that MLflow accepts."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
 
 
 def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
-    """The tracking URI: the option, else where the run is already, else the environment's, else `mlflow.db`.
+    """Return the tracking URI: that of the option, of the existing run, of the environment, or else `mlflow.db`.
 
     Args:
-        options: `tracking_uri`; `folder`, where the user typed the command, absolute; `environment`, the address that
-            was in the environment there.
-        memory: of the tracker, `tracking_uri` in it.
+        options: `tracking_uri`; `folder`, the absolute path of the folder in which the command was typed;
+            `environment`, the address in the environment of that command.
+        memory: the tracker's memory, which may contain `tracking_uri`.
 
     Raises:
-        UnusableError: it names no file that a database can be in.
+        UnusableError: the address does not name a file for a database.
     """
     now = os.environ.get(_VARIABLE)
     chosen, then = (
-        now or given if given is not None and MASK in given else given  # a password is not written down
+        now or given if given is not None and MASK in given else given  # addresses with passwords are stored masked
         for given in (options.get("tracking_uri"), options.get("environment"))
     )
     uri = chosen or memory.get("tracking_uri") or now or then or _SQLITE + DATABASE
@@ -56,76 +56,76 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
         return str(uri)
     path = Path(options.get("folder") or Path.cwd()) / path
     if "?" in str(path):
-        raise UnusableError(f"{path} has a ? in it, at which the address of a database ends; {_ELSEWHERE}")
+        raise UnusableError(f"{path} contains a ?, which would end the address of the database; {_ELSEWHERE}")
     return _SQLITE + str(path)
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The file of an SQLite address as it is written there; None of any other address.
+    """Return the file of an SQLite address, which may be relative, or None for any other address.
 
     Raises:
-        UnusableError: it names no file, and what it keeps would be lost.
+        UnusableError: the address does not name a file, so its contents would be lost.
     """
     if not uri.startswith("sqlite:"):
         return None
     name = uri.removeprefix(_SQLITE).partition("?")[0] if uri.startswith(_SQLITE) else ""
     if name in ("", ":memory:"):
-        raise UnusableError(f"{uri!r} names no file; {_ELSEWHERE}")
+        raise UnusableError(f"{uri!r} does not name a file; {_ELSEWHERE}")
     return Path(name)
 
 
 def has_password(uri: str) -> bool:
-    """Whether an address holds what must not be written down."""
+    """Return whether an address contains a user or password, which must not be stored."""
     return "@" in urlsplit(uri).netloc
 
 
 def shown(uri: str) -> str:
-    """An address for people: without user and password."""
+    """Return an address without user and password, for people."""
     user, at, _ = urlsplit(uri).netloc.rpartition("@")
     return uri.replace(f"//{user}{at}", "//", 1)
 
 
 def is_default(uri: str, folder: Path) -> bool:
-    """Whether it is the database that MLflow itself takes in `folder`."""
+    """Return whether an address is the database that MLflow uses by default in `folder`."""
     return uri == f"{_SQLITE}{folder / DATABASE}"
 
 
 def command(uri: str, folder: Path) -> str:
-    """The command that shows what an SQLite database has, typed in `folder`."""
+    """Return the command that shows an SQLite database, for a user in `folder`."""
     if not is_default(uri, folder):
         return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
     return f"mlflow ui --backend-store-uri {_SQLITE}{DATABASE}" if has_old_runs(folder) else "mlflow ui"
 
 
 def restoring(uri: str, arguments: str) -> str:
-    """A command of MLflow's that asks for what was deleted at an address."""
+    """Return the command that runs `mlflow <arguments>` for an address, for example to restore what was deleted."""
     return f"{_VARIABLE}={shlex.quote(shown(uri))} mlflow {arguments}"
 
 
 def has_old_runs(folder: Path) -> bool:
-    """Whether `mlflow ui` would show the files of an earlier MLflow in `folder` instead of the database.
+    """Return whether `mlflow ui` would show the files of an earlier MLflow in `folder` instead of the database.
 
-    Those are experiments in `./mlruns` with a meta.yaml; artifacts of runs in a database have none.
+    These are experiments in `./mlruns` with a meta.yaml. Artifacts of runs in a database do not have that file.
     """
     return any(path.parent.name.isdigit() for path in (folder / "mlruns").glob("*/meta.yaml"))
 
 
 def prepare_database(uri: str) -> None:
-    """Create a local SQLite database, or bring it to the schema of this MLflow; nothing for any other address.
+    """Create a local SQLite database, or migrate it to this MLflow's schema. Does nothing for other addresses.
 
-    For whoever starts several jobs at once. Each of them does the same when it opens, so this only saves time.
+    Each job does the same when it opens; calling this before several jobs start only saves time.
     """
     connected(uri)
 
 
 def connected(uri: str) -> MlflowClient:
-    """A client. A local SQLite database is created if need be, by one process at a time.
+    """Return a client. A local SQLite database is created if necessary, by one process at a time.
 
-    MLflow creates and migrates a database in many steps; several processes doing so at once break it. A new one is made
-    under another name and appears under its own when it is whole, so that a killed process leaves none half-made.
+    MLflow creates and migrates a database in many steps, and several processes doing so at once would break it. A new
+    database is created under another name and renamed when it is complete, also if a process is killed.
 
     Raises:
-        UnusableError: there can be no database, or it is one of a newer MLflow.
+        UnusableError: a database cannot be created, or it belongs to a newer MLflow.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -133,8 +133,8 @@ def connected(uri: str) -> MlflowClient:
     path = sqlite_path(uri)
     if path is None:
         if uri.startswith("file:") or (":" not in uri.replace(":\\", "") and uri not in _WORDS):
-            # Newer versions refuse it themselves; in older ones what is sent again would be there twice.
-            raise UnusableError(f"{uri!r} is a plain folder, where MLflow keeps no runs any more; {_ELSEWHERE}")
+            # Newer versions refuse it themselves; older ones would store repeated points twice.
+            raise UnusableError(f"{uri!r} is a plain folder, which MLflow does not support any more; {_ELSEWHERE}")
         return MlflowClient(tracking_uri=uri)
     with _locked(path):
         if not path.exists():
@@ -158,7 +158,7 @@ def _locked(path: Path) -> Iterator[None]:
     lock = FileLock(f"{path}.lock", timeout=_PATIENCE)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        Path(lock.lock_file).touch()  # the lock itself would try for a minute
+        Path(lock.lock_file).touch()  # fails at once, whereas the lock would retry for a minute
         lock.acquire()
     except TimeoutError:
         raise
@@ -166,7 +166,7 @@ def _locked(path: Path) -> Iterator[None]:
         if error.errno in _PASSING:
             raise
         raise UnusableError(
-            f"no database can be made in {path.parent} ({error.strerror or error}); {_ELSEWHERE}"
+            f"cannot create a database in {path.parent} ({error.strerror or error}); {_ELSEWHERE}"
         ) from error
     try:
         yield
@@ -177,13 +177,13 @@ def _locked(path: Path) -> Iterator[None]:
 def _create(path: Path) -> None:
     from mlflow import MlflowClient
 
-    with atomic.replacing(path, keep_existing=True) as unfinished, _unsynced():
+    with atomic.replacing(path, keep_existing=True) as unfinished, unsynced():
         MlflowClient(tracking_uri=_SQLITE + str(unfinished))
 
 
 @contextlib.contextmanager
-def _unsynced() -> Iterator[None]:
-    """Nothing waits for the disk: a hundred small changes would, each for itself, 5 s in all and more on a busy one."""
+def unsynced() -> Iterator[None]:
+    """Let SQLite not wait for the disk: the about 100 transactions of a new database would take 5 s or more."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -199,7 +199,7 @@ def _unsynced() -> Iterator[None]:
 
 
 def _check(path: Path) -> None:
-    """See at once what MLflow would find out in 100 s of tries: whether the file can be written."""
+    """Check that the database can be written. MLflow itself would try for 100 s."""
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -212,10 +212,10 @@ def _check(path: Path) -> None:
 
 
 def _keep_older(path: Path) -> None:
-    """Copy a database of an older MLflow: this one changes it when it opens it, and there is no way back.
+    """Back up a database of an older MLflow, because opening it migrates it irreversibly.
 
     Raises:
-        UnusableError: it is one of a newer MLflow.
+        UnusableError: the database belongs to a newer MLflow.
     """
     import mlflow
     from alembic.script import ScriptDirectory
@@ -224,7 +224,7 @@ def _keep_older(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         try:
             (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone() or (None,)
-        except sqlite3.OperationalError:  # it is empty
+        except sqlite3.OperationalError:  # the database is empty
             revision = None
         scripts = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
         if revision is None or revision == scripts.get_current_head():
@@ -233,14 +233,14 @@ def _keep_older(path: Path) -> None:
             scripts.get_revision(revision)
         except CommandError as error:
             raise UnusableError(
-                f"{path} is a database of a newer MLflow than this one ({mlflow.__version__}); {_ELSEWHERE}"
+                f"{path} is a database of a newer MLflow than the installed {mlflow.__version__}; {_ELSEWHERE}"
             ) from error
         with contextlib.closing(sqlite3.connect(path.with_name(f"{path.name}.{revision}.bak"))) as copy:
             database.backup(copy)
 
 
 def _migrate(path: Path, uri: str) -> None:
-    """By MLflow's own command, where it does not do so by itself."""
+    """Migrate with MLflow's command, for versions that do not do so when they open a database."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", uri],
         stdin=subprocess.DEVNULL,
@@ -251,4 +251,4 @@ def _migrate(path: Path, uri: str) -> None:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UnusableError(f"{path} cannot be brought to the schema of this MLflow: {last}; {_ELSEWHERE}")
+        raise UnusableError(f"{path} cannot be migrated to the schema of this MLflow: {last}; {_ELSEWHERE}")

@@ -1,4 +1,4 @@
-"""Calls of MLflow: short ones, whatever the server does, and what their errors mean for a follower."""
+"""Calls of MLflow: bounds their duration and translates their errors for a follower."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from mlflow.exceptions import MlflowException
 
 _SHORTEST, _LONGEST = 5, 60
-"""Seconds that a server has for an answer: the first is enough for one that works, and a follower that tries every few
-seconds must not hang on one that does not; one that is slow gets twice the time at the next try."""
+"""Seconds that a server has to answer. 5 s are enough for one that works, and the follower does not hang on one that
+does not. After a timeout, the next try has twice the time."""
 _FILES = 120
-"""The same where a file of any size is stored: MLflow's own default."""
+"""The same for storing a file of any size: MLflow's default."""
 _DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the follower itself tries again
-    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # its thread would say that all is sent before it is
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # the process would wait for it at its end
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the follower itself retries
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # a call would return before its points are sent
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # the process would wait for it when it exits
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
@@ -35,14 +35,14 @@ _UNSUPPORTED = re.compile(r"unsupported URI ('[^']*')")
 _TAG = re.compile(r"<[^<>]*>")
 _HIDDEN = re.compile(r"<(style|script)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
 _READ, _LONGEST_TEXT = 4000, 200
-"""Characters of an error that are looked at, and those of a message."""
+"""Characters of an error that are searched, and most characters of a message."""
 
 
 class Calls:
-    """Around each call of a client: `with calls(): …`.
+    """A context for each call of a client: `with calls(): …`.
 
     Args:
-        is_gone: asks the server whether the run is deleted, when it has refused something.
+        is_gone: asks the server whether the run is deleted, after it has refused something.
     """
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
@@ -51,10 +51,10 @@ class Calls:
 
     @contextlib.contextmanager
     def __call__(self, *, files: bool = False) -> Iterator[None]:
-        """Bounded in time, quiet, and with errors translated; what the user has set in the environment stays.
+        """Bound the duration of a call, silence MLflow and translate errors. The user's environment has precedence.
 
         Raises:
-            RefusedError: the server will never take this.
+            RefusedError: the server will never accept this.
             UnusableError: nothing can be sent with these settings.
         """
         try:
@@ -66,7 +66,7 @@ class Calls:
             self._raise(error)
 
     def _raise(self, error: Exception) -> None:
-        found = meaning(error)
+        found = translated(error)
         if isinstance(found, RefusedError):
             with settings(self._timeout):
                 if self._is_gone():
@@ -76,7 +76,7 @@ class Calls:
 
 @contextlib.contextmanager
 def settings(timeout: int) -> Iterator[None]:
-    """MLflow's settings for a while, in the environment, where it reads them at each call."""
+    """Set MLflow's environment variables, which it reads at each call, unless the user has set them."""
     added = {name: value for name, value in {**_DEFAULTS, _TIMEOUT: str(timeout)}.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -88,11 +88,11 @@ def settings(timeout: int) -> Iterator[None]:
 
 
 class NoServerError(Exception):
-    """What answers is no MLflow server, at least not now: a proxy's page, another program."""
+    """The answer does not come from an MLflow server, at least not now: a proxy's page, another program."""
 
 
-def meaning(error: Exception) -> Exception:
-    """What an error of MLflow's is to a follower: `RefusedError`, `UnusableError`, or not final."""
+def translated(error: Exception) -> Exception:
+    """Translate an error of MLflow to `RefusedError`, `UnusableError`, or one after which the call is repeated."""
     from mlflow.exceptions import InvalidUrlException, MlflowException
 
     text = _brief(str(error))
@@ -106,39 +106,39 @@ def meaning(error: Exception) -> Exception:
         return _unusable(f"{text}; see hooks.mlflow.tracking_uri", error)
     if not isinstance(error, MlflowException):
         return error
-    if isinstance(error.__cause__, OverflowError):  # a number that no column takes
+    if isinstance(error.__cause__, OverflowError):  # a number that a database column cannot hold
         return _refused(text, error)
     if "Could not find a registered artifact repository" in text:
         return _unusable(text.partition(". ")[0], error)
     if "URI" in type(error).__name__:
         uri = _UNSUPPORTED.search(str(error))
-        what = text if uri is None else f"{uri[1]} is no address that MLflow knows"
+        what = text if uri is None else f"MLflow does not know the address {uri[1]}"
         return _unusable(f"{what}; see hooks.mlflow.tracking_uri", error)
     return _answer(text, error)
 
 
 def _answer(text: str, error: MlflowException) -> Exception:
-    """What a server's answer means."""
+    """Translate an error that a server has returned."""
     status = _STATUS.search(text)
     if error.error_code in _NOT_ALLOWED:
         return _unusable(
-            "the server does not let you: see MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, "
+            "the server denies access: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             f"MLFLOW_TRACKING_TOKEN; {text}",
             error,
         )
     if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-        return _unusable(f"the run is not there any more: {text}", error)
+        return _unusable(f"the run does not exist there any more: {text}", error)
     if error.error_code == "INVALID_PARAMETER_VALUE" or (status is not None and status[1] == _TOO_LARGE):
         return _refused(text, error)
     if _NO_JSON in text or (status is not None and status[1] == _NOT_FOUND):
-        found = NoServerError(f"what answers is no MLflow server; see hooks.mlflow.tracking_uri ({text})")
+        found = NoServerError(f"the answer is not from an MLflow server; see hooks.mlflow.tracking_uri ({text})")
         found.__cause__ = error
         return found
     return error
 
 
 def _brief(text: str) -> str:
-    """A message in one line of bounded length, without the markup of a page that a proxy answers with."""
+    """Return a message as one line of bounded length, without the HTML of a proxy's page."""
     text = _HIDDEN.sub(" ", text[:_READ])
     if "<html" in text.lower():
         text = _TAG.sub(" ", text)
@@ -173,10 +173,10 @@ _LOUD = ("mlflow", "alembic")
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What MLflow logs, tracebacks of errors that it then raises, and its news, is not for people here."""
+    """Silence MLflow's log, which contains tracebacks of errors that are raised anyway, and its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import mlflow  # noqa: F401 - it sets its own levels when it is imported
+        import mlflow  # noqa: F401 - it sets its log levels when it is imported
 
     before = [(name, logging.getLogger(name).level) for name in _LOUD]
     for name in _LOUD:

@@ -1,6 +1,6 @@
-"""A run's files as MLflow's artifacts: its config, pictures, result and checkpoints.
+"""A run's files as MLflow artifacts: its config, pictures, result and checkpoints.
 
-Files wait behind metrics: they are listed in the tracker's memory, and stored while there are no records to send.
+Metrics have precedence: files are listed in the tracker's memory and stored while there are no records to send.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-"""Of the artifacts."""
+"""Folder of the artifacts."""
 _AT_ONCE = 20
-"""Files stored before it is looked for records again."""
+"""Files that are stored before the next look for records."""
 
 
 class Files:
     """The artifacts of one run.
 
     Args:
-        memory: of the tracker: `due`, what is to be stored; `stored`, checkpoint files by name with size and time;
-            `no_files`, whether the server cannot store any.
+        memory: the tracker's memory. `due`: what is to be stored; `stored`: checkpoint files by name, with size and
+            time; `no_files`: whether the server cannot store files.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, run: Run, calls: Calls, memory: dict[str, Any]) -> None:
@@ -44,21 +44,21 @@ class Files:
         self._due: list[dict[str, Any]] = memory.setdefault("due", [])
         self._stored: dict[str, list[int]] = memory.setdefault("stored", {})
         self._told = False
-        """Whether it was said that a file is left out."""
+        """Whether a warning about a skipped file was logged."""
         self._sure = False
-        """Whether the first one due cannot have been stored already."""
+        """Whether it is certain that the first picture in `due` was not stored by an earlier try."""
 
     def add_config(self, attempt: int) -> None:
-        """Store the config of an attempt, later."""
+        """Schedule an attempt's config for storing."""
         self._due.append({"config": attempt})
 
     def add_code(self, attempt: int) -> None:
-        """Store the uncommitted changes of an attempt's code, later."""
+        """Schedule the uncommitted changes of an attempt's code for storing."""
         if self._run.attempts[attempt].patch is not None:
             self._due.append({"code": attempt})
 
     def add_pictures(self, records: Sequence[Record]) -> None:
-        """Store what records announce, later; each once, also where the same records come again."""
+        """Schedule the pictures of records for storing. Records that are sent again do not add their pictures again."""
         for record in records:
             if "picture" in record.texts:
                 one = {
@@ -72,24 +72,24 @@ class Files:
                     self._memory["last_picture"] = record.index
 
     def store(self, most: int = _AT_ONCE) -> None:
-        """Store what is due, `most` files at most."""
+        """Store scheduled files, `most` at most."""
         while self._due and most > 0:
             self._guarded(self._store, self._due[0])
             self._due.pop(0)
             most -= 1
 
     def store_all(self) -> None:
-        """Store everything that is due."""
+        """Store all scheduled files."""
         self.store(len(self._due))
 
     def store_result(self) -> None:
-        """Store `result.json`, where there is one of this attempt's."""
+        """Store `result.json` if it belongs to this attempt."""
         path = result_of(self._run)
         if path is not None:
             self._guarded(self._text, mask_text(path.read_text(encoding="utf-8")), RESULT_FILE)
 
     def store_checkpoints(self, paths: list[Path]) -> None:
-        """Store those files of a run that are complete and have changed since they were."""
+        """Store the checkpoint files that are complete and have changed since they were stored."""
         for path in paths:
             try:
                 state = path.stat()
@@ -102,19 +102,19 @@ class Files:
             self._stored[path.name] = mark
 
     def _guarded(self, store: Any, *arguments: Any) -> None:
-        """Where files cannot be stored at all, one warning says so; metrics do not wait for that."""
+        """Call `store`. If the server cannot store files at all, log one warning and skip all further files."""
         if self._memory.get("no_files"):
             return
         try:
             store(*arguments)
         except RefusedError as error:
-            self._left_out(f"a file is left out: {error}")
+            self._left_out(f"a file is not stored: {error}")
         except (UnusableError, ImportError, PermissionError, NotADirectoryError) as error:
             self._memory["no_files"] = True
-            log.warning("files (config, pictures, result, checkpoints) cannot be stored, all else is sent: %s", error)
+            log.warning("files (config, pictures, result, checkpoints) are not stored, only metrics are: %s", error)
 
     def _left_out(self, text: str) -> None:
-        """Say it of the first file; of the others only in the tracker's own log."""
+        """Warn about the first skipped file; log the others at level INFO."""
         log.log(logging.INFO if self._told else logging.WARNING, "%s", text)
         self._told = True
 
@@ -141,8 +141,8 @@ class Files:
             with Image.open(path) as opened:
                 opened.load()
                 picture = opened.convert("RGB") if opened.mode not in ("RGB", "RGBA", "L") else opened.copy()
-        except Exception as error:  # whatever a decoder says of a file that is broken: it may be any error
-            self._left_out(f"a picture is left out: {path}: {getattr(error, 'strerror', None) or error}")
+        except Exception as error:  # decoders raise any error for a damaged file
+            self._left_out(f"a picture is not stored: {path}: {getattr(error, 'strerror', None) or error}")
             return
         with self._calls():
             if self._sure or not self._has_picture(f"{key}+step+{step}+timestamp+{timestamp}+"):
@@ -151,7 +151,7 @@ class Files:
         self._sure = True
 
     def _has_picture(self, start: str) -> bool:
-        """Whether a picture is there, whole: the smaller copy of it comes last. Older versions part names by `%`."""
+        """Return whether a picture is stored completely: its small copy is stored last. Older versions use `%`."""
         names = (
             info.path.rpartition("/")[2].replace("%", "+")
             for info in self._client.list_artifacts(self._run_id, "images")
@@ -167,13 +167,13 @@ class Files:
 
 
 def result_of(run: Run) -> Path | None:
-    """The `result.json` of the current attempt; None while there is none but an earlier one's."""
+    """Return the path of `result.json` if it belongs to the current attempt, else None."""
     digest = description.result_digest(run.run_dir)
     return None if digest in (None, run.attempt.earlier_result) else run.run_dir / RESULT_FILE
 
 
 def best_of(run: Run) -> dict[str, Any]:
-    """The best checkpoint, as the attempt's `result.json` has it; empty where it has none."""
+    """Return `best` of the current attempt's `result.json`, or an empty dict."""
     path = result_of(run)
     try:
         found = {} if path is None else json.loads(path.read_text(encoding="utf-8"))

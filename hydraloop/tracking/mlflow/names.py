@@ -1,4 +1,4 @@
-"""Names that MLflow takes: of metrics, parameters and pictures."""
+"""Names of metrics, parameters and pictures that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable
 
 LONGEST = 250
-"""Characters of a name."""
+"""Most characters of a name."""
 _BAD = re.compile(r"[^\w.\- :/]")
 _BAD_PARTS = ("", ".", "..")
 _BAD_IN_FILES = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 def clean(name: str) -> str:
-    """A name with `_` in place of what MLflow refuses: most signs, and what a path would read as another one."""
+    """Replace by `_` what MLflow refuses in a name: most signs, and parts such as `..` that would change a path."""
     parts = [_BAD.sub("_", part) for part in name.split("/")]
     text = "/".join("_" * max(1, len(part)) if part in _BAD_PARTS else part for part in parts)
     if len(text) > LONGEST:
@@ -24,15 +24,15 @@ def clean(name: str) -> str:
 
 
 def in_file_name(name: str) -> str:
-    """A name as part of an artifact's name."""
+    """Make a name valid as a part of an artifact's name."""
     return _BAD_IN_FILES.sub("_", name)
 
 
 class Names:
-    """Names as they are sent. Two names stay two, and a name is sent the same way for ever.
+    """Maps names to valid ones. Different names stay different, and the mapping of a name never changes.
 
     Args:
-        changed: those sent under another name, changed in place; plain JSON.
+        changed: names that are sent under another name. Changed in place; plain JSON.
     """
 
     def __init__(self, changed: dict[str, str]) -> None:
@@ -40,14 +40,14 @@ class Names:
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """How `name` is sent."""
+        """Return the name under which `name` is sent."""
         if name not in self._known:
             self._known[name] = self._found(name)
         return self._known[name]
 
     def new(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that will be changed now, for the first time."""
-        names = sorted(dict.fromkeys(names), key=lambda name: clean(name) != name)  # good ones keep their own
+        """Return those of `names` that are changed now for the first time."""
+        names = sorted(dict.fromkeys(names), key=lambda name: clean(name) != name)  # valid names stay unchanged
         return [name for name in names if name not in self._changed and self.of(name) != name]
 
     def _found(self, name: str) -> str:

@@ -1,7 +1,7 @@
-"""`python -m hydraloop.tracking.mlflow.node`: the load of a machine that rank 0 is not on, in rank 0's run at MLflow.
+"""`python -m hydraloop.tracking.mlflow.node`: log the load of a machine without rank 0 to rank 0's run at MLflow.
 
-A process of its own on each of these machines, as `mlflow_nodes.py` starts it; options come through the input. It ends
-when the input does, or its parent. What does not work is tried again an interval later: no training ends for it.
+`nodes.py` starts this separate process on each of these machines and sends the options to its stdin. The process ends
+when its stdin or its parent does. Errors are retried after an interval and never end training.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SAMPLE = 1.0
-"""Seconds between two readings; a point is the mean of those of an interval."""
+"""Seconds between two readings. A point is the mean of an interval's readings."""
 _UNTIL_THERE = 60.0
-"""Seconds in which rank 0 may make the run: nothing is wrong while it is not there."""
+"""Seconds that rank 0 has to create the run before its absence is an error."""
 
 
 class Node:
-    """One machine.
+    """The system metrics of one machine.
 
     Args:
-        options: `tracking_uri`, `folder` and `system_metrics_interval` of the hook.
-        experiment: name of the run's.
-        run_dir: by which the run is found.
-        node: the machine's number, for the names: `system/node_1/cpu_utilization_percentage`.
+        options: the hook's `tracking_uri`, `folder` and `system_metrics_interval`.
+        experiment: name of the run's experiment.
+        run_dir: directory of the run, by which the run is found.
+        node: number of the machine, for names such as `system/node_1/cpu_utilization_percentage`.
     """
 
     def __init__(self, options: dict[str, Any], experiment: str, run_dir: str, node: int) -> None:
@@ -54,10 +54,10 @@ class Node:
         self._run_id = ""
         self._system: SystemMetrics | None = None
         self.trouble: str | None = None
-        """Why the last try failed; None where it did not."""
+        """Why the last try failed; None if it did not fail."""
 
     def follow(self, ended: threading.Event) -> None:
-        """Send points until it is told to end."""
+        """Send points until `ended` is set."""
         while not ended.wait(_SAMPLE):
             try:
                 self._step()
@@ -80,14 +80,14 @@ class Node:
         self.trouble = None
 
     def _find(self) -> None:
-        """Find the run, and the last point of an earlier attempt there.
+        """Find the run, and the last point that an earlier attempt has sent.
 
         Raises:
-            LookupError: it should be there by now.
+            LookupError: the run does not exist after 60 s.
         """
         uri = address.address_of(self._options, {})
         path = address.sqlite_path(uri)
-        there = path is None or path.exists()  # rank 0 makes a database, nobody else
+        there = path is None or path.exists()  # only rank 0 creates a database
         if there and self._client is None:
             self._client = address.connected(uri)
         run_id = None if self._client is None else find_running(self._client, self._experiment, self._run_dir)
@@ -109,9 +109,9 @@ class Node:
 
 
 def main() -> int:
-    """Log this machine's load until the training process ends. Returns the exit code: `LEFT` where it did not work."""
+    """Log this machine's load until the training process ends. Returns the exit code: `LEFT` if the last try failed."""
     log_to_stderr()
-    os.dup2(2, 1)  # nobody reads what libraries print
+    os.dup2(2, 1)  # libraries may print to stdout
     inbox = Inbox()
     given = inbox.settings()
     if given is None:

@@ -1,4 +1,4 @@
-"""System metrics of the machines that rank 0 is not on: the training side, a process on each of them."""
+"""System metrics of machines without rank 0: starts a process on each of them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
-"""Seconds after the run's end that a point which is just being sent may take."""
+"""Seconds after the run's end in which a point can still be sent."""
 
 
 class NodeProcess:
-    """Starts `mlflow_node.py`, and ends it. Its errors are told at the end, in a line; none is raised.
+    """Starts and ends `node.py`. Does not raise its errors, but logs one line at the end.
 
     Args:
-        name: of the hook, for messages.
-        run_dir: the same path on all machines; the process's own log is written there.
-        experiment: name of the run's.
-        options: of the hook; they may hold a password, so they go through a pipe.
-        node: the machine's number.
+        name: name of the hook, for messages.
+        run_dir: directory of the run, the same path on all machines. The process's log is written there.
+        experiment: name of the run's experiment.
+        options: the hook's options. They may contain a password, so they are sent through a pipe.
+        node: number of the machine.
     """
 
     def __init__(self, name: str, run_dir: Path, experiment: str, options: Mapping[str, Any], node: int) -> None:
@@ -48,7 +48,7 @@ class NodeProcess:
         }
 
     def start(self) -> None:
-        """Start it; it finds the run by itself as soon as rank 0's follower has made it."""
+        """Start the process. It finds the run as soon as rank 0's follower has created it."""
         try:
             self._process = spawn("hydraloop.tracking.mlflow.node", errors=self._errors)
             assert self._process.stdin is not None, "it is a pipe"
@@ -58,7 +58,7 @@ class NodeProcess:
             log.warning("%s: no system metrics of this machine: %s", self._name, error)
 
     def stop(self) -> None:
-        """End it, in bounded time; may be repeated."""
+        """End the process in bounded time. May be repeated."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -68,7 +68,7 @@ class NodeProcess:
                 process.stdin.close()
             try:
                 process.wait(timeout=_PATIENCE + MARGIN + 0.5)
-            except subprocess.TimeoutExpired:  # it has not even begun
+            except subprocess.TimeoutExpired:  # it may still be importing its library
                 process.kill()
                 return
         if process.returncode != 0:
@@ -76,17 +76,17 @@ class NodeProcess:
 
 
 def warn_of_file(name: str, options: Mapping[str, Any], distributed: Distributed) -> None:
-    """Say that a database in a file is there for other machines only in a folder that they share."""
+    """Warn that other machines find a database file only in a shared folder."""
     if distributed.local_world_size >= distributed.world_size:
         return
     from hydraloop.tracking.mlflow.address import address_of, sqlite_path
 
-    with suppress(UnusableError):  # which the follower says
+    with suppress(UnusableError):  # the follower reports it
         path = sqlite_path(address_of(options, {}))
         if path is not None:
             log.warning(
-                "%s: system_metrics_nodes: the other machines find %s only in a folder that all share; a server is "
-                "safer: hooks.%s.tracking_uri=http://…",
+                "%s: system_metrics_nodes: other machines find %s only if all machines share its folder; better use a "
+                "server: hooks.%s.tracking_uri=http://…",
                 name,
                 shown(path),
                 name,

@@ -1,4 +1,4 @@
-"""Points of metrics at MLflow, where nothing can be deleted: what a resumed run does again, and its latest values."""
+"""Points of metrics at MLflow, where nothing can be deleted: handles iterations that a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Points:
     """The points of one run.
 
     Args:
-        names: under which metrics are sent.
-        memory: of the tracker; `again_from`, the iteration from which points may be there already.
+        names: maps names of metrics to those at MLflow.
+        memory: the tracker's memory. `again_from`: the iteration from which points may exist already.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, names: Names, memory: Mapping[str, Any]) -> None:
         self._client, self._run_id, self._names, self._memory = client, run_id, names, memory
         self._there: dict[str, dict[int, float | str]] = {}
-        """The newest value there, by metric and step, of those that may come again."""
+        """By metric and step, the newest value at MLflow of points that may be repeated."""
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send what is not already the newest value of its step."""
+        """Send the points whose value differs from the newest one of their step."""
         try:
             runs.log_points(self._client, self._run_id, list(self._new(records)))
         except Exception:
-            self._there.clear()  # nobody knows what of it has arrived
+            self._there.clear()  # it is unknown which points have arrived
             raise
 
     def _new(self, records: Sequence[Record]) -> Iterator[Metric]:
@@ -59,13 +59,13 @@ class Points:
         return self._there[key]
 
     def settle(self, run: Run, others: Mapping[str, float]) -> None:
-        """Make the run's last values the latest ones at MLflow, which takes those of the highest step.
+        """Make the run's last values the latest ones at MLflow, which shows those of the highest step.
 
-        An earlier attempt may have been further: then the last value is sent once more, at its step.
+        If an earlier attempt had reached a higher step, the last value is sent once more, at that step.
 
         Args:
-            run: of which the log is read.
-            others: values that are not in the log, by the name at MLflow.
+            run: the run whose log is read.
+            others: values that are not in the log, by their name at MLflow.
         """
         from mlflow.entities import Metric
 
@@ -86,5 +86,5 @@ class Points:
 
 
 def milliseconds(record: Record) -> int:
-    """When it was written, as MLflow counts."""
+    """Return a record's timestamp in milliseconds, MLflow's unit."""
     return max(0, round(record.timestamp * 1000))

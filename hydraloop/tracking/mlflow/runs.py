@@ -1,4 +1,4 @@
-"""Experiments and runs at MLflow: found or made, with parameters and tags within its limits."""
+"""Experiments and runs at MLflow: finds or creates them, and keeps parameters and tags within MLflow's limits."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UID = "hydraloop.run"
-"""The tag by which a run is found again."""
+"""Tag by which a run is found again."""
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
-"""The variable of MLflow's own."""
+"""MLflow's environment variable."""
 _ADDRESS = ("tracking_uri", "environment", "folder")
 _PARAMS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
-"""What a server takes in one call."""
+"""Most that a server accepts in one call."""
 _LONGEST_TAG = 5000
-"""Characters that every version of MLflow takes."""
+"""Most characters of a tag that all versions of MLflow accept."""
 
 
 def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
-    """The id of an experiment, which is made where there is none.
+    """Return the id of an experiment, which is created if it does not exist.
 
     Raises:
-        UnusableError: it was deleted; MLflow keeps its name until it is gone for good.
+        UnusableError: the experiment was deleted. MLflow reserves its name until it is deleted permanently.
     """
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
     if found is None:
         path = sqlite_path(uri)
-        # Beside the database: MLflow itself would take the working directory of whoever comes first.
+        # Next to the database. MLflow's default is the working directory of the process that creates the experiment.
         files = None if path is None else str(path.parent / "mlruns" / clean(name).replace("/", "_"))
         try:
             return str(client.create_experiment(name, artifact_location=files))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        found = client.get_experiment_by_name(name)  # another job was faster
+        found = client.get_experiment_by_name(name)  # another job has just created it
     assert found is not None, "it exists already"
     if found.lifecycle_stage == "deleted":
         raise UnusableError(
-            f"experiment {name!r} was deleted there; "
-            f"{restoring(uri, f'experiments restore -x {found.experiment_id}')} brings it back, "
-            "or use another: hooks.mlflow.experiment=…"
+            f"experiment {name!r} was deleted there; restore it with "
+            f"`{restoring(uri, f'experiments restore -x {found.experiment_id}')}`, "
+            "or use another one: hooks.mlflow.experiment=…"
         )
     return str(found.experiment_id)
 
 
 def find(client: MlflowClient, experiment_id: str, uid: str) -> str | None:
-    """The run with a tag `hydraloop.run`: made by a process that died before it could write down the id."""
+    """Return the run with a tag `hydraloop.run`, which an earlier process may have created before it was killed."""
     found = client.search_runs([experiment_id], f"tags.`{UID}` = '{uid}'", max_results=1)
     return str(found[0].info.run_id) if found else None
 
 
 def find_running(client: MlflowClient, experiment: str, run_dir: str) -> str | None:
-    """The run in a directory, for whoever knows no more of it; None while it is not there.
+    """Return the id of the run in a directory, for a process that knows only the directory; None if there is none.
 
-    The newest one that has not ended: the directory may have been deleted and used again.
+    Only running runs count, the newest one first: the directory may have been deleted and used again.
     """
     found = client.get_experiment_by_name(experiment)
     if found is None:
@@ -87,13 +87,13 @@ def find_running(client: MlflowClient, experiment: str, run_dir: str) -> str | N
 
 
 def create(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str], began: float) -> str:
-    """A new run. Returns its id."""
+    """Create a run. Returns its id."""
     run = client.create_run(experiment_id, start_time=round(began * 1000), tags=dict(tags), run_name=name)
     return str(run.info.run_id)
 
 
 def tags_of(run: Run, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """A new run's tags: MLflow's own names where it has one, and the user's."""
+    """Return a new run's tags: those of the run, under MLflow's names where it has them, and the user's."""
     given = dict(run.attempts[0].tags)
     script = shlex.split(given.get("command", ""))[1:2]
     ours = {"mlflow.source.git.commit": given.pop("git_commit", None), "mlflow.user": given.pop("user", None)}
@@ -102,11 +102,11 @@ def tags_of(run: Run, chosen: Mapping[str, Any]) -> dict[str, str]:
     if run.sweep is not None:
         given |= {"sweep": run.sweep.name, "job": str(run.sweep.job)}
     given |= {name: value for name, value in ours.items() if value is not None}
-    return {**_as_tags(given), **_as_tags(chosen), UID: run.uid}  # that one is nobody's to choose
+    return {**_as_tags(given), **_as_tags(chosen), UID: run.uid}  # last, so that it cannot be overridden
 
 
 def parent_tags(sweep: Sweep, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The same of a sweep's parent run."""
+    """Return the tags of a sweep's parent run."""
     given = {"sweep": sweep.name, "sweep_dir": str(sweep.folder)}
     return {**_as_tags(given), **_as_tags(chosen), UID: sweep.uid}
 
@@ -116,7 +116,7 @@ def _as_tags(tags: Mapping[str, Any]) -> dict[str, str]:
 
 
 def drop_tags(client: MlflowClient, run_id: str, names: Sequence[str]) -> None:
-    """Delete those of a run's tags that are there."""
+    """Delete those of the tags that the run has."""
     there = client.get_run(run_id).data.tags
     for name in names:
         if name in there:
@@ -124,24 +124,24 @@ def drop_tags(client: MlflowClient, run_id: str, names: Sequence[str]) -> None:
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A hook's options as they may be sent: all are masked but the address, by which a server is asked."""
+    """Return a hook's options with secrets masked, except in the address, which is needed as it is."""
     texts = {name: mask_text(value) if isinstance(value, str) else value for name, value in options.items()}
     tags = {mask_text(str(name)): value for name, value in (masked(options.get("tags")) or {}).items()}
     return {**texts, "tags": tags, **{name: options[name] for name in _ADDRESS if name in options}}
 
 
 def experiment_name(options: Mapping[str, Any], default: str) -> str:
-    """The experiment's: of the options, else of the environment, as MLflow itself takes it, else `default`."""
+    """Return the experiment: that of the options, of MLflow's environment variable, or else `default`."""
     return mask_text(options.get("experiment") or os.environ.get(EXPERIMENT) or default)
 
 
 def tag_value(text: str) -> str:
-    """A text within MLflow's limit."""
+    """Shorten a text to MLflow's limit for tags."""
     return text if len(text) <= _LONGEST_TAG else f"{text[: _LONGEST_TAG - 1]}…"
 
 
 def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
-    """Log points of metrics, as many at once as a server takes. Those that are there already are not there twice."""
+    """Log points of metrics in batches that a server accepts. Points that exist already are not duplicated."""
     from mlflow.exceptions import MlflowException
 
     for start in range(0, len(metrics), _METRICS_AT_ONCE):
@@ -151,7 +151,7 @@ def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> 
         except MlflowException as error:
             if "IntegrityError" not in str(error):
                 raise
-            # Older versions (3.13) do not find a NaN again that they have.
+            # Older versions (3.13) do not recognize a NaN that they have already.
             there = {
                 (key, point.step, point.timestamp, as_kept(point.value))
                 for key in {metric.key for metric in batch}
@@ -162,14 +162,14 @@ def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> 
 
 
 def as_kept(value: float) -> float | str:
-    """A value as a database gives it back: without infinity, and equal to itself."""
+    """Return a value as a database returns it, without infinity, and in a form that compares equal to itself."""
     if math.isnan(value):
         return "nan"
     return max(min(value, sys.float_info.max), -sys.float_info.max)
 
 
 def log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any], *, prefix: str = "") -> None:
-    """Log parameters, a hundred at a time. What is too long for one is only named: config.yaml has it."""
+    """Log parameters, a hundred at a time. Of a value that is too long, only the length is logged."""
     from mlflow.entities import Param
     from mlflow.exceptions import MlflowException
     from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
@@ -192,7 +192,7 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any], *, 
 
 
 def _log_one(client: MlflowClient, run_id: str, param: Any) -> None:
-    """One of a batch that was refused: an older server takes shorter values."""
+    """Log one parameter of a refused batch. Older servers accept only shorter values."""
     from mlflow.entities import Param
     from mlflow.exceptions import MlflowException
 
@@ -204,11 +204,11 @@ def _log_one(client: MlflowClient, run_id: str, param: Any) -> None:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
             problem = error
-    log.warning("parameter %s is left out: %s", param.key, problem)
+    log.warning("parameter %s is not sent: %s", param.key, problem)
 
 
 def _text(value: Any) -> str:
-    """A value as it stands in the config."""
+    """Return a value as it is written in the config."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

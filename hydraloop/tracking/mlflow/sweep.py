@@ -1,4 +1,4 @@
-"""The parent run of a sweep's runs at MLflow: made by whoever comes first, told at the end how its jobs did."""
+"""The parent run of a sweep at MLflow: created by the first process that needs it, closed with its jobs' results."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FILENAME = "mlflow.json"
-"""In `<sweep>/tracking/`: the parent runs, one for each address and experiment."""
+"""File in `<sweep>/tracking/` with the parent runs, one for each address and experiment."""
 _PATIENCE = 120.0
-"""Seconds to wait for another process that makes the parent run."""
+"""Seconds to wait for another process that creates the parent run."""
 _CHECKPOINT = "default_hooks.checkpoint"
 
 
@@ -46,16 +46,16 @@ def ensure_parent(
     client: MlflowClient | None = None,
     uri: str | None = None,
 ) -> str:
-    """The id of a sweep's parent run, which is made by the first process that asks; with it the database.
+    """Return the id of a sweep's parent run. The first process that asks creates it, and the database.
 
     Args:
-        options: of the hook.
-        sweep: which one.
-        experiment: its name, where the options name none.
-        client: of `uri`; None: one is made for the address that the options name.
+        options: the hook's options.
+        sweep: the sweep.
+        experiment: name of the experiment if the options do not have one.
+        client: a client for `uri`; None: one for the address in the options.
 
     Raises:
-        UnusableError: there can be none with these options.
+        UnusableError: a parent run cannot be created with these options.
     """
     options = runs.without_secrets(options)
     name = runs.experiment_name(options, experiment)
@@ -80,21 +80,21 @@ def ensure_parent(
 
 
 def _name(sweep: Sweep) -> str:
-    """Of the parent run: a directory without a date may be that of several sweeps."""
+    """Return the parent run's name. A directory without a date may be used by several sweeps, so an id is added."""
     return sweep.name if sweep.name[:4].isdigit() else f"{sweep.name}-{sweep.uid[:6]}"
 
 
 def finish_parent(options: Mapping[str, Any], folder: Path, *, jobs: int = 0, interrupted: bool = False) -> None:
-    """Tell the parent runs of the sweep in a directory how its jobs ended. May be repeated.
+    """Close the parent runs of the sweep in a directory. May be repeated.
 
-    Each job's final value, what the sweep optimises, is a metric of the parent at the job's number as step; the best
-    one is named in its tags.
+    Each job's final value of the metric that the sweep optimizes is a point of the parent run, with the job's number as
+    step. Tags name the best job.
 
     Args:
-        options: of the hook.
-        folder: of the sweep.
-        jobs: that it has with this tracker; with less than these it has not finished.
-        interrupted: whether it was.
+        options: the hook's options.
+        folder: directory of the sweep.
+        jobs: number of jobs with this tracker. If fewer have begun, the sweep counts as failed.
+        interrupted: whether the sweep was interrupted.
     """
     folder = folder.absolute()
     begun = len(_cursors(folder))
@@ -127,7 +127,7 @@ def _finish(client: MlflowClient, parent: str, children: list[_Child], cut_short
 
 
 def _best_tags(scored: list[_Child]) -> dict[str, str]:
-    """The best child's name, id and value; nothing where nobody knows what is better."""
+    """Return tags with the best child's name, id and value; no tags if the metric's direction is unknown."""
     if not scored:
         return {}
     metric = Counter(child.metric for child in scored).most_common(1)[0][0]
@@ -147,7 +147,7 @@ def _best_tags(scored: list[_Child]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A job of a sweep, as it ended."""
+    """The result of a sweep's job."""
 
     job: int
     name: str
@@ -155,15 +155,15 @@ class _Child:
     experiment: str
     status: str
     metric: str
-    """What the sweep optimises; empty where there is none."""
+    """The metric that the sweep optimizes; empty if there is none."""
     value: float
     higher: bool | None
-    """Whether high values are good; None where this run does not say."""
+    """Whether higher values are better; None if this run does not tell."""
     ended: int
-    """Milliseconds."""
+    """When the job ended, in milliseconds since 1970."""
 
     def parent_of(self, parent: Mapping[str, Any]) -> bool:
-        """Whether a parent run is this one's."""
+        """Return whether a parent run is this child's."""
         return bool(parent["experiment"] == self.experiment)
 
 
@@ -174,13 +174,13 @@ def _children(folder: Path) -> Iterator[_Child]:
 
 
 def _cursors(folder: Path) -> list[tuple[Run, int, cursors.Cursor]]:
-    """Of the jobs that have begun: the run, its number, and how far this tracker has come with it."""
+    """Return, for each job that has begun, the run, the job's number and this tracker's cursor."""
     begun = []
     for run_dir in sorted({path.parent.parent for path in folder.rglob(f"{FOLDER}/*.cursor.json")}):
         run = description.read(run_dir)
         if run is None or run.sweep is None or run.sweep.folder != folder:
             continue
-        for name in cursors.names(run_dir):
+        for name in cursors.hook_names(run_dir):
             found = cursors.Cursor.load(run_dir, name)
             if found is not None and found.kind == "mlflow":
                 begun.append((run, run.sweep.job, found))
@@ -206,16 +206,16 @@ def _child(run: Run, job: int, cursor: cursors.Cursor) -> _Child:
         experiment=cursor.options.get("experiment") or run.experiment,
         status=result.get("status", "killed"),
         metric=metric,
-        value=float(value),  # "nan" is a string there
+        value=float(value),  # JSON has no NaN, so it is the string "nan"
         higher=_higher(run, metric, best.get("value")),
         ended=ended,
     )
 
 
 def _higher(run: Run, metric: str, best: float | None) -> bool | None:
-    """Whether high values of a metric are good: as the run's options say, else as its best value shows, else its name.
+    """Return whether higher values of a metric are better: from the options, else from the best value, else its name.
 
-    A metric object may have said it while training, which is seen only by what the checkpoint hook took for the best.
+    A metric object may have declared it during training; only the choice of the best checkpoint shows that.
     """
     params = run.attempt.params
     rule = params.get(f"{_CHECKPOINT}.rule")
@@ -234,7 +234,7 @@ def _listed(run: Run, name: str) -> list[str]:
 
 
 def _shown_by(path: Path, metric: str, best: float) -> bool | None:
-    """Whether the best of all validations was the highest or the lowest; None where both or none of them."""
+    """Return whether the best validation had the highest value (True) or the lowest (False); None if undecided."""
     records, _ = Reader(path, Position()).read(1 << 62)
     values = [record.values[metric] for record in records if record.mode == "val" and metric in record.values]
     values = [value for value in values if math.isfinite(value)]

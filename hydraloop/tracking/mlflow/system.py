@@ -1,6 +1,6 @@
-"""System metrics of the machine (CPU, memory, disk, network, GPUs) by MLflow's own collectors.
+"""System metrics of the machine (CPU, memory, disk, network, GPUs), read by MLflow's collectors.
 
-Not by its monitor: that one ends for good when the server does not answer once.
+MLflow's own monitor is not used, because it stops after one failed request.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST = 1000
-"""Numbers kept while they cannot be sent: the newest ones, an hour or so."""
+"""Most values that are kept while they cannot be sent; about an hour's."""
 
 _FIRST = 1.0
-"""Seconds to the first point: a run shorter than the interval has one, too."""
+"""Seconds to the first point, so that a run shorter than the interval has one, too."""
 
 
 class SystemMetrics:
-    """Samples once a call, and gives their means once an interval, as `system/cpu_utilization_percentage` and so on.
+    """Samples at each call of `read`, and averages once an interval, as `system/cpu_utilization_percentage` and so on.
 
     Args:
         interval: seconds.
-        memory: `system_step` in it counts the intervals, over all attempts.
-        prefix: of the names.
+        memory: `system_step` counts the intervals of all attempts.
+        prefix: prefix of the names.
     """
 
     def __init__(self, interval: float, memory: dict[str, Any], *, prefix: str = "system") -> None:
         self._interval, self._memory, self._prefix = interval, memory, prefix
-        # A number that a GPU does not have would be said at each sample; its others are there.
+        # MLflow would log each value that a GPU does not have, at each sample.
         logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
         self._collectors = list(_collectors())
         self._due = time.monotonic() + min(interval, _FIRST)
         self._waiting: list[Metric] = []
         self._collect()
         for collector in self._collectors:
-            collector.clear_metrics()  # the first reading of the CPU is 0: it is a mean since the one before
+            collector.clear_metrics()  # the first CPU reading is always 0: it is a mean since the previous reading
 
     def read(self, *, ended: bool = False) -> list[Metric]:
-        """Sample; what is to be sent now, until `sent` says that it was.
+        """Take a sample. Returns the points to send now, until `sent` is called.
 
         Args:
-            ended: whether the run has: there is no more to wait for.
+            ended: whether the run has ended, so that the interval is not waited for.
         """
         self._collect()
         if ended or time.monotonic() >= self._due:
@@ -56,7 +56,7 @@ class SystemMetrics:
         return self._waiting
 
     def sent(self) -> None:
-        """What `read` gave has arrived."""
+        """Confirm that the points that `read` returned have arrived."""
         self._waiting = []
 
     def _collect(self) -> None:

@@ -1,4 +1,4 @@
-"""MLflowTracker: a run's records at an MLflow server, or in an SQLite database. Needs mlflow, imported as it opens."""
+"""MLflowTracker: sends records to an MLflow server or an SQLite database. Imports mlflow when it opens the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_AN_ADDRESS = (
     "stored",
     "no_files",
 )
-"""In the memory."""
+"""Entries of the memory that are dropped when the address changes."""
 _STATUS = {
     "finished": "FINISHED",
     "stopped": "FINISHED",
@@ -50,19 +50,18 @@ _STATUS = {
 
 
 class MLflowTracker(Tracker):
-    """Sends a run by MLflow's client, never by its fluent interface, which keeps a current run a process.
+    """Sends a run with MLflow's client. The fluent interface is not used: it has one current run for the process.
 
-    Each metric is there once: MLflow's database drops a point that is equal in name, value, time and step to one it
-    has, and a repetition has the same time. Nothing can be deleted there; where a resumed run does iterations again,
-    points that are equal but for the time are not sent, so that a bit-exact run has one point a step, and others are
-    sent with their own, later time: those are the latest values then. What MLflow shows as a metric's value is the
-    latest at the highest step: where an earlier attempt was further, the run's last value is sent once more, at that
-    step, when the run ends.
+    Each point is stored once. MLflow's database drops a point that has the same name, value, time and step as an
+    existing one, so a repeated call does no harm. Points cannot be deleted. If a resumed run repeats iterations,
+    points that differ from existing ones only in their time are not sent; others are, with their later time, and
+    become the latest values. MLflow shows a metric's latest value at the highest step. If an earlier attempt had
+    reached a higher step, the run's last value is sent once more at that step when the run ends.
 
-    `memory`: `tracking_uri` without which nobody finds the run, and `at`, the same without a password; `experiment_id`,
-    `run_id`; `described`: the last attempt that is; `closed`: the last one
-    whose end is known there; `again_from`: the iteration from which points may be there already; `last`: milliseconds
-    of the last record; `names`: metrics sent under another name; and what `Files` and `SystemMetrics` keep.
+    `memory`: `tracking_uri`, unless it contains a password; `at`, the same without password; `experiment_id`;
+    `run_id`; `described`: the last attempt that is described; `closed`: the last attempt whose end is known there;
+    `again_from`: the iteration from which points may exist already; `last`: milliseconds of the last record; `names`:
+    metrics that are sent under another name; and the entries of `Files` and `SystemMetrics`.
     """
 
     kind = "mlflow"
@@ -78,13 +77,13 @@ class MLflowTracker(Tracker):
         self._files: Files | None = None
         self._system: SystemMetrics | None = None
 
-    # What a follower calls. ----------------------------------------------------------------------------------------
+    # Called by the follower. ---------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make the run, or find it again, and describe attempts.
+        """Create the run or find it again, and describe its attempts.
 
         Raises:
-            UnusableError: the address, the database or the experiment is none, or the run was deleted.
+            UnusableError: the address, the database or the experiment cannot be used, or the run was deleted.
         """
         self._uri = address.address_of(self.options, self.memory)
         self._go_where_it_is()
@@ -111,11 +110,11 @@ class MLflowTracker(Tracker):
             self._system = SystemMetrics(self.options.get("system_metrics_interval", 10.0), self.memory)
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send their numbers; pictures follow when there is time."""
+        """Send the records' numbers, and schedule their pictures for `idle`."""
         renamed = self._names.new(name for record in records for name in record.metrics)
         if renamed:
             pairs = ", ".join(f"{name!r} as {self._names.of(name)!r}" for name in renamed)
-            log.warning("MLflow does not take these names, so they are sent as others: %s", pairs)
+            log.warning("MLflow does not accept these names, so other names are sent: %s", pairs)
         _, points, files = self._opened
         with self._calls():
             points.send(records)
@@ -125,7 +124,7 @@ class MLflowTracker(Tracker):
             self.memory["last"] = milliseconds(records[-1])
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        """Remember from where points may be there already; pictures that were to be stored are no more."""
+        """Remember from which iteration points may exist already, and forget pictures of records that were cut."""
         self.memory["again_from"] = min(iteration, self.memory.get("again_from", iteration))
         times = {milliseconds(record) for record in cut}
         self.memory["due"] = [one for one in self.memory.get("due", []) if one.get("timestamp") not in times]
@@ -133,14 +132,14 @@ class MLflowTracker(Tracker):
         return index
 
     def idle(self) -> None:
-        """Send the machine's numbers where they are due, and files that wait."""
+        """Send system metrics and scheduled files."""
         client, _, files = self._opened
         self._send_load(client)
         files.store()
         files.store_checkpoints(checkpoints(self.run, self.options.get("checkpoints"), None, ended=False))
 
     def finish(self, finish: Finish) -> None:
-        """Store the files that are left, and close the run."""
+        """Store the remaining files and close the run."""
         client, points, files = self._opened
         best = best_of(self.run)
         files.store_all()
@@ -158,14 +157,14 @@ class MLflowTracker(Tracker):
         self.memory.pop("again_from", None)
 
     def close(self) -> None:
-        """Let go of the client."""
+        """Release the client."""
         self._client = self._points = self._files = self._system = None
         gc.unfreeze()
         gc.set_threshold(*_THRESHOLDS)
 
     @property
     def where(self) -> str | None:
-        """The run's page of a server; the command that shows an SQLite database."""
+        """The address of the run's page on a server; for an SQLite database, the command that shows it."""
         if "run_id" not in self.memory or not self._uri:
             return None
         if self._uri.startswith("sqlite:"):
@@ -189,28 +188,28 @@ class MLflowTracker(Tracker):
         return self._client, self._points, self._files
 
     def _go_where_it_is(self) -> None:
-        """Begin anew at another address than before; what is at the old one stays there."""
+        """If the address has changed, start a new run there. The old one stays where it is."""
         old = self.memory.get("at", self.memory.get("tracking_uri"))
         if old is None or old == address.shown(self._uri):
             return
-        log.warning("the run goes on at %s; what was sent before is at %s", address.shown(self._uri), old)
+        log.warning("the run continues at %s; what was sent before is at %s", address.shown(self._uri), old)
         for name in _OF_AN_ADDRESS:
             self.memory.pop(name, None)
 
     def _warn_of_old_runs(self) -> None:
-        """Once a run: a person who types `mlflow ui` would look for it in vain."""
+        """Warn once per run if a plain `mlflow ui` would not show it."""
         command = address.command(self._uri, self._folder)
         if address.is_default(self._uri, self._folder) and command != "mlflow ui" and not self.memory.get("warned"):
             self.memory["warned"] = True
             log.warning(
-                "./mlruns has runs of an older MLflow, which hide mlflow.db from a plain mlflow ui: type %s", command
+                "./mlruns has runs of an older MLflow, so a plain `mlflow ui` does not show mlflow.db: type %s", command
             )
 
     def _find_run(self, client: MlflowClient) -> None:
         if "run_id" in self.memory:
             if self._is_gone():
                 command = address.restoring(self._uri, f"runs restore --run-id {self._run_id}")
-                raise UnusableError(f"run {self._run_id} was deleted there; {command} brings it back")
+                raise UnusableError(f"run {self._run_id} was deleted there; restore it with `{command}`")
             return
         experiment = self.options.get("experiment") or self.run.experiment
         experiment_id = runs.experiment_of(client, experiment, self._uri)
@@ -238,13 +237,13 @@ class MLflowTracker(Tracker):
         for key, value in attempt.tags.items():
             if value != self.run.attempts[number - 1].tags.get(key):
                 client.set_tag(self._run_id, clean(f"resume_{number}/{key}"), runs.tag_value(value))
-        runs.drop_tags(client, self._run_id, ("status", "error"))  # of the earlier end
+        runs.drop_tags(client, self._run_id, ("status", "error"))  # those of the previous attempt
         client.update_run(self._run_id, status="RUNNING")
-        if self.memory.get("closed", -1) < number - 1:  # what its process sent last is not known here
+        if self.memory.get("closed", -1) < number - 1:  # that attempt's process was killed: its last points are unknown
             self.memory["again_from"] = min(attempt.iteration, self.memory.get("again_from", attempt.iteration))
 
     def _is_gone(self) -> bool:
-        """Whether the run was deleted."""
+        """Return whether the run was deleted."""
         from mlflow.exceptions import MlflowException
 
         if self._client is None or "run_id" not in self.memory:
@@ -265,7 +264,7 @@ class MLflowTracker(Tracker):
             self._system.sent()
 
     def _log_best(self, client: MlflowClient, best: dict[str, Any]) -> dict[str, float]:
-        """As a metric, `best/accuracy` at its iteration: a column that runs are sorted by. Returns it."""
+        """Log the best value as a metric such as `best/accuracy`, a column to sort runs by. Returns it."""
         value = best.get("value")
         if not isinstance(value, int | float):
             return {}
@@ -274,7 +273,7 @@ class MLflowTracker(Tracker):
         return {key: float(value)}
 
     def _ended(self) -> int:
-        """When the attempt ended, in milliseconds: the same at each repetition, where that is known."""
+        """Return when the attempt ended, in milliseconds; the same in a repeated call, if there is a result."""
         path = result_of(self.run)
         with suppress(OSError):
             if path is not None:
@@ -283,9 +282,9 @@ class MLflowTracker(Tracker):
 
 
 def _collect_less() -> None:
-    """Let Python look for garbage less often, and not among what libraries made when they were imported.
+    """Let Python's garbage collector run less often, and skip the objects that imported libraries have created.
 
-    A batch for a database is thousands of objects, all freed by counting: 20,000 metrics a second instead of 13,000.
+    A batch consists of thousands of objects, all freed by reference counts: 20,000 metrics a second instead of 13,000.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -1,4 +1,4 @@
-"""EventFile: a file of TensorBoard events that is known to the byte, so that writing to it can be repeated."""
+"""EventFile: a file of TensorBoard events with a known size, so that a write can be repeated."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 _AROUND = 16
-"""Bytes of an event's frame: its length, the length's checksum, and behind the event its own."""
+"""Bytes of an event's frame: its length and the length's checksum before the event, and its checksum after it."""
 
 
 class EventFile:
-    """Events, appended at a place that the caller knows: what lies behind it was never confirmed, and is written over.
+    """Writes events at a given byte. What the file has after that byte was never confirmed, and is overwritten.
 
-    That makes writing idempotent: after an error, or when the process died before it could say how far it came, the
-    same events are written again at the same place. TensorBoard's own `EventFileWriter` only ever begins new files,
-    whose readers then have to be told which events of the older ones are void; and it needs a thread and a queue, for
-    nothing where the writer may block. Its framing, `RecordWriter`, is used as it is.
+    Writing is therefore idempotent: after an error, or when the process died before it saved its position, the same
+    events are written again at the same byte. TensorBoard's `EventFileWriter` cannot do this: it always starts a new
+    file, and it uses a thread and a queue. Only its framing, `RecordWriter`, is used.
 
     Args:
-        path: of the file; its folder exists.
+        path: path of the file. Its folder must exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,21 +30,21 @@ class EventFile:
 
     @property
     def size(self) -> int:
-        """In bytes; 0 where there is no file."""
+        """Size in bytes; 0 if the file does not exist."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def write(self, events: Iterable[Any], at: int) -> int:
-        """Write events, and flush them once.
+        """Write events, and flush once.
 
         Args:
             events: `Event` protos.
-            at: byte at which they begin, at most `size`; the file ends behind them.
+            at: byte of the first event, at most `size`. The file ends after the last event.
 
         Returns:
-            The byte behind the last one.
+            The byte after the last event.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -59,24 +58,24 @@ class EventFile:
             return file.tell()
 
     def cut(self, size: int) -> None:
-        """Take away what lies behind a byte."""
+        """Truncate the file to a size."""
         if self.size > size:
             os.truncate(self.path, size)
 
-    def behind(self, events: int, *, after: int) -> int:
-        """The byte behind so many events; behind the last complete one where there are fewer.
+    def end_of(self, events: int, *, after: int) -> int:
+        """Return the byte after a number of events, or after the last complete one if there are fewer.
 
         Args:
-            after: the byte at which they begin.
+            after: byte of the first of these events.
         """
         return max(islice(self._ends(after), events), default=after)
 
     def whole(self, size: int) -> int:
-        """The byte behind the last complete event of the first `size` bytes."""
+        """Return the byte after the last complete event in the first `size` bytes."""
         return max((end for end in self._ends(0) if end <= size), default=0)
 
     def _ends(self, start: int) -> Iterator[int]:
-        """The byte behind each complete event from `start` on: its length stands in front of it."""
+        """Yield the byte after each complete event from `start` on. An event's frame begins with its length."""
         size, end = self.size, start
         if not size:
             return

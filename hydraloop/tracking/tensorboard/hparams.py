@@ -1,4 +1,4 @@
-"""What TensorBoard's HPARAMS tab shows of a run: which options are hyperparameters, and the summaries that say so."""
+"""Contents of TensorBoard's HPARAMS tab: which options of a run are hyperparameters, and the summaries for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from hydraloop.safety.secrets import mask_overrides
-from hydraloop.tracking.texts import in_unicode
-from hydraloop.tracking.tracker import Finish, Run
+from hydraloop.tracking.tracker import Finish, Run, valid_utf8
 
 Value = str | int | float | bool | None
 
@@ -23,18 +22,18 @@ WELL_KNOWN = (
     "data.loader.batch_size",
     "precision.name",
 )
-"""Shown of every run, so that runs of any command line can be compared: a change of one of these changes the result."""
+"""Shown for every run, so that runs of different command lines can be compared: these options affect the result."""
 _NO_HYPERPARAMETERS = frozenset({"resume", "load_from", "resume_strict"})
-"""Overrides that say where a run begins, not what it is."""
+"""Overrides that say where a run starts, which are not hyperparameters."""
 
 
 def chosen(run: Run, wanted: Sequence[str] | None) -> dict[str, Value]:
-    """The options that are a run's hyperparameters.
+    """Return the options that are a run's hyperparameters.
 
     Args:
-        run: what was typed for it is read from its `.hydra/overrides.yaml`.
-        wanted: keys, or the beginnings of keys up to a dot; None: what was typed, what the sweep varies, and what is
-            well known. All of a config would be some 150 columns, nearly all the same in every run.
+        run: the run. The typed overrides are read from its `.hydra/overrides.yaml`.
+        wanted: keys, or the first parts of keys. None: the typed keys, the sweep's axes and `WELL_KNOWN`. The whole
+            config would be about 150 columns, nearly all of them equal in every run.
     """
     params, typed = run.attempts[0].params, _typed(run.run_dir)
     if wanted is None:
@@ -43,16 +42,16 @@ def chosen(run: Run, wanted: Sequence[str] | None) -> dict[str, Value]:
     else:
         known = dict.fromkeys([*params, *typed])
         keys = {key: None for key in known if any(f"{key}.".startswith(f"{start}.") for start in wanted)}
-    # A group's choice (`model=gpt`, `hooks=[ema]`) is no entry of the config: of it there is what was typed.
+    # The choice of a group (`model=gpt`, `hooks=[ema]`) is not in the config: its typed value is shown.
     found = {key: params[key] if key in params else typed[key] for key in keys if key in params or key in typed}
-    return {in_unicode(key): in_unicode(value) if isinstance(value, str) else value for key, value in found.items()}
+    return {valid_utf8(key): valid_utf8(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def _typed(run_dir: Path) -> dict[str, str]:
-    """The overrides of the command line, secrets masked: `{"hooks": "[ema]", "optimizer.lr": "0.1"}`."""
+    """Return the overrides of the command line, with secrets masked: `{"hooks": "[ema]", "optimizer.lr": "0.1"}`."""
     try:
         lines = yaml.safe_load((run_dir / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):  # started from Python
+    except (OSError, yaml.YAMLError):  # the run was started from Python
         return {}
     found = {}
     for line in mask_overrides([str(line) for line in lines or []]):
@@ -64,7 +63,7 @@ def _typed(run_dir: Path) -> dict[str, str]:
 
 
 def session_start(run: Run, params: Mapping[str, Value]) -> Any:
-    """The summary value that says what a run was trained with; numbers, bools and text, null as text."""
+    """Return the summary value with a run's hyperparameters: numbers, booleans and text. None becomes `null`."""
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
     info = plugin_data_pb2.SessionStartInfo(start_time_secs=run.attempts[0].began)
@@ -79,10 +78,9 @@ def session_start(run: Run, params: Mapping[str, Value]) -> Any:
 
 
 def experiment(run: Run, params: Mapping[str, Value], metrics: Iterable[str]) -> Any:
-    """The summary value with the columns of the table: the hyperparameters and `metrics`, in their order.
+    """Return the summary value with the columns of the table: the hyperparameters, then `metrics`.
 
-    TensorBoard can find columns by itself, but then takes every scalar for a metric and shows the first five. What a
-    sweep varies comes first.
+    Without it, TensorBoard would treat every scalar as a metric and show the first five. Swept keys come first.
     """
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
@@ -92,13 +90,13 @@ def experiment(run: Run, params: Mapping[str, Value], metrics: Iterable[str]) ->
         hparam_infos=[
             api_pb2.HParamInfo(name=name, type=_type(value), differs=name in axes) for name, value in params.items()
         ],
-        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=in_unicode(tag))) for tag in metrics],
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=valid_utf8(tag))) for tag in metrics],
     )
     return _value(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=found))
 
 
 def session_end(finish: Finish, ended: float) -> Any:
-    """The summary value that says how a run ended."""
+    """Return the summary value that says how a run ended."""
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
     status = api_pb2.STATUS_SUCCESS if finish.exit_code == 0 else api_pb2.STATUS_FAILURE
@@ -115,7 +113,7 @@ def _type(value: Value) -> Any:
 
 
 def _value(tag: str, content: Any) -> Any:
-    """As `tensorboard.plugins.hparams.summary` makes it, which wants all of TensorFlow for that."""
+    """Do what `tensorboard.plugins.hparams.summary` does, which needs TensorFlow."""
     from tensorboard.compat.proto import summary_pb2
     from tensorboard.plugins.hparams import metadata
 

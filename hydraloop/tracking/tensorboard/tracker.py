@@ -1,4 +1,4 @@
-"""TensorBoardTracker: a run's records as TensorBoard's event files. Needs tensorboard; neither torch nor TensorFlow."""
+"""TensorBoardTracker: writes event files. Needs tensorboard, but neither torch nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from hydraloop.tracking.tracker import Finish, Run, Tracker, UnusableError
 log = logging.getLogger(__name__)
 
 FOLDER = "tensorboard"
-"""Of the event files, in the run directory."""
+"""Folder of the event files, in the run directory."""
 
 
 class TensorBoardTracker(Tracker):
-    """Writes `<run_dir>/tensorboard/events.out.tfevents.…`, one file an attempt.
+    """Writes `<run_dir>/tensorboard/events.out.tfevents.…`, one file for each attempt.
 
-    Each record is one event: scalars `train/loss` and the like at step = iteration, a picture, histograms. A session of
-    the HPARAMS tab begins in front of them and ends behind them.
+    Each record is one event with its scalars (`train/loss`) at step = iteration, its picture and its histograms. A
+    session of the HPARAMS tab begins before the first record and ends after the last one.
 
-    Each record is there once. `memory` says how many bytes of the attempt's file are confirmed, and is saved together
-    with the cursor: what a process that died had written behind them is written over with the same events. Where a
-    resumed run has cut the log, the same records are cut from the older files: each record being one event, the n-th
-    record is found by counting. A TensorBoard that has read them already is told by the new file's first events
-    (`SessionLog.START`, PyTorch's `purge_step`); files alone would not do, since TensorBoard's fast reader ignores
-    these, and would show, say, the test of the first attempt for ever.
+    Each record is written once. `memory` has the number of confirmed bytes of the attempt's file, and is saved together
+    with the cursor. Bytes that a killed process wrote after these are overwritten with the same events. If a resume has
+    cut the log, the same records are cut from the older files: each record is one event, so they are found by counting.
+    The new file's first event is `SessionLog.START` (PyTorch's `purge_step`), which tells a TensorBoard that has read
+    those records already. That event alone would not suffice, because TensorBoard's fast loader ignores it.
 
-    `memory`: `files`, for each attempt `{"name", "head": bytes in front of the first record, "size": confirmed bytes,
-    "first": index of its first record, "columns": whether the table's columns are in it}`; `cut`, until it is done:
+    `memory`: `files`, for each attempt `{"name", "head": bytes before the first record, "size": confirmed bytes,
+    "first": index of its first record, "columns": whether the table's columns are written}`; `cut`, until it is done:
     `{"index", "iteration"}`.
     """
 
@@ -48,22 +47,22 @@ class TensorBoardTracker(Tracker):
         self._summaries = Summaries(run.run_dir, pictures=options.get("pictures", True))
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        """Remember what is to be cut from the files."""
+        """Remember what is to be cut from the files; `open` does it."""
         self.memory["cut"] = {"index": index, "iteration": iteration}
         return index
 
     def open(self) -> None:
-        """Bring older files to what is in the log, and begin this attempt's, if it is not there.
+        """Cut older files as the log was cut, and begin this attempt's file if it does not exist.
 
         Raises:
-            UnusableError: there is a file where the folder belongs.
+            UnusableError: a file exists at the path of the folder.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise UnusableError(f"{self._folder} is no folder: move it away") from error
+            raise UnusableError(f"{self._folder} is not a folder: move it away") from error
         names = self._names()
-        if "files" not in self.memory:  # All is written anew, whatever is there.
+        if "files" not in self.memory:  # all records are sent again, so existing files are replaced
             for name in names:
                 (self._folder / name).unlink(missing_ok=True)
         files = [entry for entry in self.memory.get("files", []) if self._revised(entry, current=names[-1])]
@@ -74,7 +73,7 @@ class TensorBoardTracker(Tracker):
         self.memory.pop("cut", None)
 
     def send(self, records: Sequence[Record]) -> None:
-        """Append them to the attempt's file, and flush once."""
+        """Append the records to the attempt's file, and flush once."""
         entry = self._current()
         columns = entry["columns"] or not any(map(self._is_evaluation, records))
         size = self._file.write(self._events(records, columns=columns), at=entry["size"])
@@ -84,21 +83,21 @@ class TensorBoardTracker(Tracker):
     def finish(self, finish: Finish) -> None:
         """End the session of the HPARAMS tab.
 
-        Not confirmed in `memory`: whatever is sent after it, by a resumed run, is written over it. TensorBoard would
-        believe the first end it finds.
+        This event is not confirmed in `memory`, so that records of a resumed run overwrite it: TensorBoard would
+        otherwise use the first end that it finds.
         """
         entry, ended = self._current(), time.time()
         self._file.write([_event(_summary(hparams.session_end(finish, ended)), ended)], at=entry["size"])
 
     @property
     def where(self) -> str:
-        """The command that shows it."""
+        """The command that shows the run."""
         here = Path.cwd()
         folder = self._folder.relative_to(here) if self._folder.is_relative_to(here) else self._folder
         return f"tensorboard --logdir {shlex.quote(str(folder))}"
 
     def _current(self) -> dict[str, Any]:
-        """What is known of the attempt's file, which is begun again where somebody has tidied up."""
+        """Return the entry of the attempt's file. If the file was deleted, it is written again."""
         if self._file.size < self._entry["size"]:
             self.open()
         return self._entry
@@ -118,7 +117,7 @@ class TensorBoardTracker(Tracker):
 
     @cached_property
     def _measured(self) -> set[str]:
-        """Names that records of an evaluation have, other than those that hooks make meanwhile."""
+        """Names that only records of an evaluation have, and not those that hooks log between them."""
         starts = (key.split(".") for key in self.run.attempt.params)
         return {"loss", *(parts[2] for parts in starts if parts[:2] == ["task", "metrics"] and len(parts) > 2)}
 
@@ -126,9 +125,9 @@ class TensorBoardTracker(Tracker):
         return record.mode != "train" and not self._measured.isdisjoint(record.values)
 
     def _names(self) -> list[str]:
-        """Of the attempts' files, the same in each process that asks; each sorts behind the one before, as it has to.
+        """Return the names of the attempts' files, which must sort in order and be the same in each process.
 
-        A clock may have been set back since, or differ between the hosts of two attempts.
+        A clock may have been set back, or differ between the hosts of two attempts.
         """
         names, second = [], 0
         for attempt in self.run.attempts:
@@ -138,14 +137,14 @@ class TensorBoardTracker(Tracker):
         return names
 
     def _revised(self, entry: dict[str, Any], *, current: str) -> bool:
-        """Cut from a file what was cut from the log, and from an older one the session's end, too.
+        """Cut from a file what was cut from the log, and from an older file the end of the session.
 
         Returns:
-            Whether there is such a file.
+            Whether the file exists.
         """
         file = EventFile(self._folder / entry["name"])
         if file.size < entry["size"]:
-            log.warning("%s is shorter than it was left, or missing: some records are not in it", file.path)
+            log.warning("%s was shortened or deleted: some records are missing in it", file.path)
             entry["size"] = file.whole(entry["size"])
             if entry["size"] < entry["head"]:
                 file.path.unlink(missing_ok=True)
@@ -153,13 +152,13 @@ class TensorBoardTracker(Tracker):
         cut = self.memory.get("cut")
         if cut is not None and entry["first"] is not None:
             kept = max(0, cut["index"] - entry["first"])
-            entry["size"] = file.behind(kept, after=entry["head"])
+            entry["size"] = file.end_of(kept, after=entry["head"])
         if entry["name"] != current:
             file.cut(entry["size"])
         return True
 
     def _head(self) -> Iterator[Any]:
-        """What stands in front of an attempt's first record; the same each time it is written."""
+        """Yield the events before an attempt's first record. They are the same each time they are written."""
         from tensorboard.compat.proto import event_pb2
 
         attempt = self.run.attempt
@@ -175,8 +174,10 @@ class TensorBoardTracker(Tracker):
         yield _event(_summary(hparams.session_start(self.run, self._params)), attempt.began)
 
     def _events(self, records: Sequence[Record], *, columns: bool) -> Iterator[Any]:
-        """One for each record; with the first evaluation's the table's columns, unless they are there: now it is known
-        what is measured."""
+        """Yield one event for each record.
+
+        The first evaluation's event also has the columns of the HPARAMS table, because the metrics are known then.
+        """
         for record in records:
             summary = self._summaries.of(record)
             if not columns and self._is_evaluation(record):

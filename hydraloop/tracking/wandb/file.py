@@ -1,4 +1,4 @@
-"""What is in a W&B run's own file, `run-<id>.wandb`: a log in LevelDB's format, a protocol buffer a record."""
+"""Reads a W&B run's own file, `run-<id>.wandb`: a log in LevelDB's format with one protocol buffer for each record."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 _HEAD = 7
-"""Bytes in front of the first block."""
+"""Bytes before the first block."""
 _BLOCK = 1 << 15
 _CHUNK_HEAD = struct.Struct("<IHB")
-"""Checksum, length and kind of a part of a record."""
+"""Checksum, length and kind of a chunk."""
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The records of a file, serialised, as far as they are whole: a process that was killed leaves a torn end.
+    """Yield the complete records of a file, serialized. A process that was killed may leave an incomplete one.
 
-    In memory is one block at a time: the file of a long run is large. No part of a record crosses a block's end; what
-    is left there for less than the head of one is filled up.
+    Reads one block at a time, because a long run's file is large. Chunks do not cross the end of a block. The rest of
+    a block is padding if it is too short for a chunk's head.
     """
     parts, position = b"", _HEAD
     with path.open("rb") as file:
@@ -36,10 +36,10 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def steps(path: Path) -> list[int]:
-    """The step of each row of a file's history, in order."""
-    from wandb.proto import wandb_internal_pb2 as protocol  # whose names are only there when it runs
+    """Return the step of each row of a run's history, in order."""
+    from wandb.proto import wandb_internal_pb2 as protocol
 
-    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009  # the generated module makes its names when it runs
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009 - type checkers do not see generated names
     found = []
     for serialised in records(path):
         record = parse(serialised)

@@ -1,4 +1,4 @@
-"""What a W&B run is called: what W&B takes, and from which option or variable it comes. Without wandb."""
+"""Names of a W&B run: from options or environment variables, checked against W&B's limits. Does not import wandb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hydraloop.errors import UserError
 from hydraloop.safety.secrets import masked
 
 LONGEST = 128
-"""Characters of a project's, group's or run's name at W&B."""
+"""Most characters of the name of a project, group or run."""
 NOT_IN_PROJECTS = "/\\#?%:"
 VARIABLES = {
     "project": "WANDB_PROJECT",
@@ -21,30 +21,30 @@ VARIABLES = {
     "notes": "WANDB_NOTES",
     "name": "WANDB_NAME",
 }
-"""W&B's own, by option. Read by the training process: `sync.py` may be typed elsewhere, and later."""
+"""W&B's environment variables, by option. The training process reads them; `sync.py` may run in another environment."""
 _LONGEST_TAG = 64
 
 
 def names_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The names that the options give, those of their variables where they give none; secrets masked.
+    """Return the names from the options, or from the environment variables where options are None; secrets masked.
 
     Args:
-        given: the options of `VARIABLES`, None where they are not set.
+        given: the options in `VARIABLES`, None where they are not set.
 
     Raises:
-        UserError: W&B does not take one of them.
+        UserError: W&B does not accept one of them.
     """
     found = {key: _value(key, value) for key, value in given.items()}
     for key in ("project", "group", "name"):
         if found[key] is not None and not 1 <= len(found[key]) <= LONGEST:
             _refuse(given, key, f"it has {len(found[key])} characters", f"Use 1 to {LONGEST}, or null.")
     if set(found["project"] or "") & set(NOT_IN_PROJECTS):
-        problem = f"W&B takes no project called {found['project']!r}"
+        problem = f"W&B does not accept a project called {found['project']!r}"
         _refuse(given, "project", problem, f"Use a name without any of {NOT_IN_PROJECTS}")
     tags = found["tags"]
     labels = [] if isinstance(tags, str) else [str(tag) for tag in tags or ()]
     if isinstance(tags, str) or not all(1 <= len(label) <= _LONGEST_TAG for label in labels):
-        _refuse(given, "tags", f"{tags!r} is no list of labels", f"Use a list, 1 to {_LONGEST_TAG} characters each.")
+        _refuse(given, "tags", f"{tags!r} is not a list of labels", f"Use a list, 1 to {_LONGEST_TAG} characters each.")
     hidden: dict[str, Any] = masked({**found, "tags": labels})
     return hidden
 

@@ -1,4 +1,4 @@
-"""A live W&B run: made, filled with rows, ended. Everything that talks to W&B's library for it."""
+"""A live W&B run. Contains the calls of W&B's library."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.checkpoints import checkpoints
-from hydraloop.tracking.texts import in_unicode
-from hydraloop.tracking.tracker import Finish, Run
+from hydraloop.tracking.tracker import Finish, Run, valid_utf8
 from hydraloop.tracking.wandb.segments import FOLDER, Segment
 from hydraloop.tracking.wandb.setup import identity, settings_of
 
@@ -30,13 +29,13 @@ _FILES = ("picture", "histograms")
 
 
 class LiveRun:
-    """One W&B run that rows can be logged to.
+    """A W&B run to which rows can be logged.
 
     Args:
-        options: of the hook.
-        run: of which it is told.
-        segment: what is opened; its `folder` and `url` are set.
-        how: more for `wandb.init`: `resume`, `resume_from`.
+        options: the hook's options.
+        run: the run that is sent.
+        segment: the segment to open. Its `folder` and `url` are set.
+        how: further arguments for `wandb.init`: `resume`, `resume_from`.
     """
 
     def __init__(self, options: dict[str, Any], run: Run, segment: Segment, **how: Any) -> None:
@@ -44,7 +43,7 @@ class LiveRun:
 
         self._options, self._run, self._segment = options, run, segment
         self.rows = 0
-        """Logged so far."""
+        """Number of rows that were logged by this object."""
         self._axes: set[str] = set()
         self._picture_told = False
         folder = run.run_dir / FOLDER
@@ -61,7 +60,7 @@ class LiveRun:
             )
         except BaseException:
             kill_core()
-            for path in folder.glob("*run-*"):  # a try every half minute would leave many
+            for path in folder.glob("*run-*"):  # repeated tries would leave many folders
                 if path.name not in before and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
             raise
@@ -74,18 +73,18 @@ class LiveRun:
 
     @property
     def starts_at(self) -> int:
-        """The step behind the last one that the service had as it was opened."""
+        """The step after the last one that the service had when the run was opened."""
         return int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
 
     def log(self, record: Record) -> None:
-        """Log a record as a row, secrets in its texts masked."""
-        mode = in_unicode(record.mode)
+        """Log a record as a row, with secrets in its texts masked."""
+        mode = valid_utf8(record.mode)
         if mode not in self._axes:
             self._wandb.define_metric(f"{mode}/*", step_metric="iteration")
             self._axes.add(mode)
         texts = masked({name: text for name, text in record.texts.items() if name not in _FILES})
-        row: dict[str, Any] = {in_unicode(name): value for name, value in record.metrics.items()}
-        row.update((in_unicode(f"{mode}/{name}"), in_unicode(text)) for name, text in texts.items())
+        row: dict[str, Any] = {valid_utf8(name): value for name, value in record.metrics.items()}
+        row.update((valid_utf8(f"{mode}/{name}"), valid_utf8(text)) for name, text in texts.items())
         row.update(iteration=record.iteration, epoch=record.epoch)
         if record.timestamp:
             row["_timestamp"] = record.timestamp
@@ -95,11 +94,11 @@ class LiveRun:
         self.rows += 1
 
     def log_checkpoints(self, best: str | None = None, *, ended: bool) -> None:
-        """Log the checkpoints that are wanted and not there yet as artifacts.
+        """Log selected checkpoints as artifacts, unless they are logged already.
 
         Args:
-            best: the file of the best one.
-            ended: whether the run has.
+            best: path of the best checkpoint.
+            ended: whether the run has ended.
         """
         import wandb
 
@@ -112,10 +111,10 @@ class LiveRun:
             self._segment.artifacts.append(path.name)
 
     def finish(self, finish: Finish) -> None:
-        """Write the summary, `result.json` and the checkpoints, and close it."""
+        """Write the summary, `result.json` and the checkpoints, and close the run."""
         summary: dict[str, Any] = {"status": finish.status}
         if finish.error is not None:
-            summary["error"] = in_unicode(finish.error)
+            summary["error"] = valid_utf8(finish.error)
         best = self._result()
         if best is not None:
             summary["best"] = {name: best[name] for name in ("metric", "value", "iteration")}
@@ -124,7 +123,7 @@ class LiveRun:
         self._wandb.finish(exit_code=finish.exit_code)
 
     def _result(self) -> dict[str, Any] | None:
-        """Save `result.json`, where it is this attempt's. Returns the best validation it names."""
+        """Save `result.json` if it belongs to this attempt. Returns its entry `best`."""
         run_dir = self._run.run_dir
         best: dict[str, Any] | None = None
         if description.result_digest(run_dir) != self._run.attempt.earlier_result:
@@ -151,15 +150,15 @@ class LiveRun:
 
         try:
             return {name: wandb.Image(str(self._run.run_dir / path))}
-        except Exception as error:  # whatever a broken file makes of its reader
+        except Exception as error:  # a damaged file can raise any error
             level = logging.INFO if self._picture_told else logging.WARNING
-            log.log(level, "the picture %s cannot be read, its record goes to W&B without it: %s", path, error)
+            log.log(level, "picture %s cannot be read, its record is sent to W&B without it: %s", path, error)
             self._picture_told = True
             return {}
 
 
 def kill_core() -> None:
-    """End `wandb-core`, W&B's own process, which would go on uploading, and wait for it."""
+    """Kill `wandb-core`, W&B's own process, which would continue to upload, and wait for its end."""
     cores = [child for child in psutil.Process().children() if _is_core(child)]
     for core in cores:
         with suppress(psutil.Error):

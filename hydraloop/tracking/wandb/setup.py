@@ -1,4 +1,4 @@
-"""How a W&B run is made: its mode, its settings and its config, from the hook's options and the run."""
+"""Mode, settings and config of a W&B run, from the hook's options and the run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from hydraloop.safety.secrets import masked
-from hydraloop.tracking.texts import in_unicode
-from hydraloop.tracking.tracker import Run, Sweep, UnusableError
+from hydraloop.tracking.tracker import Run, Sweep, UnusableError, valid_utf8
 from hydraloop.tracking.wandb.names import LONGEST, NOT_IN_PROJECTS, VARIABLES
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _NAMES: dict[str, Mode | Literal["disabled"]] = {
     "dryrun": "offline",
     "disabled": "disabled",
 }
-"""What W&B's own `WANDB_MODE` may say."""
+"""Values of `WANDB_MODE`."""
 _OF_ONE_RUN = (
     "RUN_ID",
     "RESUME",
@@ -39,30 +38,30 @@ _OF_ONE_RUN = (
     "LAUNCH",
     "DIR",
 )
-"""Variables, behind `WANDB_`, that would make one run of several jobs, or put its files elsewhere."""
+"""Variables, after `WANDB_`, that would merge several jobs into one run, or put files elsewhere."""
 _IN_PROJECTS = str.maketrans(dict.fromkeys(NOT_IN_PROJECTS, "-"))
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SYNC_TIMEOUT = 60.0
-"""Seconds to wait for the service to open a run, where nothing else waits."""
+"""Seconds to wait for the service to open a run in `sync.py`."""
 _TIME_TO_UPLOAD = 0.8
-"""Part of `flush_timeout`: what is then not at the service is said while there is time."""
+"""Part of `flush_timeout` for uploading; the rest is for reporting what was not uploaded."""
 _FLUSH_INTERVAL = 2.0
-"""Seconds after which W&B writes what it has to its file; its own default is 15."""
+"""Seconds after which W&B writes to its file. Its default is 15."""
 
 
 def prepare() -> None:
-    """Take out of this process's environment what belongs to one run alone, and W&B's reports of its own errors.
+    """Remove from this process's environment what belongs to a single W&B run, and turn off W&B's error reports.
 
-    Before wandb is imported for the first time: it reads the environment once. Names are options by now.
+    Must be called before wandb is imported for the first time, because it reads the environment then.
     """
     for name in (*(f"WANDB_{name}" for name in _OF_ONE_RUN), *VARIABLES.values()):
-        if name != VARIABLES["entity"]:  # like a key, it may be that of whoever calls `sync.py`
+        if name != VARIABLES["entity"]:  # like the key, it may be that of the user of `sync.py`
             os.environ.pop(name, None)
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 
 def is_disabled(option: str) -> bool:
-    """Whether nothing is to be done, by the option or by `WANDB_MODE`."""
+    """Return whether the option or `WANDB_MODE` disables W&B."""
     return _named(option) == "disabled"
 
 
@@ -71,10 +70,10 @@ def _named(option: str) -> Mode | Literal["disabled"] | None:
 
 
 def mode_of(option: str) -> Mode:
-    """The mode to use now: `auto` is `WANDB_MODE`, else online where a key is configured. Never asks for one.
+    """Return the mode to use now. `auto` is `WANDB_MODE`, else online if a key is configured. Never asks for a key.
 
     Raises:
-        UnusableError: online, and there is no key; it is disabled.
+        UnusableError: W&B is disabled, or the mode is online and there is no key.
     """
     name = _named(option)
     if name == "disabled":
@@ -84,12 +83,12 @@ def mode_of(option: str) -> Mode:
     if has_key():
         return "online"
     if name == "online":
-        raise UnusableError("W&B is to be online, and no API key is configured: `wandb login`, or WANDB_API_KEY")
+        raise UnusableError("W&B cannot be online without an API key: run `wandb login` or set WANDB_API_KEY")
     return "offline"
 
 
 def has_key() -> bool:
-    """Whether W&B would find an API key, in its variables, in netrc or in its settings."""
+    """Return whether W&B would find an API key in its variables, in netrc or in its settings."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     import wandb
@@ -111,7 +110,7 @@ def _in_netrc(host: str) -> bool:
 
 
 def settings_of(options: Mapping[str, Any], run: Run) -> Settings:
-    """Return W&B's settings. It asks nothing and collects no terminal output, code or git state by itself."""
+    """Return W&B's settings. It asks nothing, and does not collect terminal output, code or git state by itself."""
     import wandb
 
     sync = bool(options.get("_sync"))
@@ -136,14 +135,14 @@ def settings_of(options: Mapping[str, Any], run: Run) -> Settings:
 
 
 def _go_on() -> None:
-    """What the stop button of W&B's page does to the follower: nothing, records go on coming."""
+    """Called for the stop button of W&B's page, which must not stop the follower."""
 
 
 def identity(options: Mapping[str, Any], run: Run, part: int) -> dict[str, Any]:
-    """Names, group, tags and config, as `wandb.init` takes them; secrets masked."""
-    given = masked({key: _in_unicode(options[key]) for key in VARIABLES})
+    """Return the names, group, tags and config as arguments of `wandb.init`, with secrets masked."""
+    given = masked({key: _valid_utf8(options[key]) for key in VARIABLES})
     return {
-        "project": given["project"] or in_unicode(run.experiment).translate(_IN_PROJECTS)[:LONGEST],
+        "project": given["project"] or valid_utf8(run.experiment).translate(_IN_PROJECTS)[:LONGEST],
         "entity": given["entity"],
         "group": given["group"] or (_short(run.name, "") if run.sweep is None else group_of(run.sweep)),
         "job_type": given["job_type"],
@@ -155,25 +154,25 @@ def identity(options: Mapping[str, Any], run: Run, part: int) -> dict[str, Any]:
 
 
 def group_of(sweep: Sweep) -> str:
-    """The sweep's name; with a part of its random identity where no date in it tells it from others."""
+    """Return the sweep's name, with a part of its random id if it does not contain a date."""
     return _short(sweep.name, "" if _DATE.search(sweep.name) else f" ({sweep.uid[:4]})")
 
 
 def _short(name: str, end: str) -> str:
     shortened = name if len(name) + len(end) <= LONGEST else name[: LONGEST - len(end) - 1] + "…"
-    return in_unicode(shortened) + end
+    return valid_utf8(shortened) + end
 
 
-def _in_unicode(value: Any) -> Any:
+def _valid_utf8(value: Any) -> Any:
     if isinstance(value, list):
-        return [_in_unicode(item) for item in value]
-    return in_unicode(value) if isinstance(value, str) else value
+        return [_valid_utf8(item) for item in value]
+    return valid_utf8(value) if isinstance(value, str) else value
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """The first attempt's config, nested, since W&B does not take dots in names; what others changed as `resume_<n>/…`.
+    """Return the first attempt's config, nested, because W&B does not accept dots in names.
 
-    `hydraloop` has what else is known of the run: its uid, the command line, the commit, …
+    What later attempts changed is named `resume_<n>/…`. `hydraloop` has the uid, the command, the commit, …
     """
     first = run.attempts[0]
     flat: dict[str, Any] = dict(first.params)
@@ -183,13 +182,13 @@ def config_of(run: Run) -> dict[str, Any]:
             if name not in current or current[name] != value:
                 flat[f"resume_{attempt.number}/{name}"] = value
         current = dict(attempt.params)
-    told = {in_unicode(name): _in_unicode(value) for name, value in flat.items()}
-    tags = {name: in_unicode(value) for name, value in first.tags.items()}
+    told = {valid_utf8(name): _valid_utf8(value) for name, value in flat.items()}
+    tags = {name: valid_utf8(value) for name, value in first.tags.items()}
     return {**nested(told), "hydraloop": {"uid": run.uid, **tags}}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"a.b": 1, "a.c.0": 2}` as `{"a": {"b": 1, "c": [2]}}`; a name that is in its own way stays as it is."""
+    """Turn `{"a.b": 1, "a.c.0": 2}` into `{"a": {"b": 1, "c": [2]}}`. A name that conflicts with another is kept."""
     root: dict[str, Any] = {}
     for name, value in sorted(flat.items(), key=lambda item: item[0].count(".")):
         *parents, last = name.split(".")

@@ -25,25 +25,25 @@ from hydraloop.tracking.wandb.setup import Mode, mode_of, prepare
 log = logging.getLogger(__name__)
 
 _UPLOAD_TIMEOUT = 3600.0
-"""Seconds for `wandb sync`: whoever waits for it can end it."""
+"""Seconds for `wandb sync`; the user can interrupt it earlier."""
 _PATIENCE = 300.0
-"""Seconds until `wandb-core` counts as hanging, where no end of the run waits for it."""
+"""Seconds after which `wandb-core` counts as hanging, while the run has not ended."""
 _TIME_TO_END = 0.9
-"""Part of `flush_timeout` after which it does at the run's end: the reason is said while there is time."""
+"""The same at the run's end, as a part of `flush_timeout`: the rest is for reporting the reason."""
 _RETRIES = "2"
-"""Of `wandb sync` where the service does not answer; its own default goes on for days."""
+"""Retries of `wandb sync` if the service does not answer. Its default takes days."""
 
 
 class WandbTracker(Tracker):
-    """One W&B run, whatever happens (`wandb_segments.py` has the exceptions).
+    """Sends a run to one W&B run (`segments.py` explains when there are more).
 
-    A record is one row of its history: its line is W&B's step, and `iteration` the axis. W&B has a process of its own,
-    `wandb-core`, that writes the file and uploads. When that one dies, what it had not yet written, or not uploaded, is
-    sent again: the file is made anew from the record log, the service says how far it has come (`LostError`). An
-    offline file is read back before the run counts as finished.
+    A record is one row of the history, with its line number as W&B's step and `iteration` as the axis. W&B has its own
+    process, `wandb-core`, which writes the file and uploads. If it dies, the records that it had not yet written or
+    uploaded are sent again: an offline file is written again from the record log, and online, the service says which
+    step it has (`LostError`). An offline file is read back before the run counts as finished.
 
-    Online, a record counts as sent when `wandb-core` has it; `finish` waits until all of them are at the service, and
-    raises where they are not within `flush_timeout`. Then `sync.py` goes on where the service stands.
+    Online, a record counts as sent when `wandb-core` has it. `finish` waits until the service has all records, and
+    raises if this takes longer than `flush_timeout`. `sync.py` then continues from the service's last step.
     """
 
     kind = "wandb"
@@ -55,11 +55,11 @@ class WandbTracker(Tracker):
         self._live: LiveRun | None = None
 
     def open(self) -> None:
-        """Make the W&B run, or go on with it.
+        """Create the W&B run or continue it.
 
         Raises:
-            UnusableError: it is disabled; `mode=online` without a key.
-            LostError: W&B has less than was handed to it.
+            UnusableError: W&B is disabled, or `mode=online` and there is no key.
+            LostError: W&B has fewer records than were handed to it.
         """
         prepare()
         self._mode = mode_of(self.options["mode"])
@@ -74,7 +74,7 @@ class WandbTracker(Tracker):
         """Log each record that W&B does not have yet as a row.
 
         Raises:
-            LostError: W&B has less than was handed to it.
+            LostError: W&B has fewer records than were handed to it.
             TimeoutError: `wandb-core` hangs.
         """
         live, segment = self._running()
@@ -86,7 +86,7 @@ class WandbTracker(Tracker):
         self._remember()
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        """Remember from where on rows are to be taken back; `open` does it."""
+        """Remember from which record on rows are to be taken back; `open` does it."""
         segment = segments.last(self.memory)
         if segment is not None:
             segment.next = min(segment.next, index)
@@ -94,7 +94,7 @@ class WandbTracker(Tracker):
         return index
 
     def idle(self) -> None:
-        """Send checkpoints, where all of them are wanted."""
+        """Send checkpoints if `checkpoints=all`."""
         if self._live is not None:
             with self._or_let_go():
                 self._live.log_checkpoints(ended=False)
@@ -104,8 +104,8 @@ class WandbTracker(Tracker):
         """Write the summary, `result.json` and the checkpoints, and close the run with its exit code.
 
         Raises:
-            OSError: not every row is in the file.
-            TimeoutError: not everything is uploaded; `wandb-core` hangs.
+            OSError: the file does not have every row.
+            TimeoutError: not everything was uploaded in time, or `wandb-core` hangs.
         """
         live, segment = self._running()
         in_sync = bool(self.options.get("_sync"))
@@ -120,18 +120,18 @@ class WandbTracker(Tracker):
         self._remember()
 
     def close(self) -> None:
-        """End `wandb-core`, if there is one; without waiting for an upload."""
+        """End `wandb-core` if it runs, without waiting for an upload."""
         if self._live is not None and self._mode == "online":
             kill_core()
         self._live = None
         wandb = sys.modules.get("wandb")
         if wandb is not None:
-            with suppress(Exception, SystemExit):  # it exits with wandb-core's own code
+            with suppress(Exception, SystemExit):  # teardown exits with wandb-core's exit code
                 wandb.teardown()
 
     @property
     def where(self) -> str | None:
-        """The run's page; offline the command that uploads it."""
+        """The address of the run's page; offline, the command that uploads the run."""
         segment = self._segment
         if segment is None or segment.folder is None:
             return None
@@ -140,10 +140,10 @@ class WandbTracker(Tracker):
         return f"wandb sync {shlex.quote(str(self.run.run_dir / segments.FOLDER / segment.folder))}"
 
     def _running(self) -> tuple[LiveRun, Segment]:
-        """The live run and its segment; started now where there is none.
+        """Return the live run and its segment, which are started if necessary.
 
         Raises:
-            LostError: it has less than was handed to the one before it.
+            LostError: the run has fewer records than were handed to the previous live run.
         """
         if self._live is None or self._segment is None:
             before = self._segment
@@ -156,11 +156,11 @@ class WandbTracker(Tracker):
 
     def _start(self, before: Segment | None) -> tuple[LiveRun, Segment]:
         run_dir, number = self.run.run_dir, self.run.attempt.number
-        segment = segments.after(before, self.run.uid, self._mode, run_dir)
+        segment = segments.to_open(before, self.run.uid, self._mode, run_dir)
         segment = replace(segment, attempt=number)
         if before is None or segment.id != before.id or before.mode != "online":
             if segment.mode == "offline":
-                segments.put_away(run_dir, segment.id)  # before a new one could have the same name, of the same second
+                segments.put_away(run_dir, segment.id)  # first: a new folder of the same second has the same name
             live = LiveRun(self.options, self.run, segment)
             segments.put_away(run_dir, segment.id, but=segment.folder)
             segment.next, segment.artifacts = segment.first, []
@@ -172,7 +172,7 @@ class WandbTracker(Tracker):
         return live, segment
 
     def _take_back(self, live: LiveRun, segment: Segment) -> tuple[LiveRun, Segment]:
-        """Rows behind `next` are not the run's any more: W&B rewinds, or a new segment begins there."""
+        """Remove the rows from `next` on: W&B rewinds the run, or a new segment begins there."""
         self._live = live
         self.close()
         if segment.next > segment.first:
@@ -182,11 +182,11 @@ class WandbTracker(Tracker):
             except Exception as error:
                 log.info("W&B does not rewind: %s", error)
                 self.close()
-        segment = replace(segments.behind(segment, self.run.uid), attempt=self.run.attempt.number)
+        segment = replace(segments.new_part(segment, self.run.uid, segment.mode), attempt=self.run.attempt.number)
         return LiveRun(self.options, self.run, segment), segment
 
     def _upload(self, segment: Segment) -> None:
-        """Hand a finished offline run to W&B's own command, where it is synced and a key is there."""
+        """Upload a finished offline run with W&B's command, if W&B is online now."""
         file = segment.file(self.run.run_dir)
         if self._mode != "online" or segment.mode != "offline" or file is None or segment.is_uploaded(self.run.run_dir):
             return
@@ -201,12 +201,12 @@ class WandbTracker(Tracker):
 
     @contextmanager
     def _or_let_go(self, seconds: float = _PATIENCE) -> Iterator[None]:
-        """After any error of W&B's the run is started again: nothing tells what of it still works.
+        """After any error of W&B, close the run, so that the next call starts it again.
 
-        A `wandb-core` that hangs is ended, which ends the waiting for it.
+        A `wandb-core` that hangs is killed, which ends the call that waits for it.
 
         Raises:
-            TimeoutError: it had not done its part after `seconds`.
+            TimeoutError: the call took longer than `seconds`.
         """
         hangs = threading.Event()
 

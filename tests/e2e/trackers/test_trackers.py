@@ -327,7 +327,7 @@ def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
     command = "mlflow ui --backend-store-uri sqlite:///mlflow.db"
     assert summary(done, "mlflow") == f"{count} of {count} records sent, {command}"
     assert (
-        f"./mlruns has runs of an older MLflow, which hide mlflow.db from a plain mlflow ui: type {command}"
+        f"./mlruns has runs of an older MLflow, so a plain `mlflow ui` does not show mlflow.db: type {command}"
         in done.text
     )
 
@@ -341,7 +341,7 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
     assert done.code == 0, done.text
     run = project.run
     count = len(run.records)
-    (warning,) = [line for line in done.text.splitlines() if "training goes on, records wait" in line]
+    (warning,) = [line for line in done.text.splitlines() if "training continues, the records stay" in line]
     assert warning.startswith("warning: mlflow: "), warning
     assert server.uri in warning
     assert "ConnectionRefusedError" in warning

@@ -1,4 +1,4 @@
-"""What a resumed run takes out of its log, and where that leaves a follower that had sent some of it."""
+"""Which records a resumed run moves out of its log, and the position of a follower that had sent some of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.run.record_log import FILENAME, read_all
-from hydraloop.tracking.follower.cutting import cut_behind, cuts, sent_and_cut
+from hydraloop.tracking.follower.cutting import cut_after, cuts, sent_and_cut
 
 _RUN = [("train", 10), ("train", 20), ("val", 20), ("train", 30), ("train", 40), ("val", 40), ("test", 40)]
 
@@ -42,7 +42,7 @@ def _left(path: Path) -> list[tuple[str, int]]:
 def test_what_comes_again_is_cut(tmp_path: Path, iteration: int, last_validation: int, left: int) -> None:
     path = _write(tmp_path, _RUN)
     before = path.read_bytes()
-    cut = cut_behind(path, iteration=iteration, last_validation=last_validation)
+    cut = cut_after(path, iteration=iteration, last_validation=last_validation)
     assert _left(path) == _RUN[:left]
     if left == len(_RUN):
         assert cut is None
@@ -58,23 +58,23 @@ def test_a_torn_line_is_no_record(tmp_path: Path) -> None:
     path = _write(tmp_path, _RUN[:2])
     with path.open("a") as file:
         file.write('{"mode": "train"')
-    assert cut_behind(path, iteration=20, last_validation=0) is None
+    assert cut_after(path, iteration=20, last_validation=0) is None
     assert _left(path) == _RUN[:2]
 
 
 def test_no_log_no_cut(tmp_path: Path) -> None:
-    assert cut_behind(tmp_path / FILENAME, iteration=20, last_validation=0) is None
+    assert cut_after(tmp_path / FILENAME, iteration=20, last_validation=0) is None
 
 
 def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) -> None:
     path = _write(tmp_path, _RUN)
-    cut_behind(path, iteration=30, last_validation=20)
+    cut_after(path, iteration=30, last_validation=20)
     _write(tmp_path, [("train", 40), ("train", 50)])
     assert sent_and_cut(path, 3, 0) == (3, 0, []), "what it had sent is still there"
     index, iteration, gone = sent_and_cut(path, 6, 0)
     assert (index, iteration) == (4, 30)
     assert [(record.mode, record.iteration) for record in gone] == _RUN[4:6]
-    cut_behind(path, iteration=20, last_validation=20)
+    cut_after(path, iteration=20, last_validation=20)
     index, iteration, gone = sent_and_cut(path, 6, 0)
     assert (index, iteration) == (3, 20)
     assert [(record.mode, record.iteration) for record in gone] == [*_RUN[4:6], _RUN[3]]
@@ -85,7 +85,7 @@ def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) ->
 @pytest.mark.parametrize("at", [999, 1000, 1001, 2500])
 def test_a_long_log_is_cut_at_the_right_line(tmp_path: Path, at: int) -> None:
     path = _write(tmp_path, [("train", n) for n in range(1, 2501)])
-    cut = cut_behind(path, iteration=at, last_validation=0)
+    cut = cut_after(path, iteration=at, last_validation=0)
     assert [iteration for _, iteration in _left(path)] == list(range(1, at + 1))
     assert (None if cut is None else cut.records) == (2500 - at or None)
 
@@ -95,6 +95,6 @@ def test_a_line_that_is_no_record_is_in_no_cuts_way(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"nonfinite": 3}\n')
     _write(tmp_path, [("train", 30)])
-    cut = cut_behind(path, iteration=20, last_validation=0)
+    cut = cut_after(path, iteration=20, last_validation=0)
     assert cut is not None
     assert (cut.index, cut.records) == (3, 1)

@@ -1,4 +1,4 @@
-"""The follower's loop: order, cursor, outages, records that are refused, resumed runs, the end."""
+"""The follower's loop: order, cursor, outages, refused records, resumed runs, the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.cutting import cut_behind
+from hydraloop.tracking.follower.cutting import cut_after
 from hydraloop.tracking.follower.follower import BATCH, Follower, Trouble, described
 from hydraloop.tracking.tracker import Finish, UnusableError
 from tests.tracking.runs import Listed, attempt, described_run, log_records
@@ -20,7 +20,7 @@ FINISHED = Finish("finished")
 
 
 class Followed:
-    """A follower of a run directory, as a new process would make it."""
+    """A follower of a run directory, as in a new process."""
 
     def __init__(self, run_dir: Path, *attempts: int) -> None:
         self.run = described_run(run_dir, *(attempt(number) for number in attempts or (0,)))
@@ -30,7 +30,7 @@ class Followed:
         self.follower = Follower(self.tracker, self.cursor, run_dir, NAME, self.told.append)
 
     def drain(self, finish: Finish | None = None, tries: int = 20) -> str:
-        """Step until there is nothing more to do."""
+        """Call `step` until there is nothing more to do."""
         for _ in range(tries):
             state = self.follower.step(finish)
             if state in ("done", "given up", "caught up"):
@@ -39,7 +39,7 @@ class Followed:
 
     @property
     def sent(self) -> list[int]:
-        """Iterations of what the service has got."""
+        """Iterations of the records that the service has."""
         return [record.iteration for record in self.tracker.got]
 
 
@@ -89,7 +89,7 @@ def test_a_log_that_is_cut_by_another_process_is_let_go_of(tmp_path: Path) -> No
     log_records(tmp_path, 4)
     old = Followed(tmp_path)
     old.drain()
-    cut_behind(tmp_path / FILENAME, iteration=20, last_validation=0)
+    cut_after(tmp_path / FILENAME, iteration=20, last_validation=0)
     log_records(tmp_path, 9, first=2)
     assert old.drain() == "given up"
     assert old.sent == [10, 20, 30, 40]
@@ -147,7 +147,7 @@ def test_a_refused_record_is_found_and_the_others_arrive(tmp_path: Path, caplog:
         assert followed.drain(FINISHED) == "done"
     assert followed.sent == [10 * (n + 1) for n in range(40) if n not in (7, 30)]
     assert [record.getMessage() for record in caplog.records] == [
-        "line 8 of metrics.jsonl is left out: too long",
+        "line 8 of metrics.jsonl is not sent: too long",
     ], "the others are counted"
     stored = Cursor.load(tmp_path, NAME)
     assert stored is not None
@@ -165,7 +165,7 @@ def test_a_resumed_run_goes_on_behind_the_cut(tmp_path: Path) -> None:
     log_records(tmp_path, 6)
     first = Followed(tmp_path)
     first.drain(Finish("killed"))
-    cut_behind(tmp_path / FILENAME, iteration=40, last_validation=0)
+    cut_after(tmp_path / FILENAME, iteration=40, last_validation=0)
     log_records(tmp_path, 3, first=4)
     second = Followed(tmp_path, 0, 1)
     second.drain(FINISHED)
@@ -181,7 +181,7 @@ def test_a_resumed_run_goes_on_behind_the_cut(tmp_path: Path) -> None:
 def test_a_tracker_may_go_further_back(tmp_path: Path) -> None:
     log_records(tmp_path, 6)
     Followed(tmp_path).drain()
-    cut_behind(tmp_path / FILENAME, iteration=40, last_validation=0)
+    cut_after(tmp_path / FILENAME, iteration=40, last_validation=0)
     second = Followed(tmp_path, 0, 1)
     second.tracker.rewound = lambda index, iteration, cut: index - 2  # type: ignore[method-assign]
     second.drain()

@@ -1,4 +1,4 @@
-"""What a tracker's service has lost is sent again."""
+"""Records that a service has lost are sent again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tracking.runs import Listed, described_run, log_records
 
 
 def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path) -> None:
-    """From `open`, `send` and `finish`; the end is told again, too."""
+    """In `open`, `send` and `finish`; `finish` is also called again."""
     tracker = Listed(described_run(tmp_path))
     log_records(tmp_path, 5)
     cursor = Cursor("tensorboard", {}, finished=True)

@@ -1,4 +1,4 @@
-"""A follower's process, told line by line what the training process tells it."""
+"""The process of a follower, with messages as the training process sends them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _follower(run_dir: Path) -> subprocess.Popen[bytes]:
 
 
 def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
-    """Tell it all at once; the exit code, and what it said."""
+    """Send all messages at once. Returns the exit code and the process's messages."""
     with _follower(run_dir) as process:
         output, _ = process.communicate(b"".join(map(_line, messages)), timeout=PATIENCE)
     return process.returncode, _said(output)
@@ -68,7 +68,7 @@ def test_a_long_line_may_come_in_pieces(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
-    """The training process is gone while the follower's only thread of work hangs, here on a pipe without a writer."""
+    """The training process exits while the follower hangs: it reads a pipe without a writer."""
     described_run(tmp_path)
     os.mkfifo(tmp_path / FILENAME)
     with _follower(tmp_path) as process:
@@ -87,7 +87,7 @@ def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> No
     code, said = _followed(tmp_path, _first(), {"say": "begin"}, FINISH)
     assert code == 0
     assert [message["text"] for message in said if message["kind"] == "remark"] == [
-        "it was wandb before and is tensorboard now: all records are sent again"
+        "the tracker was wandb and is tensorboard now: all records are sent again"
     ]
     cursor = Cursor.load(tmp_path, NAME)
     assert cursor is not None
@@ -95,7 +95,7 @@ def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> No
 
 
 def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
-    """Seen in a kind that there is none of: it does not wait for `begin` to miss it."""
+    """An unknown kind fails before `begin`, so the import comes before it."""
     with _follower(tmp_path) as process:
         assert process.stdin is not None
         process.stdin.write(_line(_first(kind="nothing")))
@@ -119,7 +119,7 @@ assert {kind!r} != "wandb" or os.environ["WANDB_ERROR_REPORTING"] == "false"
 
 
 def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
-    """What it dies of names the run directory, which is named like a password here."""
+    """The error names the run directory, which has a password as its name here."""
     run_dir = tmp_path / "kQ81sdf7Zp02"
     (run_dir / "tracking" / "run.json").mkdir(parents=True)
     code, _ = _followed(run_dir, _first(options={"password": run_dir.name}), {"say": "begin"}, FINISH)
@@ -173,7 +173,7 @@ _ORPHANS = """
 import subprocess, sys, time
 from pathlib import Path
 from hydraloop.tracking.follower.spawning import spawn
-from tests.tracking import test_process as test
+from tests.tracking.follower import test_process as test
 
 run_dir = Path(sys.argv[1])
 process = test._follower(run_dir)
@@ -228,7 +228,7 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
     follower = psutil.Process(int(done.stdout))
     try:
         assert follower.status() == psutil.STATUS_STOPPED
-        assert locks.ended(tmp_path)
+        assert locks.wait_for_followers(tmp_path)
         assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
     finally:
         if follower.is_running():

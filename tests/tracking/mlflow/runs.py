@@ -1,8 +1,9 @@
-"""Runs, records and trackers for the tests of MLflow, and what its own client finds afterwards."""
+"""Runs, records and trackers for the tests of MLflow, and what MLflow's client reads back."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,19 @@ from mlflow import MlflowClient
 from mlflow.entities import Run as MLflowRun
 
 from hydraloop.run.record_log import Record
-from hydraloop.tracking.mlflow.address import prepare_database
+from hydraloop.tracking.mlflow.address import prepare_database, unsynced
 from hydraloop.tracking.mlflow.calls import settings
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Attempt, Run
 
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-"""What MLflow's own client calls is deprecated in SQLAlchemy, and so on; for `pytestmark`."""
+"""MLflow's client uses deprecated functions of SQLAlchemy and others; for `pytestmark`."""
 BEGAN = 1_700_000_000.5
 
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database as MLflow makes it, which takes seconds: to be copied."""
+    """An empty database to copy, because MLflow takes seconds to create one."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     with settings(5):
         prepare_database(f"sqlite:///{path}")
@@ -31,17 +32,18 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an empty `mlflow.db`, which is the working directory."""
+def folder(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an empty `mlflow.db`, which is the working directory. Databases do not wait for the disk."""
     shutil.copy(empty_database, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    return tmp_path
+    with unsynced():
+        yield tmp_path
 
 
 def attempt(number: int = 0, iteration: int = 0, config: str = "a: 1\n", **params: Any) -> Attempt:
-    """The n-th attempt, a minute after the one before it."""
+    """The n-th attempt, a minute after the previous one."""
     tags = {"command": "python train.py a=1", "git_commit": "c0ffee", "host": "here", "world_size": "1", "user": "me"}
     return Attempt(number, iteration, {"a": 1, **params}, config, tags, BEGAN + 60 * number, 100 + number)
 
@@ -55,7 +57,7 @@ def run_in(path: Path, *attempts: Attempt, **fields: Any) -> Run:
 
 
 def training(first: int, last: int, *, index: int = 0, later: float = 0.0, **values: float) -> list[Record]:
-    """A record for each ten iterations, from `10 * first` on, of which the time is `later` seconds later."""
+    """Records of every tenth iteration, from `10 * first` on, with times that are `later` seconds later."""
     return [
         Record(index + n, "train", 1, 10 * i, BEGAN + i + later, values or {"loss": 1 / (i + 1), "lr": 0.1}, {})
         for n, i in enumerate(range(first, last))
@@ -63,7 +65,7 @@ def training(first: int, last: int, *, index: int = 0, later: float = 0.0, **val
 
 
 def opened(run: Run, memory: dict[str, Any] | None = None, **options: Any) -> MLflowTracker:
-    """A tracker that has opened a run; nobody looks at the machine's load but who asks for it."""
+    """A tracker that has opened a run, without system metrics by default."""
     tracker = MLflowTracker({"system_metrics": False, **options}, run, {} if memory is None else memory)
     tracker.open()
     return tracker
@@ -75,12 +77,12 @@ def client(uri: str | None = None) -> MlflowClient:
 
 
 def found(tracker: MLflowTracker, uri: str | None = None) -> MLflowRun:
-    """The tracker's run."""
+    """The tracker's run at MLflow."""
     return client(uri).get_run(tracker.memory["run_id"])
 
 
 def points(tracker: MLflowTracker, key: str, uri: str | None = None) -> list[tuple[int, float]]:
-    """Step and value of each point of a metric, in their order."""
+    """Step and value of each point of a metric, in order."""
     history = client(uri).get_metric_history(tracker.memory["run_id"], key)
     return sorted((metric.step, metric.value) for metric in history)
 

@@ -1,4 +1,4 @@
-"""A real `mlflow server` over SQLite on a free loopback port, and one that accepts and never answers."""
+"""A real `mlflow server` with SQLite on a free loopback port, and one that accepts and never answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _services: Any = load_script("benchmarks/tracking_services")
 
 
 class MLflowServer(_services.MLflowServer):  # type: ignore[misc]  # loaded from a file
-    """The benchmarks' server, with its database made by ours, which is quicker; it may be killed and started again."""
+    """The benchmarks' server, with a database made by hydraloop, which is fast. It can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -26,7 +26,7 @@ class MLflowServer(_services.MLflowServer):  # type: ignore[misc]  # loaded from
 
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[MLflowServer]:
-    """A started server; it is killed at the end."""
+    """A started server, which is killed at the end."""
     server = MLflowServer(folder)
     try:
         server.start()

@@ -1,4 +1,4 @@
-"""Where MLflow's runs are kept: addresses, commands that show them, and databases that several processes open."""
+"""Addresses of MLflow, the commands that show them, and databases that several processes open."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_question_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(UnusableError, match=r"a \? in it.*hooks\.mlflow\.tracking_uri"):
+    with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):
         address.address_of({"folder": str(tmp_path / "what?")}, {})
     given = {"folder": str(tmp_path), "tracking_uri": "sqlite:///a.db?timeout=5"}
     assert address.address_of(given, {}) == f"sqlite:///{tmp_path}/a.db"
 
 
 def test_a_scheme_that_is_none_is_what_is_said(folder: Path) -> None:
-    with pytest.raises(UnusableError, match=r"^'htp://x' is no address that MLflow knows; see hooks"):
+    with pytest.raises(UnusableError, match=r"^MLflow does not know the address 'htp://x'; see hooks"):
         opened(run_in(folder / "run"), tracking_uri="htp://x")
 
 
@@ -99,7 +99,7 @@ def test_a_place_where_no_database_can_be(folder: Path) -> None:
     for name in ("file/mlflow.db", "text.db", "folder.db", "/proc/mlflow.db"):
         with pytest.raises(UnusableError, match=r"hooks\.mlflow\.tracking_uri"):
             opened(run_in(folder / "run"), tracking_uri=f"sqlite:///{name}")
-    with pytest.raises(UnusableError, match=r"^no database can be made in /proc \("):
+    with pytest.raises(UnusableError, match=r"^cannot create a database in /proc \("):
         opened(run_in(folder / "run"), tracking_uri="sqlite:////proc/mlflow.db")
 
 

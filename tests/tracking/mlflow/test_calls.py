@@ -1,4 +1,4 @@
-"""What errors of MLflow mean, and that its settings are changed only for a call."""
+"""Translation of MLflow's errors, and environment variables that are set only during a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import requests
 from mlflow.exceptions import MlflowException, RestException
 
-from hydraloop.tracking.mlflow.calls import Calls, NoServerError, meaning, settings
+from hydraloop.tracking.mlflow.calls import Calls, NoServerError, settings, translated
 from hydraloop.tracking.tracker import RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET
 
@@ -25,7 +25,7 @@ PAGE = "<html><style>x</style><body>" + "<b>no</b> entry " * 200 + "</body></htm
 
 
 def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
-    """A proxy's, as MLflow's client raises it."""
+    """An answer of a proxy, as MLflow's client raises it."""
     text = f"API request to endpoint /x failed with error code {status} != 200. Response body: '{PAGE}'"
     error = MlflowException(text)
     error.error_code = code
@@ -50,9 +50,9 @@ def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
         (lambda: requests.ConnectionError("refused"), requests.ConnectionError),
     ],
 )
-def test_meaning(make: Callable[[], Exception], kind: type[Exception]) -> None:
+def test_translated(make: Callable[[], Exception], kind: type[Exception]) -> None:
     error = make()
-    found = meaning(error)
+    found = translated(error)
     assert type(found) is kind
     assert found is error or found.__cause__ is error
 
@@ -60,19 +60,19 @@ def test_meaning(make: Callable[[], Exception], kind: type[Exception]) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (answer(403, "PERMISSION_DENIED"), "the server does not let you: see MLFLOW_TRACKING_USERNAME"),
-        (answer(401, "UNAUTHENTICATED"), "the server does not let you: see MLFLOW_TRACKING_USERNAME"),
+        (answer(403, "PERMISSION_DENIED"), "the server denies access: set MLFLOW_TRACKING_USERNAME"),
+        (answer(401, "UNAUTHENTICATED"), "the server denies access: set MLFLOW_TRACKING_USERNAME"),
         (answer(413), "API request to endpoint /x failed with error code 413"),
-        (answer(404, "ENDPOINT_NOT_FOUND"), "what answers is no MLflow server; see hooks.mlflow.tracking_uri"),
+        (answer(404, "ENDPOINT_NOT_FOUND"), "the answer is not from an MLflow server; see hooks.mlflow.tracking_uri"),
         (
             MlflowException(f"the response body was not in a valid JSON format. Response body: '{PAGE}'"),
-            "what answers is no MLflow server; see hooks.mlflow.tracking_uri",
+            "the answer is not from an MLflow server; see hooks.mlflow.tracking_uri",
         ),
         (ModuleNotFoundError("No module named 'psycopg'"), "No module named 'psycopg': install it, or"),
     ],
 )
 def test_messages_are_short_and_say_what_to_do_first(error: Exception, expected: str) -> None:
-    text = str(meaning(error))
+    text = str(translated(error))
     assert text.startswith(expected)
     assert "<" not in text
     assert len(text) < 360

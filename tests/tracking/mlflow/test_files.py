@@ -1,4 +1,4 @@
-"""Artifacts of a run at MLflow: each once, and never in the way of its metrics."""
+"""Artifacts of a run at MLflow: each is stored once, and none of them delays metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def picture(run_dir: Path, index: int, name: str = "visualization/val_iter_20.pn
 
 
 def images(tracker: MLflowTracker) -> list[str]:
-    """Names of the pictures that are stored; older versions part what is in a name by `%`."""
+    """Names of the stored pictures. Older versions separate the parts of a name by `%`."""
     return [name.replace("%", "+") for name in artifacts(tracker, "images") if name.endswith(".png")]
 
 
@@ -82,7 +82,7 @@ def test_a_picture_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixt
     size.write_bytes(content)
     tracker.send(records)
     tracker.finish(Finish("finished"))
-    said = [one.levelname for one in caplog.records if "a picture is left out" in one.getMessage()]
+    said = [one.levelname for one in caplog.records if "a picture is not stored" in one.getMessage()]
     assert said == ["WARNING", "INFO", "INFO", "INFO"]
     assert images(tracker) == []
     assert found(tracker).info.status == "FINISHED"
@@ -169,7 +169,7 @@ def test_metrics_arrive_where_files_cannot_be_stored(folder: Path, caplog: pytes
     tracker.idle()
     tracker.finish(Finish("finished"))
     assert found(tracker).info.status == "FINISHED"
-    assert caplog.text.count("cannot be stored") == 1
+    assert caplog.text.count("are not stored") == 1
 
 
 def test_no_secret_of_the_result_is_stored(folder: Path) -> None:

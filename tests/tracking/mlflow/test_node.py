@@ -1,4 +1,4 @@
-"""The load of a machine that rank 0 is not on: the process that logs it, and the two nodes of a real job."""
+"""System metrics of a machine without rank 0: the process that logs them, and a job on two nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hydraloop import Hook
 
 
 class Until(Hook):
-    """Ends the run where there is a file that says so; until then it is a slow one, whose records are soon sent."""
+    """Ends the run when a file exists. Until then, epochs are slow, so that records are sent soon."""
 
     def after_train_epoch(self, engine) -> None:
         time.sleep(0.2)
@@ -49,7 +49,7 @@ class Until(Hook):
 
 
 def until(met: Callable[[], Any], what: str) -> None:
-    """Wait for it."""
+    """Wait until `met` returns something true."""
     deadline = time.monotonic() + SOON
     while not met():
         assert time.monotonic() < deadline, what
@@ -57,25 +57,25 @@ def until(met: Callable[[], Any], what: str) -> None:
 
 
 def nodes(of: psutil.Process | None = None) -> list[psutil.Process]:
-    """Processes of nodes that live, of a process and of its children."""
-    return [one for one, command in children(of).items() if any("mlflow_node" in word for word in command)]
+    """Running processes of nodes among the children of a process."""
+    return [one for one, command in children(of).items() if any("tracking.mlflow.node" in word for word in command)]
 
 
 def started_node(of: psutil.Process | None = None) -> psutil.Process:
-    """The process of the one node. It takes a moment until a new process has its own command line."""
+    """The process of the only node. A new process has its command line after a moment."""
     until(lambda: nodes(of), "no node")
     (started,) = nodes(of)
     return started
 
 
 def described(path: Path) -> Run:
-    """A run, told as rank 0 tells it."""
+    """A run as rank 0 describes it."""
     first = attempt()
     return run_in(path, replace(first, tags={**first.tags, "run_dir": str(path)}))
 
 
 def process(run_dir: Path, **options: Any) -> NodeProcess:
-    """Of node 1."""
+    """The process of node 1."""
     given = {"tracking_uri": None, "folder": str(Path.cwd()), "system_metrics_interval": 0.5, **options}
     return NodeProcess("mlflow", run_dir, "digits", given, 1)
 
@@ -85,7 +85,8 @@ def logged(tracker: MLflowTracker, key: str = CPU) -> list[int]:
     return [point.step for point in client().get_metric_history(tracker.memory["run_id"], key)]
 
 
-def test_points_come_as_soon_as_the_run_is_there_and_go_on_behind_those_of_an_earlier_attempt(
+@pytest.mark.slow
+def test_points_begin_with_the_run_and_continue_after_those_of_an_earlier_attempt(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / "it's a run"
@@ -166,7 +167,7 @@ def test_a_file_is_warned_of_where_there_are_other_machines(
     ranks.world_size, ranks.local_world_size = 2, local
     with caplog.at_level(logging.WARNING):
         warn_of_file("mlflow", {"tracking_uri": uri, "folder": str(folder)}, ranks)
-    assert ["mlflow.db only in a folder that all share" in message for message in caplog.messages] == [True] * warns
+    assert ["mlflow.db only if all machines share" in message for message in caplog.messages] == [True] * warns
 
 
 # Two nodes. ----------------------------------------------------------------------------------------------------------

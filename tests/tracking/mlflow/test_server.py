@@ -1,4 +1,4 @@
-"""MLflowTracker at a real server on loopback: killed, started again, silent."""
+"""MLflowTracker with a real server on loopback: killed, started again, silent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = QUIET
 
 @pytest.mark.slow
 def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it over HTTP, in one server's life, for its start takes seconds."""
+    """One test for everything over HTTP, because a server takes seconds to start."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with mlflow_server(tmp_path) as server:
         uri = server.uri

@@ -1,4 +1,4 @@
-"""Parent runs of sweeps at MLflow: one for all jobs, whoever comes first, and what it says of them at the end."""
+"""Parent runs of sweeps at MLflow: one for all jobs, created by any of them, with their results at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sweep_in(folder: Path) -> Sweep:
 def job(
     folder: Path, number: int, values: Sequence[float | str] = (), *, metric: str = "accuracy", **params: Any
 ) -> MLflowTracker:
-    """A job that has ended, with what it leaves on disk; the last of `values` is what the sweep gets."""
+    """A job that has ended, with its files. The sweep gets the last of `values`."""
     run_dir = folder / "multirun" / "a" / str(number)
     (run_dir / "tracking").mkdir(parents=True)
     run = Run(run_dir, f"uid{number}", "digits", f"lr={number}", (attempt(**params),))

@@ -1,4 +1,4 @@
-"""MLflowTracker over SQLite: what MLflow's own client finds in the database, whatever happened on the way there."""
+"""MLflowTracker with SQLite: MLflow's client finds each point once, also after errors."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_process_that_died_before_it_knew_the_run(folder: Path) -> None:
 
 
 def resumed(tracker: MLflowTracker, iteration: int, **params: Any) -> MLflowTracker:
-    """A tracker of the next attempt at a run, that has not opened it."""
+    """A tracker for the next attempt of a run, before `open`."""
     number = tracker.run.attempt.number + 1
     run = replace(tracker.run, attempts=(*tracker.run.attempts, attempt(number, iteration, "a: 2\n", **params)))
     return MLflowTracker({"system_metrics": False}, run, json.loads(json.dumps(tracker.memory)))
@@ -172,7 +172,7 @@ def test_points_of_iterations_done_twice(folder: Path) -> None:
 
 
 def logged(run_dir: Path, records: list[Record]) -> None:
-    """The log of a run, as a resumed one has left it."""
+    """The log of a resumed run."""
     log = RecordLog(run_dir / "metrics.jsonl")
     for one in records:
         log.append({"mode": one.mode, "epoch": one.epoch, "iteration": one.iteration, **one.values})
@@ -300,7 +300,7 @@ def test_another_address_than_before(folder: Path, caplog: pytest.LogCaptureFixt
     shutil.copy(empty_database, folder / "new")
     moved = opened(tracker.run, tracker.memory, tracking_uri="sqlite:///new/mlflow.db")
     moved.send(training(2, 3, index=2))
-    assert "goes on at sqlite:///" in caplog.text
+    assert "continues at sqlite:///" in caplog.text
     assert len(points(moved, "train/loss", f"sqlite:///{folder}/new/mlflow.db")) == 1
     assert moved.where == f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db"
     stays = opened(tracker.run, json.loads(json.dumps(moved.memory)))
@@ -317,7 +317,7 @@ def test_an_address_with_a_password_is_told_from_another_without_it(
             moved.open()
         assert "run_id" not in tracker.memory
         tracker.memory["at"] = "http://127.0.0.1:9"
-    assert caplog.text.count("goes on at http://127.0.0.1:9; what") == 1
+    assert caplog.text.count("continues at http://127.0.0.1:9; what") == 1
     assert "hunter2" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A real TensorBoard on loopback, with each of its two readers, asked what its pages ask."""
+"""A real TensorBoard on loopback, with each of its two loaders, and the requests of its pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(sweep: Path, number: int, lr: float, *, attempts: int = 1) -> Run:
 
 
 def records(first: int, last: int, *, index: int) -> list[Record]:
-    """Training records of each iteration, and one of a validation at its end."""
+    """Training records of each iteration, and one of a validation at the end."""
     numbers = range(first, last + 1)
     made = [Record(index + n - first, "train", 1, n, BEGAN + n, {"loss": 1 / n}, {}) for n in numbers]
     values = {"accuracy": last / 100, "loss": 0.5}
@@ -55,7 +55,7 @@ def write(
 
 @contextmanager
 def server(folder: Path, *, fast: str) -> Iterator[str]:
-    """The address of a TensorBoard over a folder."""
+    """The address of a TensorBoard that shows a folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ def server(folder: Path, *, fast: str) -> Iterator[str]:
 
 
 def asked(address: str, *, seconds: float = 60, body: Any = None) -> Any:
-    """The answer, once there is one that is not empty."""
+    """The first answer that is not empty."""
     request = urllib.request.Request(address, None if body is None else json.dumps(body).encode())
     request.add_header("Content-Type", "application/json")
     until = time.monotonic() + seconds

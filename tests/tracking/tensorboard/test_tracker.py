@@ -1,4 +1,4 @@
-"""TensorBoardTracker: what TensorBoard's own readers find in the files, whatever happened while they were written."""
+"""TensorBoardTracker: TensorBoard's own loaders find each record once, also after errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def record(
 
 
 def training(first: int, last: int, *, index: int | None = None) -> list[Record]:
-    """One record an iteration, from `first` to `last`; line `index` on."""
+    """One record for each iteration from `first` to `last`, starting at line `index`."""
     begin = first if index is None else index
     return [record(begin + n, first + n) for n in range(last - first + 1)]
 
@@ -74,7 +74,7 @@ def steps(run: Run | EventAccumulator, tag: str = "train/loss") -> list[int]:
 
 
 def raw(run: Run) -> list[Any]:
-    """Every event that is in the files, whether a reader would drop it or not."""
+    """All events in the files, including those that a loader would drop."""
     files = sorted((run.run_dir / "tensorboard").iterdir())
     return [event_pb2.Event.FromString(event) for file in files for event in RawEventFileLoader(str(file)).Load()]
 
@@ -151,12 +151,12 @@ def test_a_picture_that_is_gone_or_is_none_is_left_out_with_one_warning(
     assert read(run).Tags()["images"] == []
     assert steps(run) == [5, 7]
     assert [line.getMessage() for line in caplog.records] == [
-        "notes.txt is left out, as others like it will be: it is no PNG file"
+        "notes.txt is skipped, as others like it will be: it is not a PNG file"
     ]
 
 
 def test_names_that_are_no_unicode_block_nothing(tmp_path: Path) -> None:
-    """Bytes of a command line or a file's name that are no UTF-8 become question marks, wherever they stand."""
+    """Bytes of a command line or a file name that are not UTF-8 become question marks."""
     run = run_in(tmp_path, params={"task.metrics.caf\udce9": "se\udce9n"})
     tracker = opened(run, hparams=["task"])
     measured: dict[str, Any] = {"caf\udce9": 0.5}
@@ -170,7 +170,7 @@ def test_names_that_are_no_unicode_block_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[]", "[" * 100_000, '{"w": {"bucket": [1], "min": "x"}}'])
 def test_broken_histograms_are_left_out(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is wrong with them: their record is there, the warning comes once."""
+    """Their records are written, and there is one warning."""
     run = run_in(tmp_path)
     (tmp_path / "h.json").write_text(content)
     tracker = opened(run)
@@ -198,7 +198,7 @@ def test_histograms_are_taken_from_their_file(tmp_path: Path, caplog: pytest.Log
     assert [event.value for event in found.Scalars("nonfinite/gradients/a")] == [5.0]
     assert [event.value for event in found.Scalars("nonfinite/weights/a")] == [2.0]
     assert found.Tags()["histograms"] == ["weights/a"]
-    assert [line.getMessage().split(",")[0] for line in caplog.records] == ["torn.json is left out"]
+    assert [line.getMessage().split(",")[0] for line in caplog.records] == ["torn.json is skipped"]
 
 
 # The HPARAMS tab. ----------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_secrets_of_the_command_line_are_masked(tmp_path: Path) -> None:
 
 
 def columns(run: Run) -> tuple[dict[str, bool], list[str]]:
-    """Hyperparameters with whether they differ, and metrics, of the table."""
+    """Columns of the table: hyperparameters with whether they differ, and metrics."""
     content = read(run).PluginTagToContent("hparams")[metadata.EXPERIMENT_TAG]
     found = metadata.parse_experiment_plugin_data(content)
     return {info.name: info.differs for info in found.hparam_infos}, [info.name.tag for info in found.metric_infos]
@@ -294,7 +294,7 @@ def test_a_process_that_died_while_opening_leaves_nothing(tmp_path: Path) -> Non
 
 @contextmanager
 def full_disk(beyond: int) -> Iterator[None]:
-    """No file may become larger."""
+    """Let no file grow."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (beyond, before[1]))
     try:
@@ -351,7 +351,7 @@ def test_files_that_somebody_has_deleted_begin_again(tmp_path: Path, caplog: pyt
     tracker.send(training(4, 5, index=3))
     assert steps(run) == [4, 5]
     assert session(run)[0] == {"seed": 3.0, "optimizer.lr": 0.1}
-    assert ["is shorter than it was left, or missing" in line.getMessage() for line in caplog.records] == [True]
+    assert ["was shortened or deleted" in line.getMessage() for line in caplog.records] == [True]
 
 
 def test_the_end_of_a_run_whose_files_are_gone(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def first_attempt(path: Path) -> tuple[Run, dict[str, Any]]:
 
 
 def resume(path: Path, memory: dict[str, Any], *, at: int, index: int, cut: int) -> TensorBoardTracker:
-    """A tracker of the next attempt, `cut` records behind line `index` being cut."""
+    """A tracker for the next attempt, after `cut` records from line `index` on have been cut."""
     before = [fact["number"] for fact in memory.setdefault("attempts", [])]
     memory["attempts"].append({"number": len(before), "at": at})
     run = run_in(path, resumed_at=[fact["at"] for fact in memory["attempts"]])
@@ -483,7 +483,7 @@ def test_files_sort_in_the_order_of_attempts_though_the_clock_went_back(tmp_path
 
 def test_a_file_where_the_folder_belongs_cannot_be_helped(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("mine")
-    with pytest.raises(UnusableError, match="tensorboard is no folder: move it away"):
+    with pytest.raises(UnusableError, match="tensorboard is not a folder: move it away"):
         opened(run_in(tmp_path))
 
 

@@ -1,7 +1,7 @@
 """A follower's process for tests: `python -m tests.tracking.wandb.driver <run_dir> <options as JSON> <action> …`.
 
-W&B's library starts a process, threads and hooks for the end, which a test's own process should not have. Prints one
-line of JSON: states and troubles, what is left in the cursor, and with the action `read` every offline file's contents.
+W&B's library starts a process, threads and exit handlers, which the process of the tests should not have. Prints one
+line of JSON: states, troubles, the cursor, and after the action `read` the contents of each offline file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENDINGS = {
 
 
 class Driver:
-    """One process's life as the follower of a run."""
+    """The follower of a run in one process."""
 
     def __init__(self, run_dir: Path, options: dict[str, Any]) -> None:
         run = description.read(run_dir)
@@ -97,7 +97,7 @@ class Driver:
 
 
 def cores() -> list[psutil.Process]:
-    """W&B's own processes that live, started here."""
+    """W&B's own processes that this process has started and that run."""
     return [one for one, command in children().items() if Path(command[0]).name == "wandb-core"]
 
 
@@ -139,7 +139,7 @@ def _contents(file: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Perform the actions on the command line."""
     driver = Driver(Path(sys.argv[1]), json.loads(sys.argv[2]))
     for action in sys.argv[3:]:
         driver.do(action)

@@ -1,4 +1,4 @@
-"""What our side does online, against a stand-in for the service (`wandb_service.py`); there is no real one to test."""
+"""WandbTracker online, with a stand-in for the service (`wandb_service.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower.cutting import cut_behind
+from hydraloop.tracking.follower.cutting import cut_after
 from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run
 from tests.tracking.wandb.test_tracker import KEY, drive, everything_below
@@ -19,7 +19,7 @@ UID = "0123456789abcdef"
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
-    """Killed, resumed, resumed behind a cut that is not taken back: each record once, the rest in a part 2."""
+    """Killed, resumed, and resumed after a cut that W&B does not take back: each record once, the rest in part 2."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     with serving() as service:
@@ -39,7 +39,7 @@ def test_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
         follow("log=4", "drain", "finish")
         assert service.steps() == {UID: list(range(14))}
 
-        cut_behind(run_dir / FILENAME, iteration=80, last_validation=0)
+        cut_after(run_dir / FILENAME, iteration=80, last_validation=0)
         described_run(run_dir, attempt(), attempt(1, 100), attempt(2, 80))
         assert follow("log=3", "drain", "finish").endswith(f"{UID}-2")
         assert service.steps() == {UID: list(range(14)), f"{UID}-2": [8, 9, 10]}
@@ -49,7 +49,7 @@ def test_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_did_not_arrive_is_sent_by_the_next_process(tmp_path: Path) -> None:
-    """Online, a follower that died, and a service that does not have what it took."""
+    """A follower died online, and the service does not have all that it had accepted."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     with serving() as service:

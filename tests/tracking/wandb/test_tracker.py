@@ -1,4 +1,4 @@
-"""WandbTracker with the real library: offline files are read back, every record is there once, whatever was killed."""
+"""WandbTracker with the real library: offline files are read back, and each record is there once after any kill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cutting import cut_behind
+from hydraloop.tracking.follower.cutting import cut_after
 from hydraloop.tracking.tracker import Run, Sweep
 from hydraloop.tracking.wandb.setup import config_of, group_of, identity, nested
 from tests.tracking.runs import attempt, described_run, log_records
@@ -22,12 +22,12 @@ from tests.tracking.wandb.driver import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "c0ffee00" * 5
-"""Looks like an API key."""
+"""It looks like an API key."""
 NOWHERE = "http://127.0.0.1:9"
 
 
 def drive(run_dir: Path, *actions: str, dies: bool = False, env: dict[str, str] | None = None, **options: Any) -> Any:
-    """A follower's process: what it does, with a closed standard input and without anybody's W&B settings."""
+    """A follower's process that performs actions, with a closed stdin and without the user's W&B settings."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     home = run_dir.parent / "home"
     home.mkdir(exist_ok=True)
@@ -41,13 +41,13 @@ def drive(run_dir: Path, *actions: str, dies: bool = False, env: dict[str, str] 
 
 
 def rows_of(found: Any) -> list[dict[str, Any]]:
-    """The rows of the one offline file that there is."""
+    """The rows of the only offline file."""
     (contents,) = found["files"].values()
     return list(contents["rows"])
 
 
 def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
-    """Steps are lines, the axis is the iteration; `result.json` and the config are there, nothing is left running."""
+    """Steps are lines and the axis is the iteration; `result.json` and the config are there; no process remains."""
     run_dir = tmp_path / "run"
     described_run(run_dir, attempt(0, 0, **{"betas.0": 0.9, "betas.1": 0.99, "token": "***"}))
     best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
@@ -78,7 +78,7 @@ def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
 
 
 def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
-    """Killed between batches, and once more before the end: one trouble each, one file in the end, whole."""
+    """Killed between batches, and again before the end: one trouble each, and one complete file in the end."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     found = drive(run_dir, "log=450", "drain", "kill", "log=50", "drain", "kill", "finish", "close", "read")
@@ -90,7 +90,7 @@ def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_path: Path) -> None:
-    """The next process knows less than the file has."""
+    """The cursor of the next process has fewer records than the file."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     drive(run_dir, "log=300", "drain", "log=100", "send_and_die", dies=True)
@@ -100,11 +100,11 @@ def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_pa
 
 
 def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
-    """With a cut: what was cut is gone, steps are there once, changed parameters have the attempt in front."""
+    """After a cut: records that were cut are gone, steps are there once, changed parameters name the attempt."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     drive(run_dir, "log=20", "drain", "killed")
-    assert cut_behind(run_dir / FILENAME, iteration=100, last_validation=0) is not None
+    assert cut_after(run_dir / FILENAME, iteration=100, last_validation=0) is not None
     described_run(run_dir, attempt(), attempt(1, 100, **{"optimizer.lr": 0.2}))
 
     found = drive(run_dir, "log=15", "drain", "finish", "read")
@@ -120,7 +120,7 @@ def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_part_that_was_uploaded_is_left_alone(tmp_path: Path) -> None:
-    """`wandb sync` leaves a mark: then a second part, with an id of its own, goes on behind it in the same group."""
+    """`wandb sync` leaves a mark. A second part with its own id then continues in the same group."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     first = drive(run_dir, "log=20", "drain", "finish", "read")
@@ -139,7 +139,7 @@ def test_a_part_that_was_uploaded_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> None:
-    """A resumed run that was killed has left none."""
+    """A resumed run that was killed has not written a result."""
     run_dir = tmp_path / "run"
     best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
     run_dir.mkdir()
@@ -153,7 +153,7 @@ def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> No
 
 
 def test_a_core_that_hangs_is_said_and_started_again(tmp_path: Path) -> None:
-    """Stopped as the run ends: the reason is told within `flush_timeout`, and nothing is left running."""
+    """Stopped at the end of the run: the reason is reported within `flush_timeout`, and no process remains."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     found = drive(run_dir, "log=40", "drain", "stop", "finish", "close", "read", flush_timeout=4.0)
@@ -173,7 +173,7 @@ def test_opening_a_finished_run_again_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_odd_records(tmp_path: Path) -> None:
-    """NaN and infinity, names of any kind, texts, a record of another mode; names that are no Unicode, secrets."""
+    """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text", "histograms": "x.json"}
@@ -200,7 +200,7 @@ def test_odd_records(tmp_path: Path) -> None:
 
 
 def test_names_are_masked_and_no_unicode_is_taken(tmp_path: Path) -> None:
-    """Whatever a cursor or a command line has."""
+    """In a cursor or a command line."""
     run_dir = tmp_path / "run"
     params: dict[str, Any] = {"caf\udce9": "x\udce9"}
     described_run(run_dir, attempt(**params))
@@ -216,7 +216,7 @@ def test_names_are_masked_and_no_unicode_is_taken(tmp_path: Path) -> None:
 
 
 def test_variables_of_another_shell_are_not_followed(tmp_path: Path) -> None:
-    """Names were settled when the run began: `sync.py` may be typed anywhere."""
+    """Names are determined when the run begins: `sync.py` may run in another environment."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     names = ("PROJECT", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
@@ -227,7 +227,7 @@ def test_variables_of_another_shell_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
-    """One that is not there any more is left out, its record is not."""
+    """A picture that does not exist any more is skipped; its record is sent."""
     from PIL import Image
 
     run_dir = tmp_path / "run"
@@ -247,7 +247,7 @@ def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
 
 
 def test_no_pictures_where_none_are_wanted(tmp_path: Path) -> None:
-    """Their records are there."""
+    """Their records are sent."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     record = {"mode": "val", "epoch": 1, "iteration": 5, "picture": "a.png"}
@@ -258,7 +258,7 @@ def test_no_pictures_where_none_are_wanted(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["all", "best", "last"])
 def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
-    """Each file once; none without the option."""
+    """Each file is sent once; none without the option."""
     import zipfile
 
     run_dir = tmp_path / "run"
@@ -285,7 +285,7 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
 
 
 def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
-    """No file, no process; no record counts as sent. The hook does not even start a follower."""
+    """No file, no process, and no record counts as sent. The hook does not even start a follower."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     found = drive(run_dir, "log=3", "step", "close", mode="auto", env={"WANDB_MODE": "disabled"})
@@ -295,7 +295,7 @@ def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
 
 
 def test_auto_without_a_key_is_offline_and_ignores_what_is_of_one_run(tmp_path: Path) -> None:
-    """No question, though nothing is configured; neither a run's id nor a folder of somebody's environment is taken."""
+    """Nothing is asked without any configuration, and neither a run's id nor a folder in the environment is used."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     env = {"WANDB_RUN_ID": "of-all", "WANDB_RESUME": "must", "WANDB_DIR": str(tmp_path / "else"), "WANDB_SWEEP_ID": "s"}
@@ -306,7 +306,7 @@ def test_auto_without_a_key_is_offline_and_ignores_what_is_of_one_run(tmp_path: 
 
 
 def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> None:
-    """Not a question."""
+    """Nothing is asked."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     found = drive(run_dir, "log=3", "step", "close", mode="online")
@@ -316,7 +316,7 @@ def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("how", ["variable", "netrc"])
 def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, how: str) -> None:
-    """Nothing is sent, nothing is left behind, and the key is nowhere."""
+    """Nothing is sent, no process remains, and the key is not in any file."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     netrc = tmp_path / "a_netrc"
@@ -332,7 +332,7 @@ def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, ho
 
 
 def test_a_key_is_never_written(tmp_path: Path) -> None:
-    """Not in the file, its logs, nor what is known of the machine; nor what stands in `result.json`."""
+    """Neither in the file, its logs, the data of the machine nor `result.json`."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     (run_dir / "result.json").write_text(json.dumps({"error": f"no such key: {KEY}"}))
@@ -344,13 +344,13 @@ def test_a_key_is_never_written(tmp_path: Path) -> None:
 
 
 def everything_below(folder: Path) -> str:
-    """All files' contents."""
+    """The contents of all files."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return "\n".join(path.read_bytes().decode("latin-1") for path in files)
 
 
 def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
-    """By the random identity of each, in one group, named by their overrides."""
+    """By the random id of each, in one group, named by their overrides."""
     found = []
     for job in range(2):
         run_dir = tmp_path / "sweep" / str(job)
@@ -386,12 +386,12 @@ def test_many_records_are_all_in_the_file(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_nested(flat: dict[str, Any], expected: dict[str, Any]) -> None:
-    """W&B's configs are nested; nothing is lost where a name is in its own way."""
+    """W&B's configs are nested. A name that conflicts with another is kept."""
     assert nested(flat) == expected
 
 
 def test_what_each_attempt_changed(tmp_path: Path) -> None:
-    """Against the one before it."""
+    """Compared with the attempt before."""
     run = described_run(
         tmp_path, attempt(), attempt(1, 5, **{"optimizer.lr": 0.2}), attempt(2, 9, **{"optimizer.lr": 0.2, "new": 1})
     )
@@ -402,7 +402,7 @@ def test_what_each_attempt_changed(tmp_path: Path) -> None:
 
 
 def test_names_fit_w_and_b(tmp_path: Path) -> None:
-    """A project has no slash, no name more than 128 characters; parts are told apart at their end."""
+    """A project has no slash, no name has more than 128 characters, and names of parts differ at their end."""
     run = Run(tmp_path, "u", "digits/a:b", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
     found = identity(OPTIONS, run, 2)
     assert (found["project"], found["group"]) == ("digits-a-b", "the sweep (s)")

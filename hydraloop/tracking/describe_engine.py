@@ -1,4 +1,4 @@
-"""From an engine to what trackers are told of its run; secrets are masked here."""
+"""Describes an engine's run for trackers, with secrets masked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_of(engine: Engine) -> Run:
-    """The run that an engine is about to train, as it goes on where its directory has been described before."""
+    """Describe the run that an engine is about to train. In a resumed run, this adds an attempt to the description."""
     run_dir = engine.run_dir.absolute()
     sweep = description.sweep_of(run_dir)
     new = Run(
@@ -40,7 +40,7 @@ def run_of(engine: Engine) -> Run:
 
 
 def experiment_name(engine: Engine) -> str:
-    """Under which trackers sort a run that is told no other name; the same on all ranks."""
+    """Return the experiment of a run whose tracker has no option `experiment`. It is the same on all ranks."""
     return mask_text(str(engine.settings.metadata.get("experiment_name", "hydraloop")))
 
 
@@ -82,18 +82,18 @@ def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
 def _user() -> str | None:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container whose user has no name
+    except (OSError, KeyError):  # a container's user may have no name
         return None
 
 
 def _job_name(run_dir: Path, axes: Sequence[str]) -> str:
-    """`optimizer.lr=0.01,hooks=[ema]`: what is swept of a job's overrides; all of them where that is not known."""
+    """Return a job's swept overrides, as `optimizer.lr=0.01,hooks=[ema]`; all overrides if the axes are unknown."""
     lines = attempts.typed_overrides(run_dir)
     swept = [line for line in lines if line.partition("=")[0].lstrip("+") in axes]
     return ",".join(swept or lines) or run_dir.name
 
 
 def _name(run_dir: Path) -> str:
-    """`2026-11-21/12-30-05-a1b2c3` of a directory that Hydra has named, else its last part."""
+    """Return `2026-11-21/12-30-05-a1b2c3` for a directory that Hydra has named, else the last part of the path."""
     parent = run_dir.parent.name
     return f"{parent}/{run_dir.name}" if parent[:4].isdigit() else run_dir.name

@@ -1,19 +1,19 @@
-"""What the hooks of several trackers refuse in the same way."""
+"""The option `checkpoints` of tracker hooks."""
 
 from __future__ import annotations
 
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.choices import check_checkpoints
+from hydraloop.tracking.checkpoints import check_choice
 
 
 @pytest.mark.parametrize("choice", [None, "best", "last", "all"])
 def test_choices_of_checkpoints(choice: str | None) -> None:
-    check_checkpoints(choice)
+    check_choice(choice)
 
 
 def test_another_choice_is_refused() -> None:
-    with pytest.raises(UserError, match="there is no choice 'none'") as caught:
-        check_checkpoints("none")
+    with pytest.raises(UserError, match="'none' is not one of best, last, all") as caught:
+        check_choice("none")
     assert (caught.value.key, caught.value.remedy) == ("checkpoints", "Known: all, best, last.")
