@@ -1,9 +1,9 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules.
 
-    python scripts/hook_docs.py            # writes them
-    python scripts/hook_docs.py --check    # writes nothing; exit status 1 if a page is out of date
+    python scripts/hook_docs.py            # write the tables
+    python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
 
-The texts are the dataclasses in `hydraloop/schemas` and the docstrings of the hooks. Does not import torch.
+The texts come from the dataclasses in `hydraloop/schemas` and the docstrings of the hooks. Does not import torch.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ END = "<!-- /{} -->"
 GROUPS = ("task", "model", "data", "optimizer", "precision")
 """Config groups on the page of options; hooks and schedules have their own pages."""
 COMMON = ("priority", "on_error")
-"""Options of all hooks, which the page describes once."""
+"""Options of all hooks. The page describes them once."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A hook as it can be selected."""
+    """An option of the config group `hooks` or `default_hooks`."""
 
     name: str
     group: str
@@ -48,19 +48,19 @@ class Option:
 
     @property
     def cls(self) -> str:
-        """The name of the class it builds."""
+        """Name of the hook's class."""
         return self.defaults["_target_"].rpartition(".")[2]
 
     @property
     def priority(self) -> str:
-        """Its default priority, with its name where it has one: `NORMAL 50`."""
+        """Default priority, with its name if it has one: `NORMAL 50`."""
         number = self.schema.default_priority
         names = [name for name, value in Priority.__members__.items() if value == number]
         return f"{names[0]} {number}" if names else str(number)
 
     @property
     def description(self) -> str:
-        """The docstring of its class, without arguments and errors."""
+        """Docstring of the hook's class, without arguments and errors."""
         hooks = ROOT / "hydraloop" / "hooks"
         one, several = hooks / f"{self.name}.py", hooks / self.name / "hook.py"
         source = (one if one.exists() else several).read_text(encoding="utf-8")
@@ -70,14 +70,14 @@ class Option:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """{field: default} of the dataclass."""
+        """The dataclass as `{field: default}`."""
         plain = OmegaConf.to_container(OmegaConf.structured(self.schema))
         assert isinstance(plain, dict)
         return {str(name): value for name, value in plain.items()}
 
 
 def options() -> list[Option]:
-    """Default hooks by priority, as they are called; then the custom ones by name."""
+    """Return the default hooks in the order of their calls, then the other hooks by name."""
     found = [Option(name, group, schema) for group in ("default_hooks", "hooks") for name, schema in stored(group)]
     order = {name: index for index, name in enumerate(DEFAULT_HOOKS)}
     default = sorted(
@@ -88,7 +88,7 @@ def options() -> list[Option]:
 
 
 def hook_table() -> str:
-    """The table of hooks, one row for each hook."""
+    """Return the table of hooks, with one row for each hook."""
     rows = ["| option | class | priority | what it does |", "|---|---|---|---|"]
     for option in options():
         mark = " (default)" if option.group == "default_hooks" else ""
@@ -98,7 +98,7 @@ def hook_table() -> str:
 
 
 def hook_sections() -> str:
-    """A section for each hook, with all its options."""
+    """Return a section for each hook, with its options."""
     return "\n".join(_hook_section(option) for option in options())
 
 
@@ -119,7 +119,7 @@ def _hook_section(option: Option) -> str:
 
 
 def schedule_table() -> str:
-    """The table of schedules, one row for each option of `scheduler`."""
+    """Return the table of schedules, with one row for each option of `scheduler`."""
     rows = ["| option | class | what it does |", "|---|---|---|"]
     for name, schema, target in _group("scheduler"):
         rows.append(f"| [`{name}`](#{name}) | `{target.rpartition('.')[2]}` | {_cell(_said(schema))} |")
@@ -127,7 +127,7 @@ def schedule_table() -> str:
 
 
 def schedule_sections() -> str:
-    """A section for each schedule, with all its options."""
+    """Return a section for each schedule, with its options."""
     sections = []
     for name, schema, target in _group("scheduler"):
         sections += [f"### {name}", "", f"`scheduler=[{name}]`, `{target}`: {_said(schema)}.", "", *_table(schema), ""]
@@ -135,7 +135,7 @@ def schedule_sections() -> str:
 
 
 def option_sections() -> str:
-    """All keys of the config: first the root and the sections that every run has, then the groups."""
+    """Return all keys of the config: the root and the sections that every run has, then the groups."""
     described: dict[type, str] = {}
     lines = ["## Top level", "", *_described(Config, "", described)]
     for group in GROUPS:
@@ -147,7 +147,7 @@ def option_sections() -> str:
 
 
 def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
-    """The table of a dataclass at `key`, then the tables of the dataclasses in it that have none yet."""
+    """Return the table of a dataclass at `key`, then the tables of nested dataclasses that are not in `described`."""
     values, shown, below = schema(), {}, []
     for field in dataclasses.fields(schema):
         value = getattr(values, field.name)
@@ -165,11 +165,12 @@ def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
 
 
 def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[str] = ()) -> list[str]:
-    """The options of a dataclass with defaults and texts.
+    """Return the table of a dataclass's options, with defaults and texts.
 
     Args:
-        shown: replaces the default of some.
-        skip: options to leave out.
+        schema: the dataclass.
+        shown: text to show instead of the default, by option.
+        skip: options that are not in the table.
     """
     plain = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(plain, dict)
@@ -183,13 +184,13 @@ def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[st
 
 
 def _group(group: str) -> Iterator[tuple[str, Any, str]]:
-    """(name, dataclass, `_target_`) of each option of a config group."""
+    """Yield (name, dataclass, `_target_`) for each option of a config group."""
     for name, schema in sorted(stored(group)):
         yield name, schema, getattr(schema, "_target_", "")
 
 
 def _shown(value: Any) -> str:
-    """A default as it is typed on a command line."""
+    """Return a default as it is typed on a command line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
@@ -198,12 +199,12 @@ def _shown(value: Any) -> str:
 
 
 def _said(schema: Any) -> str:
-    """The summary of an option without the command line that it begins with."""
+    """Return the summary of an option without the command line at its beginning."""
     return summary(schema).partition(": ")[2]
 
 
 def _begun_small(text: str) -> str:
-    """A sentence for a table cell: starts with a small letter, unless the first word is a name."""
+    """Return a sentence for a table cell, with a small first letter unless the first word is a name."""
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
@@ -216,11 +217,11 @@ PAGES = {
     "options.md": {"options": option_sections},
     "schedules.md": {"table": schedule_table, "schedules": schedule_sections},
 }
-"""{page: {mark: what is written between its marks}}"""
+"""{page: {mark: function that returns the text between the marks}}"""
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """(file, its text with the present tables).
+    """Yield (path, text with up-to-date tables) of each page.
 
     Raises:
         ValueError: a page has no marks.
@@ -238,9 +239,9 @@ def wanted() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
-    """Write, or compare."""
+    """Write the pages, or compare them. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
     arguments = parser.parse_args()
     old = [(path, text) for path, text in wanted() if path.read_text(encoding="utf-8") != text]
     for path, text in old:

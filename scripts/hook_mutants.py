@@ -1,14 +1,15 @@
-"""Are the hooks' tests able to fail? Replaces methods of a hook by `pass` and runs its tests, which have to notice.
+"""Test the hooks' tests: replace methods of a hook by `pass` and run its tests, which must then fail.
 
-    python scripts/hook_mutants.py                    # every hook of hydraloop.hooks: some minutes
-    python scripts/hook_mutants.py ema checkpoint     # these only
-    python scripts/hook_mutants.py --whole            # all methods of a hook at once only: faster
+    python scripts/hook_mutants.py                    # all hooks of hydraloop.hooks; takes some minutes
+    python scripts/hook_mutants.py ema checkpoint     # only these hooks
+    python scripts/hook_mutants.py --whole            # only all methods of a hook at once; faster
 
-For each hook: its tests (`tests/hooks/test_<option>*.py`) as they are, which must pass; all its methods at once; each
-method alone. Methods are the mount points it overrides, inherited ones included, and `state_dict` and
-`load_state_dict`. It works on copies of the repository, so that tests which start processes see the mutant, too.
+For each hook, its tests (`tests/hooks/test_<option>*.py`) run without a change, when they must pass, then with all
+methods replaced, then with each method replaced. The methods are the mount points that the hook overrides, including
+inherited ones, and `state_dict` and `load_state_dict`. The tests run in copies of the repository, so that processes
+which they start use the replaced methods, too.
 
-Exit status 1 where a mutant survives, 2 where the tests fail without one. The table is Markdown.
+The exit code is 1 if a mutant survives, and 2 if tests fail without one. The output is a Markdown table.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("hydraloop", "hydra_plugins", "tests", "conf", "my_project", "scripts", "train.py", "pyproject.toml")
 SECONDS = 300
-"""Longest run of a hook's tests: a mutant that never ends is one they have noticed, unless the machine is too slow."""
+"""Time limit for a hook's tests. A mutant that does not end counts as killed."""
 NO_END = "no end within"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A hook, where its class is, and what can be taken out of it."""
+    """A hook and the methods that can be replaced."""
 
     option: str
     cls: str
     methods: tuple[str, ...]
     tests: tuple[str, ...]
-    """Its test files, relative to the repository."""
+    """Paths of its tests, relative to the repository."""
 
     @property
     def file(self) -> str:
-        """Its source, relative to the repository."""
+        """Path of its source, relative to the repository."""
         folder = f"hydraloop/hooks/{self.option}"
         return f"{folder}/hook.py" if (ROOT / folder).is_dir() else f"{folder}.py"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests of a hook said of one mutant (no methods: of the hook as it is)."""
+    """Result of a hook's tests for one mutant. Without methods, the hook was not changed."""
 
     target: Target
     methods: tuple[str, ...]
     passed: bool
     by: str
-    """The test that failed first, or what else happened."""
+    """The first test that failed, or another reason."""
 
 
 def targets(names: Sequence[str]) -> list[Target]:
-    """The hooks of `hydraloop.hooks`, or those of these names.
+    """Return all hooks of `hydraloop.hooks`, or those with the given names.
 
     Raises:
-        SystemExit: there is no such hook.
+        SystemExit: a hook does not exist.
     """
     hooks = importlib.import_module("hydraloop.hooks")
     base = importlib.import_module("hydraloop.engine.hook")
@@ -80,7 +81,7 @@ def targets(names: Sequence[str]) -> list[Target]:
         found[option] = Target(option, cls, own, _tests_of(option))
     unknown = set(names) - found.keys()
     if unknown:
-        raise SystemExit(f"there is no hook {', '.join(sorted(unknown))}; there are {', '.join(sorted(found))}")
+        raise SystemExit(f"no such hook: {', '.join(sorted(unknown))}; known hooks: {', '.join(sorted(found))}")
     return [found[option] for option in sorted(names or found)]
 
 
@@ -90,7 +91,7 @@ def _tests_of(option: str) -> tuple[str, ...]:
 
 
 def mutated(source: str, cls: str, methods: Sequence[str]) -> str:
-    """The module with these methods of the class doing nothing; an inherited one is overridden."""
+    """Return the source with these methods of a class replaced by `pass`. Inherited methods are overridden."""
     tree = ast.parse(source)
     (node,) = [item for item in tree.body if isinstance(item, ast.ClassDef) and item.name == cls]
     left = set(methods)
@@ -103,13 +104,13 @@ def mutated(source: str, cls: str, methods: Sequence[str]) -> str:
 
 
 def run(repository: Path, target: Target, methods: tuple[str, ...]) -> Outcome:
-    """Run a hook's tests in a copy of the repository in which these methods do nothing."""
+    """Run a hook's tests in a copy of the repository with these methods replaced."""
     path = repository / target.file
     original = path.read_text(encoding="utf-8")
     path.write_text(mutated(original, target.cls, methods) if methods else original, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", *target.tests]
     environment = os.environ | {"PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    # A session of its own, so that what a hanging test has started ends with it.
+    # In its own session, so that processes that a hanging test has started can be killed.
     pytest = subprocess.Popen(
         command, cwd=repository, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -122,20 +123,20 @@ def run(repository: Path, target: Target, methods: tuple[str, ...]) -> Outcome:
         return Outcome(target, methods, False, f"{NO_END} {SECONDS} s")
     finally:
         path.write_text(original, encoding="utf-8")
-    if pytest.returncode not in (0, 1):  # not what a failing test looks like: neither killed nor survived
+    if pytest.returncode not in (0, 1):  # neither passed nor failed: an error of pytest itself
         raise RuntimeError(f"pytest ended with {pytest.returncode} for {target.option} {methods}:\n{output[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) \S+?::(\S+)", output, re.MULTILINE)
     return Outcome(target, methods, pytest.returncode == 0, failed.group(1) if failed else "")
 
 
 def mutants(target: Target, *, whole: bool) -> list[tuple[str, ...]]:
-    """What to take out: nothing, everything, and each method alone."""
+    """Return the sets of methods to replace: none, all, and each method alone."""
     alone = [] if whole or len(target.methods) == 1 else [(method,) for method in target.methods]
     return [(), target.methods, *alone]
 
 
 def outcomes(chosen: Sequence[Target], *, whole: bool, jobs: int) -> Iterator[Outcome]:
-    """All runs, as many at once as there are copies of the repository."""
+    """Yield the result of each run. There are as many runs at a time as copies of the repository."""
     with tempfile.TemporaryDirectory(prefix="hook_mutants_") as folder, ThreadPoolExecutor(jobs) as pool:
         free: SimpleQueue[Path] = SimpleQueue()
         for number in range(jobs):
@@ -163,7 +164,7 @@ def _copy(to: Path) -> Path:
 
 
 def row(outcome: Outcome) -> str:
-    """An outcome as a row of the table."""
+    """Return a result as a row of the table."""
     if not outcome.methods:
         what, verdict = "as it is", "passes" if outcome.passed else f"**fails**: {outcome.by}"
     else:
@@ -174,11 +175,11 @@ def row(outcome: Outcome) -> str:
 
 
 def main() -> int:
-    """Print the table and its sum."""
+    """Print the table and a summary. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("options", nargs="*", help="hooks by option name; none: all of them")
-    parser.add_argument("--whole", action="store_true", help="only all methods of a hook at once")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="test runs at a time")
+    parser.add_argument("options", nargs="*", help="names of hooks; default: all hooks")
+    parser.add_argument("--whole", action="store_true", help="replace only all methods of a hook at once")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of test runs at a time")
     arguments = parser.parse_args()
     chosen = targets(arguments.options)
     untested = [target.option for target in chosen if not target.tests]
@@ -196,7 +197,7 @@ def main() -> int:
     slow = f" ({endless} of them by not ending)" if endless else ""
     print(f"\n{len(chosen)} hooks, {killed + survived} mutants: {killed} killed{slow}, {survived} survived")
     if broken:
-        print(f"the tests of {broken} hooks fail without a mutant, so they say nothing", file=sys.stderr)
+        print(f"error: the tests of {broken} hooks fail without a mutant", file=sys.stderr)
         return 2
     return 1 if survived else 0
 

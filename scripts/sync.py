@@ -1,6 +1,6 @@
-"""Send what the trackers of a run do not have yet: `python scripts/sync.py <run or sweep directory>`.
+"""Send the records that trackers do not have yet: `python scripts/sync.py <run or sweep directory>`.
 
-The same as `python -m hydraloop.tracking.sync`, for projects without this file.
+In a project without this file, `python -m hydraloop.tracking.sync` does the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks that measure the engine's own loop; benchmarks put them into a run by name."""
+"""Hooks with which benchmarks measure the engine's own loop."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from hydraloop.engine.hook import Hook
 
 
 class Took(NamedTuple):
-    """What a round took, in seconds."""
+    """Duration of a round, in seconds."""
 
     time: float
     cpu: float
-    """Of this process's threads, which other work on the machine hardly changes."""
+    """CPU time of this process's threads, which other work on the machine hardly changes."""
 
 
 class Interleaved(Hook):
-    """Times rounds of the engine's training loop, and in between, with that loop paused, rounds of another function.
+    """Times rounds of the engine's training loop and, while that loop is paused, rounds of another function.
 
-    A round of the loop goes from the beginning of an iteration's hooks to that of the one `length` later: `length`
-    batches fetched, `length` iterations, and whatever all the other hooks do. Ranks wait for each other and for their
-    devices before and after each round of either. Which of the two comes first alternates (A B, B A, A B, …); the first
-    round of each is a warm-up and not counted. The loop needs `length * (rounds + 1) + 1` iterations.
+    A round of the loop is `length` iterations with fetching their batches and all other hooks. It lasts from the hooks
+    before an iteration to the hooks before the one `length` later. Before and after each round, ranks wait for each
+    other and for their devices. The order of the two alternates (A B, B A, A B, …). The first round of each is a
+    warm-up and not counted. The loop needs `length * (rounds + 1) + 1` iterations.
 
     Args:
         length: iterations of a round.
-        rounds: how many are counted.
+        rounds: number of rounds that are counted.
     """
 
-    priority = 0  # first of all: what the other hooks do belongs to the round
+    priority = 0  # first, so that the other hooks are part of the round
     collective = True
 
     def __init__(self, *, length: int, rounds: int) -> None:
         self.length, self.rounds = length, rounds
         self.other: Callable[[int], None] | None = None
-        """Does the other's `length` iterations."""
+        """Runs a number of iterations of the other function."""
         self.ours: list[Took] = []
-        """Each round of the loop, the warm-up left out."""
+        """Durations of the loop's rounds, without the warm-up."""
         self.theirs: list[Took] = []
-        """The same of the other."""
+        """Durations of the other function's rounds, without the warm-up."""
         self._start = Took(0.0, 0.0)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """Between two rounds: take the time, let the other one run, begin the next."""
+        """Between two rounds: stop the clock, run the other function, start the next round."""
         begins, inside = divmod(engine.progress.iteration, self.length)
         if inside or begins > self.rounds + 1:
             return
@@ -87,39 +87,39 @@ def settle(engine: Engine) -> None:
 
 
 class Records(Hook):
-    """Keeps the records of training."""
+    """Stores the records of training."""
 
     def __init__(self) -> None:
         self.records: list[Mapping[str, Any]] = []
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Keep it."""
+        """Store the record."""
         if record["mode"] == "train":
             self.records.append(record)
 
 
 class NoSyncs(Hook):
-    """Lets CUDA raise at whatever makes the host wait for the device, from an iteration on, but when a record is made.
+    """Lets CUDA raise at each operation that synchronizes host and device, except where a record is written.
 
     Args:
-        begin: completed iterations from which on it does.
+        begin: number of completed iterations after which checking starts.
         record_every: iterations between two records.
     """
 
-    priority = 0  # before whoever makes the record
+    priority = 0  # before the hook that makes the record
 
     def __init__(self, *, begin: int, record_every: int) -> None:
         self.begin, self.record_every = begin, record_every
         self.checked = 0
-        """Iterations that went through with it."""
+        """Number of iterations that were checked."""
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """On; it stays on while the next batch is fetched."""
+        """Turn the check on; it stays on while the next batch is fetched."""
         if engine.progress.iteration >= self.begin:
             torch.cuda.set_sync_debug_mode("error")
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Off where a record follows, or the end."""
+        """Turn the check off before a record or the end."""
         progress = engine.progress
         if progress.iteration <= self.begin:
             return
@@ -128,6 +128,6 @@ class NoSyncs(Hook):
             torch.cuda.set_sync_debug_mode("default")
 
     def after_train(self, engine: Engine) -> None:
-        """Off, whatever happened."""
+        """Turn the check off, also after an error."""
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("default")

@@ -1,22 +1,23 @@
-"""What hydraloop costs on a language model: `experiment=char_lm` against the same work written by hand.
+"""Overhead of hydraloop on a language model: `experiment=char_lm` compared with the same work written by hand.
 
     python scripts/benchmarks/char_lm.py ddp  [--rounds 15] [--iterations 20] [overrides …]
     python scripts/benchmarks/char_lm.py bf16 [--rounds 15] [--iterations 20] [overrides …]
     python scripts/benchmarks/char_lm.py gpu  [--rounds 15] [--iterations 100] [overrides …]
 
-`ddp`: 2 processes on the CPU, gloo, each with its part of the cores. `bf16`: one process, one thread, autocast. `gpu`:
-bf16 and torch.compile on a GPU, once with the experiment's own small model and once with one of the size of GPT-2; then
-some iterations in which CUDA raises at any host sync between two records. Without a GPU it says so and does nothing.
+`ddp` runs 2 processes on the CPU with gloo, each with half of the cores. `bf16` runs one process with one thread and
+autocast. `gpu` runs bf16 and torch.compile on a GPU, with the experiment's small model and with one of the size of
+GPT-2, and then some iterations in which CUDA raises at each host sync between two records. Without a GPU, it prints
+that it is skipped.
 
-hydraloop is built from the config and has all its default hooks; the checkpoints' interval and the terminal's lines are
-off. The loop by hand (`char_lm_by_hand.py`) has the same model, data, optimizer, schedule, clipping, and a record in a
-file every 10 iterations. Both live in the same processes: rounds of the engine's own loop are timed by a hook, which
-runs a round by hand in between, and which of the two comes first alternates. Ratios are taken round by round, so that a
-drift of the machine's speed drops out.
+hydraloop is built from the config with all default hooks, but without checkpoints at an interval and without lines in
+the terminal. The loop by hand (`char_lm_by_hand.py`) has the same model, data, optimizer, schedule and clipping, and
+writes a record to a file every 10 iterations. Both run in the same processes: a hook times rounds of the engine's loop
+and runs a round by hand after each. The order of the two alternates. Ratios are computed for each round, so changes in
+the machine's speed have little effect.
 
-Where the machine has other work, many short rounds tell more: `--rounds 150 --iterations 2`.
+On a machine with other work, many short rounds are more precise: `--rounds 150 --iterations 2`.
 
-More arguments are overrides of the config, for both: `engine.threads=1`, `data.loader.batch_size=32`.
+Further arguments are overrides of the config, for both: `engine.threads=1`, `data.loader.batch_size=32`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from hydraloop.engine.engine import Engine
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
 CHECKED = 50
-"""Iterations without a host sync between records, on a GPU."""
+"""Iterations on a GPU in which host syncs between records raise."""
 
 USUAL = (
     "experiment=char_lm",
@@ -65,17 +66,17 @@ GPT2 = (
 
 @dataclass(frozen=True)
 class Case:
-    """Something to compare."""
+    """A setting in which hydraloop is compared."""
 
     name: str
     goal: float
-    """Of hydraloop's throughput, by hand being 1."""
+    """Lowest throughput of hydraloop that meets the goal, relative to the loop by hand."""
     overrides: tuple[str, ...]
 
 
 CASES = {
     "ddp": (Case(f"DDP, {PROCESSES} processes, gloo, fp32", 0.97, ("engine.device=cpu",)),),
-    # One thread: several wait for each other by spinning, so that other work on the machine would be all one measures.
+    # One thread: several would wait for each other by spinning, so other work on the machine would distort the result.
     "bf16": (
         Case(
             "one process on the CPU, bf16 autocast", 0.98, ("precision=bf16", "engine.device=cpu", "engine.threads=1")
@@ -89,26 +90,26 @@ CASES = {
 
 
 def main() -> None:
-    """Run and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mode", choices=sorted(CASES))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--iterations", type=int, default=None, help="of a round; 20, on a GPU 100")
-    parser.add_argument("overrides", nargs="*", help="of the config, for both")
+    parser.add_argument("--iterations", type=int, default=None, help="iterations of a round; default 20, on a GPU 100")
+    parser.add_argument("overrides", nargs="*", help="overrides of the config, for both")
     options = parser.parse_intermixed_args()
     iterations = options.iterations or (100 if options.mode == "gpu" else 20)
     if options.mode == "gpu" and not torch.cuda.is_available():
-        print("skipped: torch finds no GPU on this machine, and bf16 with compile is compared on one")
+        print("skipped: this comparison needs a GPU, and torch finds none")
     elif options.mode == "ddp" and "RANK" not in os.environ:
         launch(PROCESSES)
     else:
-        logging.disable(logging.INFO)  # the terminal's lines; the loop by hand writes its record to a file, too
+        logging.disable(logging.INFO)  # no lines in the terminal
         for case in CASES[options.mode]:
             measure(case, options.rounds, iterations, options.overrides)
 
 
 def launch(processes: int) -> None:
-    """Start this script again with the same arguments, as so many ranks."""
+    """Start this script again with the same arguments in several processes."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
@@ -126,7 +127,7 @@ def launch(processes: int) -> None:
 
 
 def measure(case: Case, rounds: int, iterations: int, overrides: Sequence[str]) -> None:
-    """Compare, and print what came of it on rank 0."""
+    """Compare the two, and print the result on rank 0."""
     timed = iterations * (rounds + 1) + 1
     on_gpu = "engine.device=cuda" in case.overrides
     added = [
@@ -159,8 +160,11 @@ def report(case: Case, engine: Engine, by_hand: ByHand, tokens: int, iterations:
     """Print the table.
 
     Args:
-        tokens: of a round, on all ranks.
-        iterations: of a round.
+        case: the setting.
+        engine: hydraloop's engine, after training.
+        by_hand: the loop by hand.
+        tokens: tokens in a round, on all ranks.
+        iterations: iterations in a round.
     """
     interleaved = cast(Interleaved, engine.hooks["interleaved"])
     rounds = list(zip(interleaved.ours, interleaved.theirs, strict=True))

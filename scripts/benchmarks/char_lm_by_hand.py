@@ -1,4 +1,4 @@
-"""`experiment=char_lm` by hand: what a good engineer writes around the same model and data."""
+"""`experiment=char_lm` by hand: an efficient training loop for the same model and data."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ IGNORED = -100
 
 
 class ByHand:
-    """A training loop that goes on where it stopped.
+    """A training loop that can be continued.
 
-    DDP over the processes of the default group, if there is one; autocast to bf16 and torch.compile where the config
-    says so. Fused AdamW, a warm-up and half a cosine, clipping, and a record every few iterations, which is the only
-    time the host waits for the device. The gradient is that of the mean over all ranks' targets: their number is
-    summed over the ranks during the forward pass.
+    It uses DDP over the processes of the default group if there is one, and autocast to bf16 and torch.compile if the
+    config has them. It has fused AdamW, a warm-up and half a cosine, clipping, and a record every few iterations, which
+    is the only host sync. The gradient is that of the mean over the targets of all ranks. Their number is summed over
+    the ranks during the forward pass.
 
     Args:
-        cfg: the composed config, for its numbers.
-        device: where to compute.
-        file: for the records, on rank 0.
+        cfg: the composed config.
+        device: device to train on.
+        file: file for the records of rank 0.
     """
 
     def __init__(self, cfg: DictConfig, device: torch.device, file: IO[str]) -> None:
@@ -47,7 +47,7 @@ class ByHand:
         self.batches = self._batches(cfg)
         self.iteration = 0
         self.loss = math.nan
-        """Of the last record."""
+        """Loss in the last record."""
         self.losses = self.norms = torch.zeros((), device=device)
 
         model: nn.Module = GPT(**{name: value for name, value in cfg.task.model.items() if name != "_target_"})
@@ -71,12 +71,12 @@ class ByHand:
         self.model = model
 
     def run(self, iterations: int) -> None:
-        """Train for so many iterations; the device may still be busy with the last ones."""
+        """Train for a number of iterations. The device may still be busy with the last ones on return."""
         then = perf_counter()
         for tokens, targets in islice(self.batches, iterations):
             with self._autocast():
                 loss = self._loss(tokens, targets)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch has not annotated it
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
             norm = nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -98,12 +98,12 @@ class ByHand:
         return total * self.ranks / count
 
     def _logits(self, tokens: Tensor) -> Tensor:
-        """One row for each token; in float32, to which autocast brings a loss on a GPU by itself, and on a CPU not."""
+        """Return one row of logits for each token, in float32 as autocast on a GPU would compute the loss."""
         logits: Tensor = self.model(tokens).flatten(0, 1).float()
         return logits
 
     def _record(self, seconds: float) -> None:
-        """The one host sync."""
+        """Write a record, which is the only host sync."""
         sums = torch.stack([self.losses, self.norms])
         if self.ranks > 1:
             dist.all_reduce(sums)
@@ -118,7 +118,7 @@ class ByHand:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def _batches(self, cfg: DictConfig) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without end, on the device, each epoch in a new order."""
+        """Yield batches on the device endlessly, each epoch in a new order."""
         options = {name: value for name, value in cfg.data.train.items() if name != "_target_"}
         data = PythonSources(**options)
         distributed = DistributedSampler[Any](data, seed=cfg.seed) if self.ranks > 1 else None
@@ -126,7 +126,7 @@ class ByHand:
             data,
             batch_size=cfg.data.loader.batch_size,
             sampler=RandomSampler(data) if distributed is None else distributed,
-            collate_fn=_as_it_is,  # the data set gives whole batches
+            collate_fn=_as_it_is,  # the data set returns whole batches
             num_workers=cfg.data.loader.num_workers,
             pin_memory=self.device.type == "cuda",
         )

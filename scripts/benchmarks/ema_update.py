@@ -1,18 +1,17 @@
-"""What an update of the averages costs: hydraloop's hook against a bare kernel and against others' averages.
+"""Cost of an EMA update: hydraloop's hook compared with a bare kernel and with the averages of other libraries.
 
     python scripts/benchmarks/ema_update.py [--rounds 31] [--threads 2]
 
-Two models: 25 million parameters in 160 tensors, where memory is what counts, and 160 tensors of 16 entries, where the
-calls are. "Hydraloop" is all that the engine's loop does for it: its calls of after_train_iter, with the `ema` hook as
-it comes. "The kernel" is one bare `torch._foreach_lerp_` on lists that are kept. Both, and each of the others, average
-the same model into averages of their own:
+There are two models: one with 25 million parameters in 160 tensors, limited by memory, and one with 160 tensors of 16
+entries, limited by calls. "hydraloop" is what the engine's loop does for the average: its calls of after_train_iter
+with the `ema` hook and default options. "the kernel" is one call of `torch._foreach_lerp_` on prepared lists. Each
+variant averages the same model into separate averages:
 
 * torch: `AveragedModel.update_parameters`, with `get_ema_multi_avg_fn`;
-* mmengine: `ExponentialMovingAverage.update_parameters`, with the buffers' copy it always makes;
-* Lightning: `EMAWeightAveraging.on_train_batch_end`, called with a stand-in for the trainer's step counter.
+* mmengine: `ExponentialMovingAverage.update_parameters`, which always copies the buffers, too;
+* Lightning: `EMAWeightAveraging.on_train_batch_end`, with a stand-in for the trainer's step counter.
 
-The last two are measured where they can be imported, and are no dependencies. An environment for them, on top of that
-of hydraloop:
+The last two are measured if they can be imported; they are not dependencies. To install them next to hydraloop:
 
     python -m venv /tmp/peers
     python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
@@ -20,8 +19,8 @@ of hydraloop:
     /tmp/peers/bin/pip install --no-deps mmengine==0.10.7 addict yapf termcolor platformdirs lightning==2.6.6
     /tmp/peers/bin/python -W ignore scripts/benchmarks/ema_update.py
 
-Each round times every variant once, in an order that rotates; a figure is the median over the rounds, with the smallest
-and the largest. Ratios are taken round by round, so that a drift of the machine's speed drops out.
+Each round times every variant once, in rotating order. A figure is the median over the rounds, with minimum and
+maximum. Ratios are computed for each round, so changes in the machine's speed have little effect.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ Update = Callable[[], object]
 
 
 def main() -> None:
-    """Run and print the tables."""
+    """Run the benchmark and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--threads", type=int, default=2)
@@ -71,7 +70,7 @@ def main() -> None:
     ratios = [ours / kernel for ours, kernel in zip(large[OURS], large[KERNEL], strict=True)]
     goal("hydraloop / the kernel", ratios, MOST_OF_KERNEL, "{:.2f}")
 
-    # Rounds of about a millisecond: where the machine does other work too, most of them are not interrupted.
+    # Rounds of about a millisecond: most of them are not interrupted, even on a machine with other work.
     tiny, absent = measure(Many(16), rounds=20 * options.rounds, updates=20)
     table(f"160 tensors of 16 entries ({20 * options.rounds} rounds)", tiny, absent)
     goal("hydraloop, µs", tiny[OURS], MOST_MICROSECONDS, "{:.1f}")
@@ -86,7 +85,7 @@ class Many(nn.Module):
 
 
 def measure(model: nn.Module, *, rounds: int, updates: int) -> tuple[dict[str, list[float]], list[str]]:
-    """Microseconds an update of each variant, by round; and the variants that cannot be imported here."""
+    """Return the microseconds per update of each variant, by round, and the variants that cannot be imported."""
     variants: dict[str, Update] = {
         KERNEL: by_kernel(model),
         OURS: by_hydraloop(model),
@@ -100,11 +99,11 @@ def measure(model: nn.Module, *, rounds: int, updates: int) -> tuple[dict[str, l
             absent.append(name)
     names = list(variants)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(-1, rounds):  # the first is a warm-up, not counted
+    for round_ in range(-1, rounds):  # the first round is a warm-up and not counted
         turn = round_ % len(names)
         for name in names[turn:] + names[:turn]:
             update = variants[name]
-            update()  # the caches have the values of the variant before
+            update()  # not timed: the caches contain the previous variant's values
             start = perf_counter()
             for _ in range(updates):
                 update()
@@ -114,14 +113,14 @@ def measure(model: nn.Module, *, rounds: int, updates: int) -> tuple[dict[str, l
 
 
 def by_kernel(model: nn.Module) -> Update:
-    """The least there is: one call on lists that are kept."""
+    """The minimum: one call on prepared lists."""
     values = [parameter.detach() for parameter in model.parameters()]
     averages = [value.clone() for value in values]
     return lambda: torch._foreach_lerp_(averages, values, MOMENTUM)
 
 
 def by_hydraloop(model: nn.Module) -> Update:
-    """What a training loop does for the hook in each iteration with an optimizer step."""
+    """What the training loop does for the hook in each iteration with an optimizer step."""
     engine = Engine(
         task=Task(model, nn.functional.mse_loss),
         optimizer=torch.optim.SGD(model.parameters()),
@@ -149,7 +148,7 @@ def by_hydraloop(model: nn.Module) -> Update:
 
 
 def by_torch(model: nn.Module) -> Update:
-    """torch's own, in its fastest form."""
+    """torch's average, in its fastest form."""
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(1 - MOMENTUM))
     averaged.update_parameters(model)  # the first update is a copy
     return lambda: averaged.update_parameters(model)
@@ -165,7 +164,7 @@ def by_mmengine(model: nn.Module) -> Update:
 
 
 def by_lightning(model: nn.Module) -> Update:
-    """The callback, at the point where its trainer calls it."""
+    """Lightning's callback, called as its trainer does."""
     from lightning.pytorch.callbacks import EMAWeightAveraging
 
     callback = EMAWeightAveraging(device="cpu", decay=1 - MOMENTUM)
@@ -182,7 +181,7 @@ def by_lightning(model: nn.Module) -> Update:
 
 
 def table(title: str, times: dict[str, list[float]], absent: list[str]) -> None:
-    """Print the variants, a line each, the kernel's first."""
+    """Print one line for each variant, the kernel's first."""
     print(f"{title}")
     kernel = statistics.median(times[KERNEL])
     for name, values in times.items():
@@ -193,7 +192,7 @@ def table(title: str, times: dict[str, list[float]], absent: list[str]) -> None:
 
 
 def goal(what: str, values: list[float], most: float, form: str) -> None:
-    """Print a figure beside its goal."""
+    """Print a figure and its goal."""
     met = "met" if statistics.median(values) <= most else "NOT met"
     print(f"  {what:<24} {_spread(values, form)}  goal: at most {most:g}, {met}")
 

@@ -1,16 +1,15 @@
-"""What the loop costs: hydraloop against the same work written by hand, interleaved in one process.
+"""Overhead of the loop: hydraloop compared with the same work written by hand, interleaved in one process.
 
     python scripts/benchmarks/loop_overhead.py [--rounds 31] [--iterations 500]
 
-A 32-64-10 MLP, batches of 16, one thread, AdamW. "Bare": every hook off, against a loop of forward, loss, backward,
-step, zero_grad, both with the same optimizer. "Usual": the default hooks, a record every 50 iterations, a schedule
-stepped each iteration, gradient clipping and EMA, against two loops that do all that: one with torch's parts as people
-write it (AdamW, AveragedModel, clip_grad_norm_, LambdaLR), and one that also uses fused AdamW and torch._foreach_lerp_
-on kept lists.
+The model is a 32-64-10 MLP with batches of 16, one thread and AdamW. "bare" has no hooks. It is compared with a loop of
+forward, loss, backward, step and zero_grad, with the same optimizer. "usual" has the default hooks, a record every 50
+iterations, a schedule in each iteration, gradient clipping and EMA. It is compared with two loops that do the same: one
+with torch's usual parts (AdamW, AveragedModel, clip_grad_norm_, LambdaLR), and one with fused AdamW and
+torch._foreach_lerp_ on prepared lists.
 
-Each round times every variant once, in an order that rotates; a variant's figure is the median over the rounds, with
-the smallest and the largest. Differences and ratios are taken round by round, so that a drift of the machine's speed
-drops out.
+Each round times every variant once, in rotating order. A variant's figure is the median over the rounds, with minimum
+and maximum. Differences and ratios are computed for each round, so changes in the machine's speed have little effect.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ MOMENTUM = 0.0002
 
 
 def main() -> None:
-    """Run and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--iterations", type=int, default=500)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    logging.disable(logging.INFO)  # the terminal's lines; the hand-written loops write their record to a file too
+    logging.disable(logging.INFO)  # no lines in the terminal
     avoid_dynamo_import()
     batches = [(torch.randn(16, 32), torch.randint(0, 10, (16,))) for _ in range(options.iterations)]
 
@@ -72,7 +71,7 @@ def main() -> None:
         "usual, hydraloop": usual_hydraloop,
     }
     names = list(variants)
-    for name in names:  # warm-up, not counted
+    for name in names:  # a warm-up, not counted
         variants[name](batches[:300])
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(options.rounds):
@@ -98,19 +97,19 @@ def main() -> None:
 def compare(
     name: str, unit: str, limit: float, ours: list[float], theirs: list[float], how: Callable[[float, float], float]
 ) -> None:
-    """Print a comparison taken round by round, beside its goal."""
+    """Print a comparison round by round, and its goal."""
     values = [how(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     met = "met" if statistics.median(values) <= limit else "NOT met"
     print(f"  {name:<34} {_spread(values, '{:6.2f}')} {unit:<3} goal: at most {limit:g}, {met}")
 
 
 def difference(mine: float, other: float) -> float:
-    """In µs an iteration."""
+    """Return the difference in µs per iteration."""
     return mine - other
 
 
 def ratio(mine: float, other: float) -> float:
-    """Of the times."""
+    """Return the ratio of the times."""
     return mine / other
 
 
@@ -123,13 +122,13 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def new_model() -> nn.Sequential:
-    """The same weights each time."""
+    """Return a model with the same weights each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def bare_by_hand(batches: Batches) -> float:
-    """Seconds for the loop."""
+    """Return the seconds of the loop."""
     model, criterion = new_model(), nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters())
     start = perf_counter()
@@ -142,13 +141,13 @@ def bare_by_hand(batches: Batches) -> float:
 
 
 def bare_hydraloop(batches: Batches) -> float:
-    """Seconds for the loop, from before_train to after_train."""
+    """Return the seconds of the loop, from before_train_epoch to after_train_epoch."""
     model = new_model()
     return _train(model, torch.optim.AdamW(model.parameters()), batches, {}, {})
 
 
 def usual_by_hand(batches: Batches) -> float:
-    """As people write it, with torch's own parts."""
+    """Return the seconds of a loop with torch's usual parts."""
     model, criterion = new_model(), nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factor)
@@ -175,7 +174,7 @@ def usual_by_hand(batches: Batches) -> float:
 
 
 def usual_by_hand_fused(batches: Batches) -> float:
-    """With fused AdamW, and an average by torch._foreach_lerp_ on lists that are kept."""
+    """Return the seconds of a loop with fused AdamW and torch._foreach_lerp_ on prepared lists."""
     model, criterion = new_model(), nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factor)
@@ -209,7 +208,7 @@ class _Factor(Function):
 
 
 def usual_hydraloop(batches: Batches) -> float:
-    """The default hooks and EMA, as `build` would make them with fused: auto."""
+    """Return the seconds with the default hooks and EMA, as `build` makes them with fused: auto."""
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     schedule = Schedule("factor", _Factor(), optimizer)
@@ -228,7 +227,7 @@ def usual_hydraloop(batches: Batches) -> float:
 
 
 class _Clock(Hook):
-    """The loop alone: from the first iteration's beginning to the last one's end, as in the loops by hand."""
+    """Times the loop alone, from the beginning of the first iteration to the end of the last one."""
 
     priority = 0
 

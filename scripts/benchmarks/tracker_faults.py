@@ -1,19 +1,18 @@
-"""What happens to a run when its trackers break: faults made on purpose, and what the services have in the end.
+"""What happens to a run when its trackers break: injects faults and reports what the services have in the end.
 
     python scripts/benchmarks/tracker_faults.py [--rounds 3] [--quick] [--sync-every-round] [--only server_killed …]
 
-Each fault has its own project folder and a training on digits, as one types it: 200 records, 1,000 iterations. What
-arrived is read back from the services: MLflow's metric history; W&B's files, in the end as `wandb sync` uploads them to
-a stand-in for the service; TensorBoard's event files. A record counts when all its metrics are there; a step that is
-there more than once is an error.
+Each fault has its own project folder and trains on digits from the command line: 200 records, 1,000 iterations. What
+arrived is read back from the services: MLflow's metric history; W&B's files, in the end uploaded by `wandb sync` to a
+stand-in for the service; TensorBoard's event files. A record counts if all its metrics are there. A step that is there
+more than once is an error.
 
-The time per iteration, everything in the loop included, is compared with that of the same command without a tracker.
-Such commands are run between the faults, each fault is compared with those before and after it, and the order rotates
-from round to round: medians over the rounds, with the smallest and the largest. Services that stand for other machines
-run with less priority than training.
+The time per iteration includes everything in the loop. It is compared with that of the same command without a tracker,
+which runs before and after every few faults. The order of the faults rotates. Figures are medians over the rounds, with
+minimum and maximum. Services that stand for other machines have a lower priority than training.
 
-Prints a Markdown table. A full disk and a read-only folder are mounts: where the system allows none, not even by
-`unshare`, they are left out, and it is said.
+Prints a Markdown table. A full disk and a read-only folder need mounts. If the system does not allow mounts, not even
+with `unshare`, these faults are skipped, and the output says so.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ BETWEEN = 4
 """Faults between two trainings without a tracker."""
 
 Story = Generator[None, Training, None]
-"""A fault: it prepares a place, gets the training, breaks something, and after its end repairs it for `sync.py`."""
+"""A fault. It prepares a place, receives the training, breaks something, and repairs it after the run for `sync.py`."""
 
 Fault = Callable[[Place], Story]
 
@@ -217,32 +216,32 @@ def _kill(training: Training, what: str) -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """One training with a fault, or without a tracker."""
+    """Result of one training with a fault, or without a tracker."""
 
     code: int
     iteration_time: float
-    """Seconds."""
+    """Seconds per iteration."""
     ending_time: float
     """Seconds from the last record to the end of the process."""
     at_end: dict[str, Had]
     after_sync: dict[str, Had]
     struck: int | None = None
-    """The record at which the fault came, which waits for the trackers to have begun."""
+    """Number of records when the fault was injected. It is injected once the trackers have begun."""
     baseline: float = 0.0
-    """Seconds an iteration without a tracker, around the same time."""
+    """Seconds per iteration without a tracker, at about the same time."""
 
     @property
     def slower(self) -> float:
-        """Than without a tracker, in percent."""
+        """Slowdown by the trackers, in percent."""
         return 100 * (self.iteration_time / self.baseline - 1)
 
 
 class Rounds:
-    """Runs faults and trainings without a tracker in turn.
+    """Runs faults, and trainings without a tracker between them.
 
     Args:
-        folder: for everything.
-        flush_timeout: of the trackers, in seconds.
+        folder: folder for all project folders.
+        flush_timeout: `flush_timeout` of the trackers, in seconds.
     """
 
     def __init__(self, folder: Path, flush_timeout: float) -> None:
@@ -254,10 +253,11 @@ class Rounds:
         self.remarks: list[str] = []
 
     def run(self, faults: Sequence[Fault], *, synced: bool) -> None:
-        """One round.
+        """Run one round.
 
         Args:
-            synced: whether `sync.py` comes after each fault.
+            faults: the faults, in order.
+            synced: whether `sync.py` runs after each fault.
         """
         around = [self._without()]
         waiting: list[Outcome] = []
@@ -304,7 +304,7 @@ class Rounds:
         return outcome
 
     def _judge(self, name: str, printed: Sequence[str], outcome: Outcome) -> None:
-        """Keep what should not be, with what was printed."""
+        """Add a remark about anything wrong, with what was printed."""
         wrong = []
         for when, found in (("at the end", outcome.at_end), ("after sync.py", outcome.after_sync)):
             for hook, had in found.items():
@@ -343,17 +343,17 @@ FAULTS: dict[str, Fault] = {
         training_killed,
     )
 }
-"""By name, in the table's order; the docstring is what the table says, with the records at which it came."""
+"""By name, in the table's order. The docstring is the text in the table, with the records at which the fault came."""
 
 
 def main() -> None:
-    """Run and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), metavar="FAULT", help=", ".join(FAULTS))
-    parser.add_argument("--flush-timeout", type=float, default=3.0, help="seconds, of each tracker")
-    parser.add_argument("--sync-every-round", action="store_true", help="and not only in the first")
+    parser.add_argument("--flush-timeout", type=float, default=3.0, help="seconds, for each tracker")
+    parser.add_argument("--sync-every-round", action="store_true", help="run sync.py in each round, not only the first")
     options = parser.parse_args()
     mounts = in_own_mounts()
     names = [name for name in FAULTS if name in (options.only or FAULTS) and (mounts or not name.startswith("disk"))]
@@ -368,7 +368,7 @@ def main() -> None:
             print(f"round {turn + 1} of {number}, {time.monotonic() - start:.0f} s", file=sys.stderr)
     report(rounds, number)
     if not mounts:
-        print("\ndisk_full, disk_read_only: not measured, this system allows no mounts")
+        print("\ndisk_full, disk_read_only: not measured, because this system does not allow mounts")
     for remark in rounds.remarks:
         print(remark)
 
@@ -399,7 +399,7 @@ def _described(name: str, struck: Sequence[int]) -> str:
 
 
 def _counts(found: Sequence[dict[str, Had]]) -> str:
-    """`200 of 200`; `120-150 of 200` where rounds differ; by tracker where these do."""
+    """Return `200 of 200`, `120-150 of 200` if rounds differ, with names of trackers if these differ."""
     texts = {}
     for hook in found[0] if found else ():
         texts[hook] = f"{_range([had[hook].there for had in found])} of {_range([had[hook].made for had in found])}"

@@ -1,4 +1,4 @@
-"""Hooks that make records of ten values and time what each costs the training thread, by the engine and by hand."""
+"""Hooks that make records of ten values and time the calls in the training thread, by the engine and by hand."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from hydraloop.hooks.shared.record_entries import position
 
 VALUES = 10
 IN_A_ROW = 50
-"""Calls one after the other, after training."""
+"""Number of calls one after the other, after training."""
 
 
 Way = Callable[[int, dict[str, float]], object]
 
 
 class TimedRecords(Hook):
-    """Makes records at an interval, and keeps what each call took, and when iterations ended.
+    """Makes records at an interval. Stores the duration of each call and the time at which each iteration ended.
 
     Args:
-        interval: iterations between two.
-        at_once: how many are made then, each as if it were that of the next iteration.
+        interval: iterations between two records.
+        at_once: number of records at each interval. Each one has the number of the next iteration.
     """
 
     def __init__(self, *, interval: int, at_once: int = 1) -> None:
         self.interval, self.at_once = interval, at_once
         self.made = 0
         self.took: dict[str, list[float]] = {}
-        """Seconds of each call between iterations, by what was called."""
+        """Seconds of each call between iterations, by name of the call."""
         self.took_in_a_row: dict[str, list[float]] = {}
-        """The same where one call follows another."""
+        """Seconds of each call directly after another one, by name of the call."""
         self.ended: list[float] = []
-        """When each iteration had, in seconds."""
+        """Time at which each iteration ended, in seconds."""
 
     def ways(self, engine: Engine) -> dict[str, Way]:
-        """What can be called with an iteration and its values, by name."""
+        """Functions that make a record from an iteration and its values, by name."""
         return {
             "hydraloop": lambda at, values: engine.log_record({**position(engine, "train"), "iteration": at, **values})
         }
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Make records where they are due."""
+        """Make records at the interval."""
         self.ended.append(perf_counter())
         if engine.progress.iteration % self.interval == 0:
             for _ in range(self.at_once):
@@ -54,11 +54,11 @@ class TimedRecords(Hook):
                 self._call(way, iteration, self.took.setdefault(name, []))
 
     def before_train(self, engine: Engine) -> None:
-        """Fix the order of turns."""
+        """Set the order of the functions."""
         self._turns = list(self.ways(engine).items())
 
     def after_train(self, engine: Engine) -> None:
-        """Make some more, one after the other."""
+        """Make more records, one after the other."""
         for name, way in self._turns:
             for number in range(IN_A_ROW):
                 self._call(way, engine.progress.iteration + number + 1, self.took_in_a_row.setdefault(name, []))
@@ -72,10 +72,10 @@ class TimedRecords(Hook):
 
 
 class ByHand(TimedRecords):
-    """The same by each library's own means in the training thread, in turn: record by record another one."""
+    """Does the same with each library's functions in the training thread. Each record uses the next function."""
 
     def before_train(self, engine: Engine) -> None:
-        """Import them, and open what they write to."""
+        """Import the libraries and open their outputs."""
         import mlflow
         import torch.utils.tensorboard
         import wandb
@@ -91,7 +91,7 @@ class ByHand(TimedRecords):
         super().before_train(engine)
 
     def after_train(self, engine: Engine) -> None:
-        """The rest, and close them."""
+        """Make the remaining records, and close the outputs."""
         self._wait()
         super().after_train(engine)
         self._wait()
@@ -100,7 +100,7 @@ class ByHand(TimedRecords):
         self._file.close()
 
     def ways(self, engine: Engine) -> dict[str, Way]:
-        """By name; those that leave work to threads come last."""
+        """Functions by name. Those that leave work to threads come last."""
         return {
             "a line of JSON, flushed": self._write,
             "mlflow, log_metric, one value": self._log_metric,

@@ -1,18 +1,18 @@
-"""What trackers cost training: per record, per iteration, and in memory and time over 100,000 records.
+"""Overhead of trackers: time per record and per iteration, and memory and speed with 100,000 records.
 
     python scripts/benchmarks/tracker_overhead.py [--rounds 3] [--records 100000] [--quick] [--only rounds|catching_up]
 
-Rounds: trainings on digits, each a process of its own, in turn, in an order that rotates: with the logger alone; with
-`hooks=[mlflow,wandb,tensorboard]` (SQLite, offline) as well; and with the libraries called by hand in the training
-thread, all of them in one process, record by record another one. A record has ten values, every 10 iterations (by hand:
-every 5, for there are several). Timed is each call in the training thread: between iterations, which leave nothing of
-it in the processor's caches, and 50 more after training, one after the other. Goal: at most 20 µs a record in all, one
-after the other. Timed are the iterations, too, with and without the first seconds, in which the trackers' processes
-import their libraries.
+Rounds: trainings on digits in separate processes, in rotating order: with only the logger; with
+`hooks=[mlflow,wandb,tensorboard]` (SQLite, offline); and with calls of the libraries in the training thread, which take
+turns within one process. A record has ten values and is made every 10 iterations (by hand every 5,
+because there are several libraries). Each call in the training thread is timed between iterations, when it is not in
+the processor's caches, and 50 times directly after another call, after training. Goal: at most 20 µs per record
+directly after another one. Iterations are timed with and without the first seconds, in which the followers import their
+libraries.
 
-Catching up: one training makes 100,000 records within seconds. Reported are the resident memory of its process and of
-each follower while they catch up, and how fast each is. Goal: MLflow takes 15,000 metrics a second on SQLite, all
-three on the same cores.
+Catching up: a training makes 100,000 records within seconds. Reported are the resident memory of its process and of
+each follower while they catch up, and their speed. Goal: MLflow stores 15,000 metrics per second in SQLite while all
+three use the same cores.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking.follower.cursor import Cursor
 
 GOAL = 20.0
-"""µs a record."""
+"""µs per record."""
 RATE = 15_000
-"""Metrics a second."""
+"""Metrics per second."""
 SETTLED = 5.0
 """Seconds in which followers import their libraries and open the run."""
 AT_ONCE = 100
-"""Records an iteration, where there are many."""
+"""Records per iteration, when there are many."""
 LONGEST = 500
-"""Seconds for catching up."""
+"""Most seconds for catching up."""
 CORE = "wandb-core"
 ALL = ("mlflow", "wandb", "tensorboard")
 TRACKERS = (f"hooks=[{','.join(ALL)}]", "hooks.wandb.mode=offline")
@@ -60,11 +60,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> None:
-    """Run and print the tables."""
+    """Run the benchmark and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=2000, help="of a training")
-    parser.add_argument("--records", type=int, default=100_000, help="to catch up with")
+    parser.add_argument("--iterations", type=int, default=2000, help="iterations of a training")
+    parser.add_argument("--records", type=int, default=100_000, help="records to catch up with")
     parser.add_argument("--quick", action="store_true", help="one round of 2000 iterations, 10,000 records")
     parser.add_argument("--only", choices=("rounds", "catching_up"))
     options = parser.parse_args()
@@ -80,25 +80,25 @@ def main() -> None:
 
 
 class Places:
-    """A new project's folder for each training."""
+    """Makes a project folder for each training."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._template = folder, template(folder)
         self._number = 0
 
     def new(self) -> Place:
-        """The next."""
+        """Return a new folder."""
         self._number += 1
         return Place(self._folder / str(self._number), self._template)
 
 
 def start(place: Place, *arguments: str) -> subprocess.Popen[str]:
-    """A training in a place."""
+    """Start a training in a folder."""
     return place.start([str(ROOT / "scripts" / "benchmarks" / "tracker_worker.py"), *arguments])
 
 
 def result(process: subprocess.Popen[str], place: Place) -> dict[str, Any]:
-    """What a training has measured."""
+    """Return what a training has measured."""
     out, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(out[-4000:])
@@ -110,7 +110,7 @@ def result(process: subprocess.Popen[str], place: Place) -> dict[str, Any]:
 
 
 def rounds(places: Places, number: int, iterations: int) -> None:
-    """Train each variant in turn, and print what a record and an iteration took."""
+    """Train each variant in turn, and print the time per record and per iteration."""
     between: dict[str, list[list[float]]] = {}
     in_a_row: dict[str, list[list[float]]] = {}
     times: dict[str, list[list[float]]] = {}
@@ -147,7 +147,7 @@ def _all(rounds: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _calls(rounds: Sequence[Sequence[float]], *shares: int) -> list[str]:
-    """The median, with the smallest and largest of a round, and how long so many percent of the calls took at most."""
+    """Return the median, with minimum and maximum over the rounds, and percentiles of all calls."""
     middles = [statistics.median(each) for each in rounds]
     low, middle, high = min(middles), statistics.median(_all(rounds)), max(middles)
     hundredths = statistics.quantiles(_all(rounds), n=100)
@@ -155,7 +155,7 @@ def _calls(rounds: Sequence[Sequence[float]], *shares: int) -> list[str]:
 
 
 def _means(rounds: Sequence[Sequence[float]], settled: float) -> list[float]:
-    """Milliseconds an iteration, of those that ended `settled` seconds or more after the first."""
+    """Return milliseconds per iteration, of those that ended at least `settled` seconds after the first."""
     means = []
     for ended in rounds:
         counted = [end for end in ended if end >= ended[0] + settled]
@@ -172,24 +172,24 @@ def _spread(values: Sequence[float], form: str = "{:.2f}") -> str:
 
 
 class Watch:
-    """Looks at a training's processes, its log and its cursors again and again.
+    """Samples a training's processes, log and cursors.
 
     Args:
-        process: of the training.
-        run_dir: of the training.
+        process: the process of the training.
+        run_dir: directory of the run.
     """
 
     def __init__(self, process: subprocess.Popen[str], run_dir: Path) -> None:
         self._process, self._run_dir = psutil.Process(process.pid), run_dir
         self.memory: dict[str, list[tuple[float, float]]] = {}
-        """Seconds and MiB, by process."""
+        """(seconds, MiB), by process."""
         self.come: dict[str, list[tuple[float, int]]] = {"training": [], **{name: [] for name in ALL}}
-        """Seconds, and how far each had come: the training in bytes of its log, trackers in records."""
+        """(seconds, position): of the training in bytes of its log, of trackers in records."""
         self.busy: dict[str, float] = {}
-        """Seconds that each process has computed."""
+        """CPU seconds of each process."""
 
     def look(self) -> None:
-        """Once."""
+        """Take one sample."""
         now = time.monotonic()
         with suppress(psutil.Error):
             for one in [self._process, *self._process.children(recursive=True)]:
@@ -209,14 +209,14 @@ class Watch:
                 seen.append((now, place))
 
     def memory_at(self, process: str, share: float) -> float:
-        """MiB of a process when it had come so far."""
+        """Return the MiB of a process when it had reached a share of its final position."""
         whose = "wandb" if process == CORE else process
         goal = share * self.come[whose][-1][1]
         when = next(now for now, place in self.come[whose] if place >= goal)
         return min(self.memory[process], key=lambda seen: abs(seen[0] - when))[1]
 
     def rate(self, tracker: str, since: float = 0.0) -> float:
-        """Records a second, from the first that were sent after a time to the last."""
+        """Return the records per second that a tracker has sent after a time."""
         seen = [one for one in self.come[tracker] if one[0] >= since]
         return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0]) if len(seen) > 1 else math.nan
 
@@ -228,7 +228,7 @@ class Watch:
 
 
 def catching_up(places: Places, records: int) -> None:
-    """Make many records at once, and print what becomes of them."""
+    """Make many records at once, and print how the followers catch up."""
     place = places.new()
     waits = [f"hooks.{name}.flush_timeout={LONGEST}" for name in ALL]
     iterations = f"engine.max_iters={records // AT_ONCE}"

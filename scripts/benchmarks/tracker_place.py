@@ -1,4 +1,4 @@
-"""A user's project in a folder of its own, a training in it as a user types it, and what its trackers have of it."""
+"""A user's project in a separate folder, a training started from its command line, and what its trackers have."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ from wandb_service import KEY, Service, serving
 
 from hydraloop.run.record_log import FILENAME, STAMP, count
 from hydraloop.tracking.follower import cursor
-from hydraloop.tracking.follower.locks import ended
+from hydraloop.tracking.follower.locks import wait_for_followers
 from hydraloop.tracking.mlflow.address import prepare_database
 from hydraloop.tracking.mlflow.calls import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 _LONGEST = 300.0
-"""Seconds for any command."""
+"""Most seconds for any command."""
 _LEFT_OUT = ("MLFLOW_", "WANDB_", "HYDRA_FULL_ERROR", "PYTHONWARNINGS")
 
 
 class TooLateError(Exception):
-    """Training ended before what was to happen in its course."""
+    """Training ended before the fault could be injected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Had:
-    """What one tracker had of a run."""
+    """What one tracker has of a run."""
 
     there: int
-    """Records that the service had, whole."""
+    """Records that the service has completely."""
     made: int
     """Records that the training has made."""
     twice: int
-    """Iterations that it had more than once."""
+    """Iterations that it has more than once."""
     claimed: int
-    """Records that our own summary says it had."""
+    """Records that it has according to hydraloop."""
 
 
 class Place:
-    """A project's folder, with an MLflow database like that of a user who has trained before.
+    """A project folder with an existing MLflow database.
 
     Args:
-        folder: to be made.
-        template: the database, copied.
+        folder: path of the folder, which is created.
+        template: the database to copy.
     """
 
     def __init__(self, folder: Path, template: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        (folder / "tmp").mkdir()  # processes that are killed leave their temporary files
+        (folder / "tmp").mkdir()  # processes that are killed leave temporary files
         shutil.copy(ROOT / "train.py", folder)
         for name in ("conf", "my_project"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.database = folder / "mlflow.db"
-        """Where the run's records at MLflow are in the end; a fault may move it."""
+        """The database that has the run's records in the end. A fault may move it."""
         shutil.copy(template, self.database)
         self.hooks: tuple[str, ...] = ("mlflow",)
         self.overrides: list[str] = []
         self.environment: dict[str, str] = {}
         self.cleanup = ExitStack()
         self.wandb: Service | None = None
-        """Where W&B is, if anywhere."""
+        """The W&B service; None if there is none."""
         self.training: Training | None = None
 
     def move_database(self, folder: Path) -> None:
-        """Let it be in another folder."""
+        """Move the database to another folder."""
         self.database = Path(shutil.move(self.database, folder / self.database.name))
 
     def train(self, *overrides: str) -> Training:
-        """`python train.py hooks=[…] …`, not waited for."""
+        """Start `python train.py hooks=[…] …` without waiting for it."""
         hooks = f"hooks=[{','.join(self.hooks)}]"
         arguments = ["train.py", hooks, *overrides, *self.overrides]
         self.training = Training(self.start(arguments), self.folder)
@@ -87,14 +87,14 @@ class Place:
         return self.training
 
     def sync(self) -> str:
-        """`python scripts/sync.py outputs`. Returns what it printed."""
+        """Run `python scripts/sync.py outputs`. Returns what it printed."""
         return self._run([str(ROOT / "scripts" / "sync.py"), "outputs"])
 
     def has(self, *, uploaded: bool = False) -> dict[str, Had]:
-        """What the services have of the run, by tracker.
+        """Return what each tracker has of the run.
 
         Args:
-            uploaded: W&B's offline files are not only read, but uploaded by `wandb sync`, and what comes of it counts.
+            uploaded: whether to upload W&B's offline files with `wandb sync` and count what the service has then.
         """
         assert self.training is not None, "it has been trained"
         run_dir = self.training.run_dir
@@ -130,7 +130,7 @@ class Place:
         return str(out)
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
-        """`python …` in the folder, not waited for."""
+        """Start `python …` in the folder without waiting for it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         own |= {"HOME": str(self.folder), "TMPDIR": str(self.folder / "tmp")}
@@ -146,7 +146,7 @@ class Place:
 
 
 def template(folder: Path) -> Path:
-    """A database as places get it: making one takes MLflow some seconds."""
+    """Create the database that project folders get a copy of, because MLflow takes seconds to create one."""
     path = folder / "mlflow.db"
     with settings(60):
         prepare_database(f"sqlite:///{path}")
@@ -154,32 +154,32 @@ def template(folder: Path) -> Path:
 
 
 class Training:
-    """A `train.py` that runs."""
+    """A running `train.py`."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process, self._folder = process, folder
         self.printed = ""
         self.ended = 0.0
-        """When the process did, in seconds since 1970."""
+        """Time at which the process ended, in seconds since 1970."""
         self.struck: int | None = None
-        """Records it had made at the first thing that was to happen in its course."""
+        """Number of records when the first fault was injected."""
 
     @property
     def run_dir(self) -> Path:
-        """Its run directory, which is there once it has begun."""
+        """The run directory, which exists once training has begun."""
         (found,) = (path.parent for path in self._folder.glob("outputs/*/*/.hydra"))
         return found
 
     @property
     def log(self) -> Path:
-        """Its records."""
+        """Path of its records."""
         return self.run_dir / FILENAME
 
     def until(self, record: int, *, sent: Sequence[str] = ()) -> None:
-        """Wait until it has made so many records, and the trackers in `sent` have begun to send.
+        """Wait until there are a number of records, and the trackers in `sent` have begun to send.
 
         Raises:
-            TooLateError: it ended before.
+            TooLateError: training ended before.
         """
         while True:
             logged = self._logged()
@@ -199,32 +199,32 @@ class Training:
         return state is not None and state.index > 0
 
     def processes(self, what: str) -> list[psutil.Process]:
-        """The processes below it with a word in their command line."""
+        """Return its child processes with a word in their command line."""
         below = psutil.Process(self._process.pid).children(recursive=True)
         return [process for process in below if any(what in part for part in process.cmdline())]
 
     def kill(self) -> None:
-        """`kill -9`, if it runs."""
+        """Kill it with `kill -9` if it runs."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for its end, and for that of its followers. Returns the exit code as a shell has it.
+        """Wait until it and its followers have ended. Returns the exit code as a shell reports it.
 
         Raises:
-            RuntimeError: it has made no record.
+            RuntimeError: there are no records.
         """
         self.printed, _ = self._process.communicate(timeout=_LONGEST)
         if not self._logged():
             raise RuntimeError(f"it did not train:\n{self.printed[-4000:]}")
         self.ended = time.time()
-        ended(self.run_dir)
+        wait_for_followers(self.run_dir)
         code = self._process.returncode
         return code if code >= 0 else 128 - code
 
     @property
     def iteration_time(self) -> float:
-        """Seconds an iteration, everything in the loop included, from the first record to the last."""
+        """Seconds per iteration, including everything in the loop, from the first record to the last."""
         first, *_, last = map(json.loads, self.log.read_text(encoding="utf-8").splitlines())
         return float(last[STAMP] - first[STAMP]) / float(last["iteration"] - first["iteration"])
 
@@ -236,4 +236,4 @@ class Training:
 
 
 TOTAL = 200
-"""Records of a training."""
+"""Number of records of a training."""

@@ -1,6 +1,6 @@
-"""One training of `tracker_overhead.py`: `python tracker_worker.py TimedRecords|ByHand INTERVAL AT_ONCE [override …]`.
+"""A training of `tracker_overhead.py`: `python tracker_worker.py TimedRecords|ByHand INTERVAL AT_ONCE [override …]`.
 
-A process of its own, in a project's folder. Leaves what its hook has measured in `measured.json` there.
+Runs in a project folder and writes what its hook has measured to `measured.json` there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ USUAL = (
 
 
 def main() -> None:
-    """Train, and write down what was measured."""
+    """Train, and write what was measured."""
     hook, interval, at_once, *overrides = sys.argv[1:]
-    logging.disable(logging.INFO)  # the terminal's lines
+    logging.disable(logging.INFO)  # no lines in the terminal
     added = [
         f"+hooks.timed._target_=tracker_hooks.{hook}",
         f"+hooks.timed.interval={interval}",

@@ -1,4 +1,4 @@
-"""What tracking services have of a run, read back from them: metrics by name and step, each as often as it is there."""
+"""Reads back what tracking services have of a run: metrics by name and step, and how often they are there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 from wandb_service import Service
 
 Points = Counter[tuple[str, int]]
-"""How often a metric is there at an iteration."""
+"""Number of times that a metric is there at an iteration."""
 
 PREFIX = "train/"
 
 
 def wanted(log: Path) -> dict[int, set[str]]:
-    """What a service should have: the metrics of each record of training in `metrics.jsonl`, by iteration."""
+    """Return what a service should have: by iteration, the metrics of each training record in `metrics.jsonl`."""
     found: dict[int, set[str]] = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         record: dict[str, Any] = json.loads(line)
@@ -33,17 +33,17 @@ def wanted(log: Path) -> dict[int, set[str]]:
 
 
 def there(points: Points, wanted: Mapping[int, set[str]]) -> int:
-    """Records that are there with all their metrics."""
+    """Return the number of records that are there with all their metrics."""
     return sum(all(points[name, step] for name in names) for step, names in wanted.items())
 
 
 def twice(points: Points) -> int:
-    """Steps at which any metric is there more than once."""
+    """Return the number of steps at which any metric is there more than once."""
     return len({step for (_, step), times in points.items() if times > 1})
 
 
 def mlflow_points(database: Path) -> Points:
-    """Of all runs of a database of MLflow's. From a copy: reading must not depend on what has been done to the disk."""
+    """Return the points of all runs in an MLflow database. Reads a copy, because the disk may be full or read-only."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     from mlflow import MlflowClient
     from mlflow.entities import ViewType
@@ -66,12 +66,12 @@ def mlflow_points(database: Path) -> Points:
 
 
 def wandb_points(run_dir: Path) -> Points:
-    """Of all of W&B's files in a run directory that `wandb sync` would upload."""
+    """Return the points in all W&B files of a run directory that `wandb sync` would upload."""
     from wandb.proto import wandb_internal_pb2 as protocol
 
     from hydraloop.tracking.wandb.file import records
 
-    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009  # the generated module makes its names when it runs
+    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009 - type checkers do not see generated names
     points: Points = Counter()
     for file in (run_dir / "wandb").glob("*run-*/run-*.wandb"):
         for record in (parse(one) for one in records(file)):
@@ -82,7 +82,7 @@ def wandb_points(run_dir: Path) -> Points:
 
 
 def service_points(service: Service) -> Points:
-    """Of all runs that a stand-in for W&B has got."""
+    """Return the points of all runs that a stand-in for W&B has received."""
     points: Points = Counter()
     for rows in service.rows.values():
         for row in rows.values():
@@ -95,7 +95,7 @@ def _of_row(row: Mapping[str, Any], iteration: int) -> list[tuple[str, int]]:
 
 
 def tensorboard_points(run_dir: Path) -> Points:
-    """Of all event files in a run directory."""
+    """Return the points in all event files of a run directory."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     points: Points = Counter()

@@ -1,6 +1,6 @@
-"""Tracking services that break when told to: an MLflow server, one that is silent, one that is slow, a small disk.
+"""Tracking services with faults: an MLflow server, one that is silent, one that is slow, a small disk.
 
-They stand for other machines, and so run with less priority than training, whose speed is measured beside them.
+They stand for other machines, so they have a lower priority than training, whose speed is measured at the same time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from queue import SimpleQueue
 from urllib.request import urlopen
 
 _LONGEST_START = 120.0
-"""Seconds for a server's start: it imports for some, and the machine may be busy."""
+"""Most seconds for the start of a server, which imports for several seconds on a busy machine."""
 
 
 class MLflowServer:
-    """`mlflow server` on a port of loopback that stays the same, over an SQLite database in a folder."""
+    """An `mlflow server` on a loopback port that stays the same, with an SQLite database in a folder."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.folder, self.port = folder, port or free_port()
@@ -32,16 +32,16 @@ class MLflowServer:
 
     @property
     def uri(self) -> str:
-        """Its address."""
+        """Address of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def database(self) -> Path:
-        """Its database, which can be read while it is down."""
+        """Path of its database, which can be read while the server is down."""
         return self.folder / "mlflow.db"
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         self.begin()
         deadline = time.monotonic() + _LONGEST_START
         while not self._answers():
@@ -51,7 +51,7 @@ class MLflowServer:
             time.sleep(0.1)
 
     def begin(self) -> None:
-        """Start it, without waiting."""
+        """Start the server without waiting."""
         command = ["nice", "-n", "10", sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--backend-store-uri", f"sqlite:///{self.database}"]
@@ -69,7 +69,7 @@ class MLflowServer:
             )
 
     def kill(self) -> None:
-        """`kill -9` of it and its workers."""
+        """Kill the server and its workers with `kill -9`."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -82,15 +82,15 @@ class MLflowServer:
 
 
 class Proxy:
-    """Passes on what comes in at a port, after a delay; without a target it accepts, and never answers.
+    """Forwards connections to a port after a delay. Without a target, it accepts connections and never answers.
 
     Args:
-        target: a port of loopback.
+        target: a loopback port.
     """
 
     def __init__(self, target: int | None = None) -> None:
         self.target, self.delay = target, 0.0
-        """Seconds before what the client sends is passed on."""
+        """Seconds before the client's data is forwarded."""
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = int(self._listener.getsockname()[1])
         self._open: list[socket.socket] = []
@@ -98,14 +98,14 @@ class Proxy:
 
     @property
     def uri(self) -> str:
-        """Its address."""
+        """Address of the proxy."""
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        """Accept nothing any more, and end what goes on."""
+        """Stop accepting, and end open connections."""
         for one in [self._listener, *self._open]:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # a thread that waits in accept or recv would keep it open
+                one.shutdown(socket.SHUT_RDWR)  # otherwise, a thread that waits in accept or recv would keep it open
             one.close()
 
     def _accept(self) -> None:
@@ -120,7 +120,7 @@ class Proxy:
                         threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, delayed: bool) -> None:
-        """Each part later than it came: parts of one message do not wait for each other."""
+        """Forward each part after the delay. Parts of one message do not wait for each other."""
         parts: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
         threading.Thread(target=_send, args=(parts, sink), daemon=True).start()
         data = b"-"
@@ -144,7 +144,7 @@ def _send(parts: SimpleQueue[tuple[float, bytes]], sink: socket.socket) -> None:
 
 
 class SmallDisk:
-    """A file system of its own in a folder, in memory. Needs the right to mount (`in_own_mounts`)."""
+    """A small file system in memory, mounted in a folder. Needs the right to mount (`in_own_mounts`)."""
 
     def __init__(self, folder: Path, *, size: str = "48m") -> None:
         self.folder = folder
@@ -152,7 +152,7 @@ class SmallDisk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
 
     def fill(self) -> None:
-        """Leave no byte free."""
+        """Fill the disk completely."""
         with (self.folder / "filler").open("wb", buffering=0) as file:
             try:
                 while True:
@@ -162,15 +162,15 @@ class SmallDisk:
                     raise
 
     def empty(self) -> None:
-        """Make room again."""
+        """Free the space."""
         (self.folder / "filler").unlink()
 
     def make_read_only(self, read_only: bool) -> None:
-        """Whether nobody, not even root, can write to it."""
+        """Make the disk read-only for all users, including root, or writable again."""
         subprocess.run(["mount", "-o", f"remount,{'ro' if read_only else 'rw'}", self.folder], check=True)
 
     def close(self) -> None:
-        """Take it away."""
+        """Unmount the disk."""
         subprocess.run(["umount", "--lazy", self.folder], check=True)
 
 
@@ -178,7 +178,7 @@ _MOUNTS = "HYDRALOOP_OWN_MOUNTS"
 
 
 def in_own_mounts() -> bool:
-    """Start this script again where it may mount, and where mounts end with it. False where the system has no way."""
+    """Restart this script in a mount namespace. Returns True in it, and False if the system does not allow one."""
     if _MOUNTS in os.environ:
         return True
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--user", "--map-root-user"]
@@ -188,12 +188,12 @@ def in_own_mounts() -> bool:
         return False
     os.environ[_MOUNTS] = "1"
     sys.stdout.flush()
-    return os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])  # which does not
+    return os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])  # does not return
 
 
 @contextlib.contextmanager
 def stopped(*services: MLflowServer | Proxy) -> Iterator[None]:
-    """Stop them at the end."""
+    """Stop the services at the end of the block."""
     try:
         yield
     finally:
@@ -205,7 +205,7 @@ def stopped(*services: MLflowServer | Proxy) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of loopback where nobody listens."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

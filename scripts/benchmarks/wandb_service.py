@@ -1,6 +1,6 @@
-"""A stand-in for the service of W&B: the few answers that its library needs to open a run, go on with it and log.
+"""A stand-in for W&B's service: the answers that its library needs to open a run, continue it and log.
 
-Made from what the library asks for, not from the real service: it shows what arrives there, not that W&B takes it.
+It was made from the library's requests, not from the real service. It shows what arrives, not that W&B accepts it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 KEY = "0" * 40
-"""One that W&B's library takes for an API key."""
+"""A key that W&B's library accepts as an API key."""
 _WHERE = {"id": "p", "name": "p", "entity": {"id": "e", "name": "team"}}
 
 
 class Service:
-    """Histories by run id; rewinding is refused."""
+    """Stores histories by run id. Rewinding is refused."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.rows: dict[str, dict[int, Any]] = {}
         self.exits: dict[str, int] = {}
         self.asked: list[str] = []
-        """Beginnings of queries."""
+        """First words of the queries."""
 
     def steps(self) -> dict[str, list[int]]:
-        """Of each run's history."""
+        """Return the steps of each run's history."""
         return {run: [row["_step"] for _, row in sorted(rows.items())] for run, rows in self.rows.items()}
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
-        """To one request."""
+        """Return the answer to one request."""
         if path.endswith("file_stream"):
             run = path.split("/")[-2]
             history: Any = (body.get("files") or {}).get("wandb-history.jsonl")
@@ -68,7 +68,7 @@ class Service:
 
 @contextmanager
 def serving(port: int = 0) -> Iterator[Service]:
-    """A service on this machine; on a free port where none is said."""
+    """Start a service on this machine, by default on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -89,7 +89,7 @@ def serving(port: int = 0) -> Iterator[Service]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *args: Any) -> None:
-            """A client that is killed is what is looked at."""
+            """Print nothing if a client is killed, as tests do on purpose."""
 
     server = Server(("127.0.0.1", port), Handler)
     service = Service(f"http://127.0.0.1:{server.server_port}")
