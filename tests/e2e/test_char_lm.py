@@ -175,13 +175,13 @@ def test_paths_that_hold_no_such_model(
         torch.save({**checkpoint, "meta": {**checkpoint["meta"], "config": config}}, tmp_path / name)
     (tmp_path / "empty").mkdir()
     for name, said in (
-        ("nothing", "there is no"),
+        ("nothing", "does not exist"),
         ("empty", "has no complete checkpoint"),
-        ("bare.pth", "does not say what model it is of"),
+        ("bare.pth", "does not contain the config of its model"),
         ("text.pth", "is not a complete checkpoint"),
         ("other.pth", "SmallCNN takes no argument"),
         ("refused.pth", "task.model"),
-        ("larger.pth", "do not fit"),
+        ("larger.pth", "do not match"),
         ("words.pth", "a GPT of 999 tokens"),
     ):
         assert script.main([str(tmp_path / name)]) == 1

@@ -115,7 +115,7 @@ def test_every_hook_is_looked_at_with_all_it_overrides(mutants: Any) -> None:
     assert set(found) == set(_FILES.values())
     assert {"state_dict", "load_state_dict", "after_train_iter"} <= set(found["ema"].methods)
     assert all(one.tests for one in found.values()), "each has tests of its own"
-    with pytest.raises(SystemExit, match="there is no hook nonsense"):
+    with pytest.raises(SystemExit, match="no such hook: nonsense"):
         mutants.targets(["nonsense"])
 
 

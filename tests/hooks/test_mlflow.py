@@ -152,5 +152,5 @@ def test_rank_0_says_that_a_file_is_not_on_other_machines(folder: Path, caplog: 
         {"logger": LoggerHook(), "mlflow": MLflowLoggerHook(system_metrics_nodes=True, flush_timeout=0.0)},
         engine=cast(type[Engine], partial(Engine, distributed=ranks)),
     ).train()
-    said = [message for message in caplog.messages if "only in a folder that all share" in message]
+    said = [message for message in caplog.messages if "only if all machines share its folder" in message]
     assert len(said) == 1
