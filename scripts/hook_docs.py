@@ -89,11 +89,11 @@ def options() -> list[Option]:
 
 def hook_table() -> str:
     """Return the table of hooks, with one row for each hook."""
-    rows = ["| option | class | priority | what it does |", "|---|---|---|---|"]
+    rows = ["| option | priority | what it does |", "|---|---|---|"]
     for option in options():
         mark = " (default)" if option.group == "default_hooks" else ""
         name = f"[`{option.name}`](#{option.name}){mark}"
-        rows.append(f"| {name} | `{option.cls}` | {option.priority} | {_cell(_begun_small(summary(option.schema)))} |")
+        rows.append(f"| {name} | {option.priority} | {_cell(_begun_small(summary(option.schema)))} |")
     return "\n".join(rows)
 
 
@@ -120,9 +120,9 @@ def _hook_section(option: Option) -> str:
 
 def schedule_table() -> str:
     """Return the table of schedules, with one row for each option of `scheduler`."""
-    rows = ["| option | class | what it does |", "|---|---|---|"]
-    for name, schema, target in _group("scheduler"):
-        rows.append(f"| [`{name}`](#{name}) | `{target.rpartition('.')[2]}` | {_cell(_said(schema))} |")
+    rows = ["| option | what it does |", "|---|---|"]
+    for name, schema, _ in _group("scheduler"):
+        rows.append(f"| [`{name}`](#{name}) | {_cell(_said(schema))} |")
     return "\n".join(rows)
 
 
@@ -174,13 +174,19 @@ def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[st
     """
     plain = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(plain, dict)
-    texts, lines = field_docs(schema), ["| option | default | |", "|---|---|---|"]
+    texts, lines = field_docs(schema), ["| option | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(schema):
         if field.name not in ("_target_", "_partial_", *skip):
             default = "required" if plain[field.name] == MISSING else f"`{_shown(plain[field.name])}`"
             default = (shown or {}).get(field.name, default)
-            lines.append(f"| `{field.name}` | {default} | {_cell(texts.get(field.name, ''))} |")
+            lines.append(f"| `{field.name}` | {default} | {_cell(texts.get(field.name) or _section_text(field))} |")
     return lines
+
+
+def _section_text(field: dataclasses.Field[Any]) -> str:
+    """Return the docstring of a field's own dataclass, or nothing if it is not a dataclass."""
+    kind = field.type if isinstance(field.type, type) else field.default_factory
+    return inspect.getdoc(kind) or "" if dataclasses.is_dataclass(kind) else ""
 
 
 def _group(group: str) -> Iterator[tuple[str, Any, str]]:

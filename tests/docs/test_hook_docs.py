@@ -33,7 +33,7 @@ def test_every_hook_has_its_row_and_every_option_its_line(docs: Any) -> None:
     table, sections = docs.hook_table(), docs.hook_sections()
     for cls, option in _FILES.items():
         assert f"[`{option}`](#{option})" in table
-        assert f"`{cls}`" in table
+        assert f".{cls}`" in sections
         assert f"## {option}\n" in sections
     assert "| `max_keep_ckpts` | `null` |" in sections
     assert "`on_trace_ready` | `[tb_trace, log_trace]`" in sections
@@ -51,7 +51,7 @@ def test_every_schedule_and_every_option_of_a_group_is_there(docs: Any) -> None:
         "plateau",
         "momentum",
     ):
-        assert f"| [`{schedule}`](#{schedule}) | `" in docs.schedule_table()
+        assert f"| [`{schedule}`](#{schedule}) | " in docs.schedule_table()
         assert f"### {schedule}\n" in docs.schedule_sections()
     options = docs.option_sections()
     for title in ("## engine", "### distributed.fsdp", "### task=regression", "### model=gpt", "### data=digits"):
