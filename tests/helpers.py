@@ -1,4 +1,4 @@
-"""What most tests of the engine need: a tiny task, batches, an engine over them, hooks that act, fail or listen."""
+"""For tests of the engine: a tiny task, batches, an engine, and hooks that act, fail or record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def logged(path: Path) -> list[dict[str, Any]]:
-    """The records of a log as they were made: without the time, which each line must have."""
+    """Return the records of a log without their time; each must have one."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert all(record.pop("timestamp") > 0 for record in records)
     return records

@@ -1,4 +1,4 @@
-"""Engine: training itself, and how a run ends when something is raised."""
+"""Engine: training, and the end of a run after an error."""
 
 from __future__ import annotations
 

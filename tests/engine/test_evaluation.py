@@ -1,4 +1,4 @@
-"""Validation and test: when, on which weights, and what is undone afterwards."""
+"""Validation and test: when, on which weights, and what is undone at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers import Recorder, at, batches, differences, failing, make_engi
 
 
 class Context(Hook):
-    """Enters a context around each evaluation and writes down when."""
+    """Enters a context for each evaluation and records when."""
 
     def __init__(self, trace: list[str]) -> None:
         self.trace = trace
@@ -42,7 +42,7 @@ class Context(Hook):
 
 
 def _around(trace: list[str], mode: str) -> list[str]:
-    """From before_<mode>_epoch to after_<mode>, or as far as it came."""
+    """Return the trace from before_<mode>_epoch to after_<mode>, or to the error."""
     begin = trace.index(f"before_{mode}_epoch")
     end = trace.index(f"after_{mode}") if f"after_{mode}" in trace else len(trace)
     return trace[begin : end + 1]

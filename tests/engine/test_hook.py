@@ -73,7 +73,7 @@ def test_an_unknown_name_is_refused_with_the_close_one(given: str, close: str) -
     assert re.search(rf"Did you mean .*\b{close}\b", message)
 
 
-# Misspelt mount points. ----------------------------------------------------------------------------------------------
+# Misspelled mount points. ---------------------------------------------------------------------------------------------
 
 
 def _method(self: Any, engine: Engine, *arguments: Any) -> None:
@@ -130,7 +130,7 @@ def test_the_docstrings_picture_has_every_mount_point_in_the_order_of_a_run() ->
 
 
 class General(Hook):
-    """Writes down the general points, and one specific one."""
+    """Records the calls at the general points and at one specific point."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Mode]] = []
@@ -181,7 +181,7 @@ def test_general_points_are_called_at_the_train_val_and_test_points_with_the_mod
 
 
 class Due(Hook):
-    """Asks all the helpers."""
+    """Calls all helpers."""
 
     def __init__(self) -> None:
         self.due: dict[str, list[int]] = {
@@ -259,7 +259,7 @@ def test_the_helpers_answer_as_mmengines_do(tmp_path: Path) -> None:
 
 
 class LastEpoch(Hook):
-    """Writes down the epoch (from 1) in which each mount point says that it is the last one, and in which not."""
+    """Records, for each mount point, the epochs (from 1) in which `is_last_train_epoch` is true and false."""
 
     def __init__(self) -> None:
         self.yes: set[str] = set()

@@ -1,4 +1,4 @@
-"""What hooks ask for, and when the engine acts on it: after all hooks of the mount point, between two windows."""
+"""Requests of hooks, and when the engine acts: after all hooks of the mount point, between two windows."""
 
 from __future__ import annotations
 

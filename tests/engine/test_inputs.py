@@ -1,4 +1,4 @@
-"""Workers that outlive an epoch end with the run, however it ends."""
+"""Workers that outlive an epoch end with the run, also after an error."""
 
 from __future__ import annotations
 

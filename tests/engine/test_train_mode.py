@@ -1,4 +1,4 @@
-"""Train and eval modes: training keeps the user's, evaluation puts back what it found."""
+"""Train and eval modes: training keeps the modes that the user has set; evaluation restores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`code.patch`: whole, masked, and `git apply` takes it."""
+"""`code.patch` is complete and masked, and `git apply` accepts it."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_going_on_elsewhere_is_refused_from_python_too() -> None:
 
 
 def test_a_run_that_names_the_own_folder_of_another_has_no_checkpoint_there() -> None:
-    """It was refused; `resume=` does not take the other run's checkpoint for its own."""
+    """The attempt was refused; `resume=` does not use the checkpoint of the other run."""
     other = make_run("2026-01-01/00-00-00-a", "epoch_1.pth")
     cfg = config()
     OmegaConf.update(cfg, "default_hooks.checkpoint.out_dir", str((other / "checkpoints").resolve()), force_add=True)

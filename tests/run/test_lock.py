@@ -160,7 +160,7 @@ if what == "join":
     print("joined", flush=True)
     sys.stdin.read()
 else:
-    if what == "race":  # from here on, all of them at once; taking it takes long, as on a slow disk
+    if what == "race":  # all at once from here; acquiring takes long, as on a slow disk
         write = lock._write
         lock._write = lambda handle, holder: (time.sleep(0.1), write(handle, holder))
         print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""The record log: whole lines, the time, what JSON does not have; and what a reader makes of it."""
+"""The record log: whole lines, the time, values that JSON lacks, and how it is read."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_a_hook_whose_state_is_missing_is_named(tmp_path: Path, caplog: pytest.L
     counting = Counting()
     with caplog.at_level(logging.WARNING):
         make_engine(tmp_path, {"counting": counting}, resume=path, max_epochs=2, resume_strict=False).train()
-    assert counting.seen == 2, "it begins anew"
+    assert counting.seen == 2, "it begins again"
     assert any("hooks.counting" in record.message for record in caplog.records)
 
 

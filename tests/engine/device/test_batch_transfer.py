@@ -1,4 +1,4 @@
-"""Moving a batch: what becomes of its structure, its tensors' layout, and what stays as it is."""
+"""Moving a batch: its structure, the layout of its tensors, and what is not moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydraloop.engine.device.batch_transfer import has_streams, mover, tensors_o
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
-"""A device that every torch has: tensors without memory. To it, batches really move."""
+"""A device that every torch has, whose tensors have no memory. Batches can be moved to it."""
 
 
 class Pair(NamedTuple):
@@ -196,7 +196,7 @@ class CopiesTo(TorchFunctionMode):
 @pytest.mark.parametrize(("device", "expected"), [("mps", False), ("cuda:0", True)])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_copies_to_mps_block_since_it_may_read_freed_memory(device: str, expected: bool, channels_last: bool) -> None:
-    """The decision only: that a blocking copy is whole, only a Mac can show."""
+    """Tests the decision only: the copy itself needs a Mac."""
     with CopiesTo(device) as copies:
         mover(torch.device(device), channels_last)({"images": torch.rand(2, 3, 4, 5), "labels": torch.ones(2)})
     assert copies.non_blocking == [expected, expected]

@@ -1,4 +1,4 @@
-"""Autocast, tf32 and gradient scaling: what computes in what, which steps are skipped, what is left afterwards."""
+"""Autocast, tf32 and gradient scaling: dtypes, skipped steps, and what is restored after a run."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_training_and_evaluation_are_under_the_same_autocast(tmp_path: Path) -> 
 
 @pytest.fixture(params=["highest", "medium"])
 def matmul_precision(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Set before the run; the process has its own back after the test."""
+    """Set process-wide settings before the run; they are restored after the test."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(request.param)
     yield request.param
@@ -270,7 +270,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(
 
 
 def test_gradients_too_large_for_float16_overflow_and_the_scale_finds_its_place() -> None:
-    """Nothing infinite in the data: the scale itself is too large."""
+    """The data is finite: the scale is too large."""
     model, precision = linear(), FP16(CPU)
     optimizer = optim.SGD(model.parameters(), lr=1e-6, fused=True)
     taken = [step(precision, model, optimizer, 1000.0) for _ in range(12)]
@@ -298,7 +298,7 @@ def test_a_scale_that_fp32_rounds_is_no_overflow(init_scale: float) -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
 def test_scaled_gradients_are_the_unscaled_ones(implementation: dict[str, bool]) -> None:
-    """To the bit where autocast is the same: a power of two, and nothing near the ends of float16's range."""
+    """Equal to the bit: the scale is a power of two, and no value is near the ends of the range of float16."""
     model = linear()
     optimizer = optim.AdamW(model.parameters(), **implementation)  # type: ignore[arg-type]
     precision = FP16(CPU, init_scale=1024)
@@ -391,7 +391,7 @@ def test_a_step_without_gradients_is_taken_as_in_fp32() -> None:
 
 
 def test_a_loss_that_is_never_finite_ends_the_run() -> None:
-    """Otherwise every step would be skipped, and nobody would be told."""
+    """Otherwise every step would be skipped without a message."""
     model, precision = linear(), FP16(CPU, init_scale=8, min_scale=1)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
@@ -417,7 +417,7 @@ def test_after_a_run_that_ended_before_its_step_the_next_one_begins_cleanly() ->
 
 
 def saved(precision: Precision) -> dict[str, Any]:
-    """Its state after a way through a file."""
+    """Return the state, saved to a file and loaded."""
     file = io.BytesIO()
     torch.save(precision.state_dict(), file)
     file.seek(0)
@@ -472,7 +472,7 @@ def test_another_precisions_state_changes_nothing() -> None:
 
 
 def test_the_engine_skips_what_overflows(tmp_path: Path) -> None:
-    """No counter, no gradient left over; the weights stand still in that iteration and only then."""
+    """Counters and weights stay the same in that iteration only, and no gradient is left."""
     train = batches(4)
     train[1] = (train[1][0] * float("inf"), train[1][1])
     stepped: list[tuple[bool, Tensor]] = []
@@ -523,7 +523,7 @@ def overflow_on_one_rank(distributed: Distributed, implementation: dict[str, boo
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
 def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(implementation: dict[str, bool]) -> None:
-    """torch reduces over the mesh whether there was one; without that, the ranks would go apart."""
+    """torch reduces over the mesh whether there was one; without that, the ranks would diverge."""
     expected = [(True, True, 8, 0), (False, False, 4, 1), (True, True, 4, 1)]
     assert on_ranks(2, overflow_on_one_rank, implementation, strategy="fsdp2") == [expected, expected]
 

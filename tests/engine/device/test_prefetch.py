@@ -1,4 +1,4 @@
-"""One batch ahead: the order of fetching and handing over, where errors arrive, and when the source is let go."""
+"""One batch ahead: the order of fetching and yielding, where errors are raised, and when the source is dropped."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_states_go_on_where_they_were_also_from_a_file(tmp_path: Path) -> None:
 
 
 def _gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> list[list[torch.Tensor]]:
-    """Let this machine seem to have GPUs; returns what their generators are set to."""
+    """Make torch report GPUs; return the states to which their generators are set."""
     put_back: list[list[torch.Tensor]] = []
     states = [torch.full((16,), index, dtype=torch.uint8) for index in range(count)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)

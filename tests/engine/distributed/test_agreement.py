@@ -1,4 +1,4 @@
-"""What a hook asks for on one rank, all ranks do at the same iteration; a rank that fails closes without the others."""
+"""All ranks do at the same iteration what a hook requests on one rank; a failed rank closes without the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ranks import RankError, on_ranks
 
 
 class Asks(Hook):
-    """Asks for something at one mount point, on one rank."""
+    """Makes a request at one mount point, on one rank."""
 
     def __init__(self, rank: int, what: str, at: str, when: int) -> None:
         self.rank, self.what, self.at, self.when = rank, what, at, when
@@ -48,7 +48,7 @@ class Asks(Hook):
 
 
 class Counts(Hook):
-    """How often a hook that fails on another rank is still called."""
+    """Counts the calls of a hook that fails on another rank."""
 
     on_error = "disable"
 
@@ -62,7 +62,7 @@ class Counts(Hook):
 
 
 def run(distributed: Distributed, run_dir: str, hooks: dict[str, Hook], accumulate: int = 1) -> dict[str, Any]:
-    """Ten epochs of 9 iterations. Returns where the rank has come to."""
+    """Ten epochs of 9 iterations. Return the progress of this rank."""
     torch.manual_seed(0)
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
@@ -110,7 +110,7 @@ def test_a_checkpoint_asked_for_on_one_rank_is_written_by_rank_0(at: str, tmp_pa
     on_ranks(2, run, str(tmp_path), {"asks": Asks(1, "checkpoint", at, 2)}, agree_interval=3)
     checkpoint = torch.load(tmp_path / "checkpoints" / "asked.pth", weights_only=True)
     assert len(checkpoint["rng"]["other_ranks"]) == 1
-    expected = 18 if at == "epoch" else 7  # 2: asked; 4: the flag goes round; 7: it has arrived
+    expected = 18 if at == "epoch" else 7  # 2: requested; 4: the flag is exchanged; 7: it has arrived
     assert checkpoint["progress"]["iteration"] == expected
 
 
@@ -142,7 +142,7 @@ def test_a_rank_that_fails_closes_without_the_others(tmp_path: Path) -> None:
 
 
 class Closing(Hook):
-    """Asks the other ranks while closing, as a hook should not."""
+    """Calls a collective while closing, which a hook should not do."""
 
     def after_train(self, engine: Engine) -> None:
         told = engine.distributed.gather(engine.distributed.rank)

@@ -1,4 +1,4 @@
-"""One process, two and three ranks, DDP and FSDP2, whole batches and accumulated ones: the same training."""
+"""Training is the same with one process, two and three ranks, DDP and FSDP2, whole and accumulated batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.helpers import failing
 from tests.ranks import on_ranks
 
 SAMPLES = 17
-"""In global batches of 6: the last one has 5, which three ranks share unevenly."""
+"""Samples. The last global batch of 6 has 5, which three ranks share unevenly."""
 WITH_FILLER = 13
-"""The last one has 1, which leaves nothing for the other ranks."""
+"""Samples. The last global batch has 1, so the other ranks have none."""
 
 
 class Padded(Regression):
@@ -61,7 +61,7 @@ def train(
     train_loader: Any = build_loader(
         dataset(options.get("samples", SAMPLES)), shuffle=True, seed=3, batch_size=batch_size, **part
     )
-    if options.get("foreign"):  # a list of batches, that says nothing of the other ranks' samples
+    if options.get("foreign"):  # a list of batches, which does not know the samples of the other ranks
         train_loader = [
             (x[: train_loader.samples_at(i)[0]], y[: train_loader.samples_at(i)[0]])
             for i, (x, y) in enumerate(train_loader)
@@ -87,12 +87,12 @@ def train(
 
 
 def alone(*args: Any) -> dict[str, Any]:
-    """`train` in this process."""
+    """Call `train` in this process."""
     return train(Distributed(), *args)
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Weights, averages and metrics to 1e-6, counters exactly."""
+    """Compare weights, averages and metrics to 1e-6, and counters exactly."""
     for part in ("weights", "averages"):
         for name, value in expected[part].items():
             torch.testing.assert_close(found[part][name], value, rtol=0, atol=1e-6)
@@ -120,7 +120,7 @@ def test_ranks_train_as_one_process_does(
     batch_size = 6 // world_size
     expected = alone(6, accumulate, options, str(tmp_path))
     for found in on_ranks(world_size, train, batch_size, accumulate, options, str(tmp_path), strategy=strategy):
-        if options.get("foreign"):  # the other ranks are taken to have as many samples in each batch
+        if options.get("foreign"):  # all ranks are assumed to have as many samples in each batch
             found["samples"] = expected["samples"]
         assert_same(found, expected)
 
@@ -150,7 +150,7 @@ class NothingCounts(Padded):
     """A window in which no token counts."""
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """A sum of nothing."""
+        """Return a sum over no tokens."""
         total, count = super().forward(batch)["loss"]
         return {"loss": (total * 0, count * 0)}
 

@@ -31,7 +31,7 @@ class Counted(Hook):
         self.steps = self.collectives = 0
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        if batch_idx == 6:  # DDP makes its buckets anew after the first average
+        if batch_idx == 6:  # DDP makes its buckets again after the first average
             self.collectives -= _so_far()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
@@ -42,7 +42,7 @@ class Counted(Hook):
 
 
 def _so_far() -> int:
-    """The number that torch gives to the next collective of the group."""
+    """Return torch's number of the next collective of the group."""
     group: Any = torch.distributed.group.WORLD
     return int(group._get_sequence_number_for_group())
 
@@ -65,7 +65,7 @@ def collectives(distributed: Distributed, accumulate: int, pairs: bool, run_dir:
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    engine._requests.next_exchange = 10**9  # what goes among the hosts in the background is another test's
+    engine._requests.next_exchange = 10**9  # exchanges among the hosts have another test
     engine.train()
     return counted.steps, counted.collectives
 
@@ -293,7 +293,7 @@ def stop_inside(distributed: Distributed, run_dir: str, batch_size: int, resume:
 
 
 class Stateful(Hook):
-    """Has a state: on rank 0 only, or one it cannot give on rank 1, or one of a kind."""
+    """Has a state that differs between ranks."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"counted": Counter({3: 1, 7: 2}), "pair": (1, 2)}
@@ -309,7 +309,7 @@ class OnMain(Stateful):
 
 
 class FailsOnOne(Stateful):
-    """Fails on rank 1, and the run goes on."""
+    """Fails on rank 1, and the run continues."""
 
     on_error = "warn"
 
@@ -347,7 +347,7 @@ def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> No
 
 
 class Full(CheckpointHook):
-    """A checkpoint hook on a full disk; with `goes_on` its errors warn."""
+    """A checkpoint hook on a full disk; with `goes_on`, its errors warn."""
 
     def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
         if engine.distributed.is_main:
@@ -383,7 +383,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_pat
     assert "IsADirectoryError" in other[1]
 
 
-# What else is done to a model. ---------------------------------------------------------------------------------------
+# Other changes of a model. ---------------------------------------------------------------------------------------
 
 
 def test_fsdp2_around_blocks(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_a_class_that_does_not_occur_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_network_has_no_dropout() -> None:
-    # Else the equalities above would hold by luck.
+    # Otherwise the equalities above could hold by chance.
     assert not any(isinstance(module, nn.Dropout) for module in network().modules())
 
 
