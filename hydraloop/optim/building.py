@@ -70,19 +70,14 @@ def build_schedule(
     end: int | None = None,
     monitor: str | None = None,
 ) -> Schedule | TorchSchedule:
-    """Return a schedule.
+    """Return a schedule. Other arguments than these are those of `Schedule`.
 
     Args:
-        name: its key under `scheduler`.
         made: a function of the step, or a partial that makes a scheduler of torch or another package.
-        optimizer: its parameter groups are changed.
         run: the length of the run.
-        param: the number of the groups that it changes; see `Schedule`.
-        by_epoch: `begin`, `end` and the function's lengths count epochs; False: optimizer steps.
-        convert_to_iter_based: they count epochs, but the value changes after each optimizer step.
-        begin: the first n at which it acts, 0 or more.
+        convert_to_iter_based: `begin`, `end` and the function's lengths count epochs, but the value changes after each
+            optimizer step.
         end: the n at which it ends; None: the end of training.
-        monitor: the validation metric that a `Plateau` follows.
 
     Raises:
         UserError: `begin` and `end` do not fit, a warm-up does not fit, a metric is missing or not used, or there are
@@ -105,11 +100,7 @@ def build_schedule(
             remedy=f"Set {key}.monitor=loss for the validation loss." if plateau else "Leave it out.",
         )
     _check_begin_and_end(begin, end, key)
-    total, unit = (run.epochs, "epochs") if by_epoch else (run.steps, "optimizer steps")
-    if begin < total:
-        _check_warm_up(made, (end or total) - begin, key, unit)
-    if 0 < total < (end or begin + 1):
-        log.warning("%s acts from %d to %s, but the run has only %d %s", key, begin, end or "the end", total, unit)
+    _check_length(made, begin, end, run, key, by_epoch=by_epoch)
     if convert_to_iter_based:
         if plateau or not by_epoch:
             raise UserError(
@@ -119,10 +110,10 @@ def build_schedule(
                 f"{key}.convert_to_iter_based=false.",
             )
         steps = max(1, run.steps_per_epoch)  # 0 without training data
-        made, by_epoch, total = _in_steps(made, steps), False, run.steps
+        made, by_epoch = _in_steps(made, steps), False
         begin, end = begin * steps, None if end is None else end * steps
     if end is None:
-        end = sys.maxsize if plateau else max(total, begin + 1)
+        end = sys.maxsize if plateau else max(run.epochs if by_epoch else run.steps, begin + 1)
     return Schedule(
         name,
         made,
@@ -170,10 +161,13 @@ def _check_begin_and_end(begin: Any, end: Any, key: str) -> None:
         )
 
 
-def _check_warm_up(function: Function, length: int, key: str, unit: str) -> None:
-    """Refuse a warm-up, and last epochs, that leave no step for the rest of the schedule."""
+def _check_length(function: Function, begin: int, end: int | None, run: Length, key: str, *, by_epoch: bool) -> None:
+    """Warn if the run is shorter than the schedule; refuse a warm-up that leaves nothing for the rest of it."""
+    total, unit = (run.epochs, "epochs") if by_epoch else (run.steps, "optimizer steps")
+    if 0 < total < (end or begin + 1):
+        log.warning("%s acts from %d to %s, but the run has only %d %s", key, begin, end or "the end", total, unit)
     parts = {name: getattr(function, name, None) or 0 for name in ("warmup_iters", "num_last_epochs")}
-    length = getattr(function, "total_iters", None) or length
+    length = getattr(function, "total_iters", None) or (end or total) - begin
     if 0 < length <= sum(parts.values()):
         longest = max(parts, key=lambda name: parts[name])
         together = " and ".join(f"{name}={value}" for name, value in parts.items() if value)

@@ -15,7 +15,6 @@ from hydraloop.optim.places import Place
 
 _LENGTHS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""
-_INSTEAD = "use an option of the group scheduler, which supports the change: scheduler=cosine, poly, onecycle, …"
 
 
 class TorchSchedule:
@@ -92,31 +91,23 @@ class TorchSchedule:
         return {"scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned. An lr that was typed for the resumed run scales its values.
+        """Continue from what `state_dict` returned.
 
         Raises:
-            UserError: this run has another length, or another lr and an `eta_min`.
+            UserError: this run has another length or lr.
         """
         saved = state["scheduler"]
-        for name in _LENGTHS:
-            if name in saved and saved[name] != getattr(self.scheduler, name):
+        here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _LENGTHS}
+        if not self.sets("lr"):
+            here["base_lrs"] = [group.get("initial_lr") for group in self._optimizer.param_groups]
+        for name, value in here.items():
+            if name in saved and saved[name] != value:
                 raise UserError(
-                    f"the checkpoint has {name}={saved[name]}, this run {getattr(self.scheduler, name)}",
+                    f"the checkpoint has {name}={saved[name]}, this run {value}; torch's schedulers cannot change it",
                     key=self.key,
-                    remedy=f"Set {self.key}.{name}={saved[name]}, or {_INSTEAD}",
+                    remedy="Use the value of the checkpoint, or an option of the group scheduler: scheduler=cosine, …",
                 )
-        lrs = [group.get("initial_lr") for group in self._optimizer.param_groups]
         self.scheduler.load_state_dict(saved)
-        old = saved.get("base_lrs", lrs)
-        if lrs != old and not self.sets("lr"):
-            if getattr(self.scheduler, "eta_min", None):
-                raise UserError(
-                    f"{self.key} has an eta_min, which does not scale with another lr",
-                    key="optimizer.lr",
-                    remedy=f"Leave it out, or {_INSTEAD}",
-                )
-            self.scheduler.base_lrs = lrs
-        new = getattr(self.scheduler, "base_lrs", lrs)
-        for group, lr in enumerate(saved["_last_lr"]):
-            scale = new[group] / old[group] if old[group] else 1.0
-            Place(group, "lr", None).write(self._optimizer, lr * scale)
+        if "base_lrs" in saved:  # needed if the checkpoint has no state of the optimizer
+            for group, lr in enumerate(saved["_last_lr"]):
+                Place(group, "lr", None).write(self._optimizer, lr)

@@ -94,34 +94,14 @@ def test_without_the_optimizers_state_the_lr_is_where_the_scheduler_stands() -> 
     assert values(fresh) == values(optimizer)
 
 
-def test_a_typed_lr_scales() -> None:
-    factory = partial(torchs.StepLR, step_size=7)
-    other = two_groups()
-    for group in other.param_groups:
-        group["lr"] *= 10
-    expected = run(other, [of("it", factory, other)])
+def test_another_lr_is_refused() -> None:
     optimizer = two_groups()
-    schedules = [of("it", factory, optimizer)]
-    run(optimizer, schedules, 20)
-    state = optimizer.state_dict()
-    again = two_groups()
-    made = of("it", factory, again)
-    again.load_state_dict(state)
-    for group in again.param_groups:
-        group["initial_lr"] *= 10
-    made.load_state_dict(schedules[0].state_dict())
-    for found, wanted in zip(run(again, [made], first=21), expected[20:], strict=True):
-        assert found == pytest.approx(wanted)
-
-
-def test_a_typed_lr_under_an_eta_min_is_refused() -> None:
-    optimizer = two_groups()
-    schedule = of("it", partial(torchs.CosineAnnealingLR, eta_min=0.1), optimizer)
+    schedule = of("it", partial(torchs.StepLR, step_size=7), optimizer)
     state = schedule.state_dict()
     optimizer.param_groups[0]["initial_lr"] = 5.0
-    with pytest.raises(UserError, match="has an eta_min") as caught:
+    with pytest.raises(UserError, match=r"base_lrs=\[1.0, 0.2\], this run \[5.0, 0.2\]") as caught:
         schedule.load_state_dict(state)
-    assert caught.value.key == "optimizer.lr"
+    assert caught.value.key == "scheduler.it"
 
 
 def test_another_length_is_refused() -> None:
@@ -130,7 +110,7 @@ def test_another_length_is_refused() -> None:
     longer = of("it", partial(torchs.CosineAnnealingLR), two_groups(), epochs=24)
     with pytest.raises(UserError, match="the checkpoint has T_max=60, this run 120") as caught:
         longer.load_state_dict(schedule.state_dict())
-    assert "scheduler.it.T_max=60" in str(caught.value.remedy)
+    assert caught.value.key == "scheduler.it"
 
 
 @pytest.mark.parametrize(
