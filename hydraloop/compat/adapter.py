@@ -26,19 +26,19 @@ class Adapter(Hook):
 
     For all adapters:
 
-    * A stand-in raises a `NoCounterpartError` for an attribute that does not carry over.
-    * A scalar with a name that hydraloop uses (epoch, loss, …) is `<hook>/<name>` in the records, and a warning says so
-      once.
+    * A stand-in raises a `NoCounterpartError` for an attribute that is not supported.
+    * A scalar with a name that hydraloop uses (epoch, loss, …) becomes `<hook>/<name>` in the records, with one
+      warning.
     * The object may add entries to a checkpoint. Changing one of hydraloop's, at any depth, is an error that names it.
       A write through a tensor's `.data` is not detected, and changes the run if the checkpoint is about to be saved.
     * It cannot request a checkpoint in a method that is called after an error, at the end, or to save a checkpoint.
 
-    Cost: about 2.5 µs a call besides the object's own. No host sync, unless the object reads a value.
+    Cost: about 2.5 µs per call in addition to the object's own time. No host sync, unless the object reads a value.
     """
 
     collective = True  # the object may use collectives
     stand_in: ClassVar[type[StandIn]]
-    """What the object's methods receive first: the runner or trainer."""
+    """The first argument of the object's methods: the runner or trainer."""
     wrapped: Any
     """The other framework's object."""
     _shared: StandIn | None = None
@@ -51,12 +51,12 @@ class Adapter(Hook):
         state: bool,
         priority: int | str = Priority.NORMAL,
     ) -> None:
-        """Give this instance its class.
+        """Give this instance its own class.
 
         Args:
-            points: the mount points that it keeps.
+            points: the mount points of the class.
             made: methods for mount points that the adapter's class does not define.
-            state: whether it keeps `state_dict` and `load_state_dict`.
+            state: whether the class has `state_dict` and `load_state_dict`.
         """
         own = type(self)
         unused = [*(name for name in MOUNT_POINTS if name not in points), *(() if state else _STATE)]
@@ -72,7 +72,7 @@ class Adapter(Hook):
         return self._shared
 
     def _invoke(self, context: Context, method: str, *args: Any, **kwargs: Any) -> None:
-        """Call a method of the object. Errors that a stand-in raises in it name the object and the method."""
+        """Call a method of the object, with its name for the errors of stand-ins."""
         outer = context.caller  # a checkpoint may be written inside a mount point
         context.caller = Caller(type(self.wrapped).__name__, self.name, self.key, method)
         try:
@@ -96,8 +96,8 @@ def check_object(wrapped: object, packages: tuple[str, ...], instead: Mapping[st
 
     Args:
         packages: of the framework.
-        instead: classes of the framework that cannot work here, and what to use instead.
-        kind: how messages name such an object: "an mmengine hook".
+        instead: classes of the framework that are not supported, and what to use instead.
+        kind: of object, for messages: "an mmengine hook".
 
     Raises:
         UserError: it is a class, a name or a config, or its class is in `instead` or inherits from one there.
@@ -112,7 +112,7 @@ def check_object(wrapped: object, packages: tuple[str, ...], instead: Mapping[st
         if base.__name__ in instead and base.__module__.split(".")[0] in packages:
             derived = "" if base is type(wrapped) else f", which {type(wrapped).__name__} is derived from,"
             raise UserError(
-                f"{packages[0]}'s {base.__name__}{derived} does not carry over: "
+                f"{packages[0]}'s {base.__name__}{derived} is not supported: "
                 f"it uses parts of {packages[0]} that have no counterpart in hydraloop",
                 key=key,
                 remedy=instead[base.__name__],
@@ -134,20 +134,20 @@ def overridden(wrapped: object, bases: Collection[str]) -> list[str]:
 
 @contextmanager
 def lent(checkpoint: dict[str, Any], hook: Adapter, method: str, *, saving: bool) -> Iterator[dict[str, Any]]:
-    """Yield a copy of a checkpoint, with the same tensors, and take the hook's own entries over from it at the end.
+    """Yield a copy of a checkpoint, with the same tensors; at the end, copy the object's changes to the checkpoint.
 
-    An error in the body leaves the checkpoint as it was.
+    An error in the block leaves the checkpoint unchanged.
 
     Args:
-        hook: the one that gets the copy.
-        method: the one that gets it, by the other framework's name.
-        saving: the checkpoint is about to be written, and only new entries are taken over. Otherwise it was loaded, and
-            all entries that are not hydraloop's are.
+        hook: of the object that gets the copy.
+        method: of the object, by the other framework's name.
+        saving: the checkpoint is about to be written, and the object may only add entries. Otherwise it was loaded, and
+            the object may also change entries that are not hydraloop's.
 
     Raises:
         UserError: another entry was changed, at any depth.
     """
-    bare = "state_dict" not in checkpoint  # a file with nothing but weights
+    bare = "state_dict" not in checkpoint  # a file that contains only weights
     protected = [entry for entry in checkpoint if saving or bare or entry in _OF_A_RUN]
     kept = {entry: checkpoint[entry] for entry in protected}
     before, copied = dict(_items(kept)), _copy(checkpoint)
@@ -156,12 +156,12 @@ def lent(checkpoint: dict[str, Any], hook: Adapter, method: str, *, saving: bool
     changed = [path for path in {**before, **after} if path not in before or before[path] != after.get(path)]
     if changed:
         raise UserError(
-            f"{type(hook.wrapped).__name__} changes {changed[0]!r} of the checkpoint in {method}; what hydraloop puts "
-            "into one, raw weights included, stays as it is",
+            f"{type(hook.wrapped).__name__} changes {changed[0]!r} of the checkpoint in {method}; hydraloop's entries, "
+            "such as the raw weights, cannot be changed",
             key=hook.key,
-            remedy="Let it add an entry with another name. For averaged weights there is hooks=ema."
+            remedy="Add an entry with another name. For averaged weights, use hooks=ema."
             if saving
-            else "It is loaded by then: change the model itself, or the file beforehand.",
+            else "The entry is already loaded: change the model, or change the file before the run.",
         )
     checkpoint.clear()
     checkpoint.update({**copied, **kept})
@@ -177,13 +177,13 @@ def _copy(value: Any) -> Any:
 
 
 def _items(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path of everything in a checkpoint, with something that differs if it has changed."""
+    """Yield the path of each item in a checkpoint, with a value that differs if the item has changed."""
     if isinstance(value, dict | list):
         yield path, type(value) is list
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _items(item, f"{path}.{name}" if path else str(name))
     elif isinstance(value, Tensor):
-        # How often it was written to, except through `.data`. torch has no public name for this.
+        # `_version` counts writes, except through `.data`. torch has no public name for it.
         yield path, (id(value), 0 if value.is_inference() else value._version)
     else:
         yield path, (type(value), value) if isinstance(value, str | int | float) else id(value)

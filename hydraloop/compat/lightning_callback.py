@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class LightningCallback(Adapter):
     """Runs a Lightning callback: `LightningCallback(EarlyStopping(monitor="val_loss"))`.
 
-    The methods in `lightning_methods.POINTS` carry over, with Lightning's arguments and in Lightning's order, and
-    state_dict and load_state_dict. on_train_epoch_end comes after the epoch's validation; a validation and test have no
-    gradients, and the model is in evaluation mode. There is no sanity check, as with `num_sanity_val_steps=0`.
+    It calls the methods in `lightning_methods.POINTS`, with Lightning's arguments and in Lightning's order, and
+    state_dict and load_state_dict. on_train_epoch_end comes after the epoch's validation. In validation and test, the
+    model is in evaluation mode without gradients. There is no sanity check, as with `num_sanity_val_steps=0`.
     `lightning_trainer.py` lists the attributes of trainer and pl_module. self.log and self.log_dict are pl_module's.
 
-    on_before_backward, on_before_zero_grad and on_predict_… have no mount point: a callback with one is refused, unless
-    `ignore` names it. Of Lightning's own, EarlyStopping, Timer, LambdaCallback, SpikeDetection and what derives from
-    BaseFinetuning work. The others are refused, with the option to use instead.
+    on_before_backward, on_before_zero_grad and on_predict_… have no mount point: a callback with one is rejected,
+    unless `ignore` names it. Of Lightning's own callbacks, EarlyStopping, Timer, LambdaCallback, SpikeDetection and
+    classes derived from BaseFinetuning work. The others are rejected, with the option to use instead.
 
     Differences from Lightning, besides those of `Adapter`:
 
@@ -37,20 +37,20 @@ class LightningCallback(Adapter):
     * `outputs` of a training batch has the mean loss of the batch itself, for any `accumulate`. That of a validation
       batch is what the task's `evaluate` returned. After on_validation_batch_end, averaged weights (`ema`) are no
       longer in the model.
-    * on_train_epoch_end is not called for an epoch in the middle of which training ends.
-    * A run with a BaseFinetuning can be resumed only from a checkpoint before it unfreezes. A later one, which has more
-      parameter groups than the optimizer starts with, is refused.
+    * on_train_epoch_end is not called if training ends in the middle of the epoch.
+    * A run with a BaseFinetuning can be resumed only from a checkpoint before it unfreezes. A later one has more
+      parameter groups than the optimizer at the start and is rejected.
 
     Mount points: before_train, before_val, after_val_epoch, after_val, before_test, after_test_epoch, after_run, and
     those that the callback's class uses. As in Lightning, only on_exception is called after an error. Priority NORMAL.
 
     Args:
-        callback: an object of a class derived from Lightning's `Callback`, or with methods like one.
-        ignore: names of its methods without a mount point that it works without.
+        callback: an object of a class derived from Lightning's `Callback`, or with such methods.
+        ignore: names of methods without a mount point that the callback does not need.
 
     Raises:
-        UserError: it is not a callback, has a method without a mount point, or is one of Lightning's own that does not
-            carry over.
+        UserError: it is not a callback, has a method without a mount point, or is one of Lightning's own that is not
+            supported.
     """
 
     stand_in = Trainer
@@ -63,7 +63,7 @@ class LightningCallback(Adapter):
             raise UserError(
                 f"{kind} has {', '.join(missing)}, for which hydraloop has no mount point",
                 key="callback",
-                remedy=f"If it works without: ignore=[{','.join(missing)}]. {suggestion(missing[0], POINTS)}",
+                remedy=f"If it works without them: ignore=[{','.join(missing)}]. {suggestion(missing[0], POINTS)}",
             )
         used = [name for name in own if name in POINTS]
         if not used:
@@ -74,7 +74,7 @@ class LightningCallback(Adapter):
         self._ended = 0
         """The last epoch whose on_train_epoch_end was called."""
         self._loaded: dict[str, Any] = {}
-        """What was loaded, until the callback gets it."""
+        """Loaded entries that the callback has not received yet."""
         points = {point: name for name in used if (point := POINTS[name])}
         made = {point: _calling(name) for point, name in points.items() if point not in vars(LightningCallback)}
         unfreezes = any(base.__name__ == UNFREEZES for base in type(callback).__mro__)
@@ -95,19 +95,19 @@ class LightningCallback(Adapter):
         saved, own = len(checkpoint["optimizer"]["param_groups"]), len(engine.optimizer.param_groups)
         if saved != own:
             raise UserError(
-                f"in {path} the optimizer has {saved} groups of parameters, and it starts with {own}: a run cannot be "
+                f"in {path} the optimizer has {saved} parameter groups, but it starts with {own}: a run cannot be "
                 f"resumed after {type(self.wrapped).__name__} has unfrozen parameters",
                 key="resume",
                 remedy=f"Resume from an earlier checkpoint, or start a new run with load_from={path}.",
             )
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Keep a checkpoint that is resumed from for on_load_checkpoint, which comes after setup."""
+        """Keep the checkpoint of a resumed run for on_load_checkpoint, which comes after setup."""
         if engine.settings.resume is not None:
             self._loaded["on_load_checkpoint"] = checkpoint
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the callback's state, which it gets after on_load_checkpoint."""
+        """Keep the callback's state until after on_load_checkpoint."""
         self._loaded["load_state_dict"] = state
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class LightningCallback(Adapter):
         self._begin(engine, "fit")
         groups = engine.optimizer.param_groups
         self._call(engine, "on_fit_start")
-        if resumed:  # BaseFinetuning puts older groups there; Lightning then loads the optimizer's state
+        if resumed:  # BaseFinetuning restores older groups; Lightning then loads the optimizer's state
             engine.optimizer.param_groups = groups
         self._call(engine, "on_train_start")
 
@@ -185,7 +185,7 @@ class LightningCallback(Adapter):
         self._call(engine, "on_test_epoch_end")
 
     def _begin(self, engine: Engine, fn: str) -> None:
-        """Begin fit, validate or test: teardown of the one before, setup, then what was loaded."""
+        """Begin fit, validate or test: teardown of the previous one, setup, then the loaded entries."""
         if fn == self._fn:
             return
         self._tear_down(engine)
@@ -206,7 +206,7 @@ class LightningCallback(Adapter):
     def _tear_down(self, engine: Engine) -> None:
         """teardown, if something has begun."""
         if self._fn is not None:
-            self._stand_in_of(engine).state.becomes(fn=self._fn)  # another callback may have begun the next
+            self._stand_in_of(engine).state.becomes(fn=self._fn)  # another callback may have changed it
             self._call(engine, "teardown", self._fn)
 
     def _end_epoch(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Which of Lightning's methods and callbacks carry over."""
+"""The methods of Lightning's callbacks that are supported, and the callbacks that are not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ POINTS: dict[str, str | None] = {
     "on_load_checkpoint": "after_load_checkpoint",
     "on_exception": "on_exception",
 }
-"""Lightning's methods that carry over, and the mount point of each; None: one of `ALWAYS`, or never called."""
-ALWAYS = (
-    *("before_train", "before_val", "after_val_epoch", "after_val", "before_test", "after_test_epoch", "after_run"),
-)
-"""Mount points that every adapter uses, to know what is running. None is in an iteration."""
+"""Supported methods and the mount point of each; None: one of `ALWAYS`, or never called."""
+ALWAYS = ("before_train", "before_val", "after_val_epoch", "after_val", "before_test", "after_test_epoch", "after_run")
+"""Mount points that every adapter uses, to know which part of a run it is in. They are not in an iteration."""
 INSTEAD = {
     "BatchSizeFinder": "Sweep over data.loader.batch_size: python train.py -m data.loader.batch_size=32,64,128.",
     "DeviceStatsMonitor": "Use hooks=memory_profiler.",
@@ -38,7 +36,7 @@ INSTEAD = {
     "LearningRateFinder": "Sweep over optimizer.lr: python train.py -m optimizer.lr=1e-4,1e-3,1e-2.",
     "LearningRateMonitor": "The records of default_hooks.logger have lr and momentum.",
     "ModelCheckpoint": "Use default_hooks.checkpoint, with save_best for its monitor.",
-    "ModelPruning": "Prune in a custom hook, with torch.nn.utils.prune; a checkpoint has the names of the parameters.",
+    "ModelPruning": "Prune in a custom hook, with torch.nn.utils.prune.",
     "ModelSummary": "The number of parameters is printed at the start.",
     "OnExceptionCheckpoint": "Use default_hooks.checkpoint, with by_epoch=false and a short interval.",
     "ProgressBar": "Use default_hooks.progress.",
@@ -46,7 +44,7 @@ INSTEAD = {
     "ThroughputMonitor": "The records of default_hooks.logger have time and mfu.",
     "WeightAveraging": "Use hooks=ema.",
 }
-"""Lightning's own callbacks that do not carry over, and what to use instead."""
+"""Lightning's own callbacks that are not supported, and what to use instead."""
 UNFREEZES = "BaseFinetuning"
 """Lightning's class whose callbacks may add parameter groups to the optimizer during a run."""
 STAGES = {"fit": "train", "train": "train", "validation": "validate", "test": "test"}

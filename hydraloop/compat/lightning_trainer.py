@@ -1,4 +1,4 @@
-"""Trainer and Module: what callbacks of Lightning receive as `trainer` and `pl_module`."""
+"""Trainer and Module: the `trainer` and `pl_module` that callbacks of Lightning receive."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Logger(StandIn):
 class Module(StandIn):
     """`pl_module`: has every public attribute of the task (`model`, `parameters()`, `train()`, `loss`, …).
 
-    Calling it calls the model. To `isinstance` it is neither an `nn.Module` nor a `LightningModule`; `pl_module.model`
-    is the model. Attributes that the task has can be set, except modules and parameters.
+    Calling it calls the model. It is not an instance of `nn.Module` or `LightningModule`; `pl_module.model` is the
+    model. Attributes that the task has can be set, except modules and parameters.
     """
 
     STANDS_FOR = "lightning's pl_module"
@@ -154,7 +154,7 @@ class Trainer(StandIn):
     """The trainer.
 
     `callback_metrics` has scalar tensors: the metrics of the last validation by their names and with the prefix `val_`
-    (`accuracy`, `val_accuracy`), those of the test with `test_`, and what `pl_module.log` was given.
+    (`accuracy`, `val_accuracy`), those of the test with `test_`, and values from `pl_module.log`.
     """
 
     STANDS_FOR = "lightning's trainer"

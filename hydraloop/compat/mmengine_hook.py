@@ -29,36 +29,36 @@ INSTEAD = {
     "PrepareTTAHook": "Use hooks=tta.",
     "RuntimeInfoHook": "Use default_hooks.runtime_info.",
 }
-"""MMEngine's own hooks that do not carry over, and what to use instead."""
+"""MMEngine's own hooks that are not supported, and what to use instead."""
 
 
 class MMEngineHook(Adapter):
     """Runs an mmengine hook object: `MMEngineHook(EmptyCacheHook(after_epoch=True))`.
 
-    All 22 mount points of MMEngine carry over with its arguments (`batch_idx`, `data_batch`, `outputs`, `metrics`,
-    `checkpoint`), as do `_before_epoch` and the like, its helpers (`every_n_train_iters`, `end_of_epoch`, …) and its
-    priority. `mmengine_runner.py` lists the attributes of `runner`; none can be replaced.
+    All 22 mount points of MMEngine are supported, with its arguments (`batch_idx`, `data_batch`, `outputs`, `metrics`,
+    `checkpoint`), and also `_before_epoch` and the like, its helpers (`every_n_train_iters`, `end_of_epoch`, …) and its
+    priority. `mmengine_runner.py` lists the attributes of `runner`; they cannot be replaced.
 
     Of MMEngine's own hooks, EarlyStoppingHook, EmptyCacheHook, SyncBuffersHook, IterTimerHook, DistSamplerSeedHook and
-    ProfilerHook work. The others are refused, with the option to use instead.
+    ProfilerHook work. The others are rejected, with the option to use instead.
 
     Differences from MMEngine, besides those of `Adapter`:
 
     * `data_batch` is on the device. The tensors of `outputs` are detached; in validation and test, `outputs` is what
       the task's `evaluate` returned.
     * In before_save_checkpoint and after_load_checkpoint, iter and epoch count completed ones.
-    * after_load_checkpoint is called after the weights are in the model: to revise them, change runner.model.
-    * Code that uses mmengine's global MessageHub gets mmengine's, not this run's.
+    * after_load_checkpoint is called after the weights are loaded: to change them, change runner.model.
+    * mmengine's global MessageHub is not the hub of this run.
 
     Mount points: those that the hook's class uses. As in MMEngine, after_train and after_run are not called after an
     error. Priority and state: the hook's own. (MMEngine itself saves no state.)
 
     Args:
-        hook: an object of a class derived from mmengine's `Hook`, or with methods like one.
+        hook: an object of a class derived from mmengine's `Hook`, or with such methods.
 
     Raises:
-        UserError: it is not a hook, has a method like a mount point that MMEngine does not have (MMCV's
-            `before_epoch`), or is one of MMEngine's own that does not carry over.
+        UserError: it is not a hook, has a mount point that MMEngine does not have (MMCV's `before_epoch`), or is one of
+            MMEngine's own that is not supported.
     """
 
     stand_in = Runner
@@ -69,9 +69,9 @@ class MMEngineHook(Adapter):
         for name in own:
             if name.startswith(("before_", "after_")) and name not in _POINTS:
                 raise UserError(
-                    f"{kind}.{name} is no mount point of MMEngine, which would never call it",
+                    f"{kind}.{name} is not a mount point of MMEngine",
                     key="hook",
-                    remedy=f"{suggestion(name, _POINTS)} Hooks of MMCV 1 have to be rewritten for MMEngine first.",
+                    remedy=f"{suggestion(name, _POINTS)} Rewrite a hook of MMCV 1 for MMEngine first.",
                 )
         used = {point for point in own if point in _POINTS}
         for general, points in GENERAL_POINTS.items():
@@ -89,7 +89,7 @@ class MMEngineHook(Adapter):
             self._call(engine, "before_save_checkpoint", checkpoint=copied)
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """MMEngine's; hydraloop's entries are loaded already and cannot be changed."""
+        """MMEngine's; hydraloop's entries are already loaded and cannot be changed."""
         with lent(checkpoint, self, "after_load_checkpoint", saving=False) as copied:
             self._call(engine, "after_load_checkpoint", checkpoint=copied)
 
@@ -103,7 +103,7 @@ class MMEngineHook(Adapter):
 
 
 def _calling(point: str) -> Callable[..., None]:
-    """Make the method that calls MMEngine's at a mount point, with MMEngine's names for the arguments."""
+    """Make the method that calls MMEngine's at a mount point, with MMEngine's argument names."""
 
     def at_a_point(self: MMEngineHook, engine: Engine) -> None:
         if engine.error is None or point not in ("after_train", "after_run"):

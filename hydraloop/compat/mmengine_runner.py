@@ -1,4 +1,4 @@
-"""Runner: what hooks of MMEngine receive as `runner`, with its message hub, which has no host syncs."""
+"""Runner: the `runner` that hooks of MMEngine receive, with its message hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("hydraloop.compat.mmengine")
 
 
 class MessageHub(StandIn):
-    """The hub that the adapted hooks of an engine share.
+    """The hub that the adapted hooks of an engine share. No host sync.
 
     Scalars go into the records under their own names, as means since the last record. Those under `val/` and `test/`
     stay in the hub, and those with a name that hydraloop uses (`epoch`, `loss`, …) become `<hook>/<name>`.
@@ -60,7 +60,7 @@ class MessageHub(StandIn):
         """Return a scalar. Its last value is `get_scalar(key).current()`, which synchronizes if it is on a device.
 
         Raises:
-            KeyError: there is no such scalar.
+            KeyError: the hub does not have this scalar.
         """
         engine = self._engine
         found: dict[str, Any] = {f"train/{name}": value for name, value in self._outputs.items() if _is_scalar(value)}

@@ -1,4 +1,4 @@
-"""Objects that another framework's hooks receive instead of its own. They have a fixed list of attributes."""
+"""Objects that replace those of another framework for its hooks. They have a fixed list of attributes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_CHECKPOINT = ("before_save_checkpoint", "on_save_checkpoint", "on_exception"
 class NoCounterpartError(UserError, AttributeError):
     """An attribute of another framework's object that hydraloop does not have.
 
-    It is also an AttributeError, so that `hasattr` and `getattr` with a default work.
+    Also an AttributeError, so that `hasattr` and `getattr` with a default work.
     """
 
 
@@ -52,23 +52,23 @@ class Context:
 
     @property
     def stopping(self) -> bool:
-        """Whether training stops, or one of the hooks has asked for it."""
+        """Whether training stops, or a hook has requested it."""
         return self._stop_requested or self.engine.stopping
 
     def set_stopping(self, stop: bool, attribute: str) -> None:
         """Request a stop, once.
 
         Args:
-            attribute: what the hook has set, for messages.
+            attribute: the one that the hook has set, for messages.
 
         Raises:
-            NoCounterpartError: the hook takes the request back.
+            NoCounterpartError: the hook withdraws the request.
         """
         if stop and not self._stop_requested:
             self._stop_requested = True
             self.engine.request_stop(f"{self.caller.kind} set {attribute} in {self.caller.method}")
         elif not stop and self.stopping:
-            raise self.no_counterpart(f"taking back {attribute}")
+            raise self.no_counterpart(f"withdrawing {attribute}")
 
     def add(self, name: str, value: float | Tensor, count: int = 1) -> None:
         """Add a scalar to the next record. A reserved name becomes `<hook>/<name>`, and a warning says so once.
@@ -82,7 +82,7 @@ class Context:
             given, name = name, f"{hook}/{name}"
             if name not in self._renamed:
                 self._renamed.add(name)
-                told = "%s: %s logs %r, a name that hydraloop uses; the records have it as %r"
+                told = "%s: %s logs %r, a name that hydraloop uses; in the records it is %r"
                 log.warning(told, key, kind, given, name)
         messages.add(name, value)
         for _ in range(count - 1):  # a record has the mean over all values that were added
@@ -100,15 +100,14 @@ class Context:
         if self.caller.method in _NO_CHECKPOINT:
             raise self.no_counterpart(
                 f"{what} in {self.caller.method}",
-                "No checkpoint is written there: ask at an earlier point (after_train, on_train_end), or use "
-                "default_hooks.checkpoint.",
+                "Request it at an earlier point (after_train, on_train_end), or use default_hooks.checkpoint.",
             )
         self.engine.request_checkpoint(
             str(path), lambda engine: engine.save_checkpoint(path, optimizer=optimizer, schedulers=schedulers)
         )
 
     def no_counterpart(self, what: str, remedy: str | None = None) -> NoCounterpartError:
-        """Make the error that names what was used, by which hook and in which method."""
+        """Return the error that names `what`, the hook that used it, and the method."""
         return NoCounterpartError(
             f"{what} has no counterpart in hydraloop (used by {self.caller.kind} in {self.caller.method})",
             key=self.caller.key or None,
@@ -117,14 +116,14 @@ class Context:
 
 
 class StandIn:
-    """Base class. Carries over what is in `ATTRIBUTES`, and the methods and properties of a subclass."""
+    """Base class. It has the attributes in `ATTRIBUTES`, and the methods and properties of a subclass."""
 
     STANDS_FOR = ""
     """Name in messages: "mmengine's runner"."""
     ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {}
     """Read-only attributes: functions of the stand-in."""
     INSTEAD: Mapping[str, str] = {}
-    """What to use instead of attributes that do not carry over."""
+    """What to use instead of attributes that are not supported."""
     context: Context
 
     def __init__(self, context: Context, **attributes: Any) -> None:

@@ -258,7 +258,7 @@ def test_a_run_is_not_resumed_after_a_callback_has_unfrozen_parameters(tmp_path:
     unfreezing(tmp_path / "first", at=1, max_epochs=2).train()
     before, after = (tmp_path / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
     said = refusal(unfreezing(tmp_path / "second", at=1, resume=after).train)
-    assert said.startswith(f"resume: in {after} the optimizer has 2 groups of parameters, and it starts with 1")
+    assert said.startswith(f"resume: in {after} the optimizer has 2 parameter groups, but it starts with 1")
     assert "resumed after BaseFinetuning has unfrozen parameters" in said
     assert unfreezing(tmp_path / "third", at=1, max_epochs=2, resume=before).train().status == "finished"
 
@@ -541,7 +541,7 @@ def test_hydraloops_own_numbers_stay(tmp_path: Path, caplog: pytest.LogCaptureFi
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
     assert said[0] == (
-        "hooks.theirs: Theirs logs 'epoch', a name that hydraloop uses; the records have it as 'theirs/epoch'"
+        "hooks.theirs: Theirs logs 'epoch', a name that hydraloop uses; in the records it is 'theirs/epoch'"
     )
 
 
@@ -616,7 +616,7 @@ def test_stopping_cannot_be_taken_back(tmp_path: Path) -> None:
         assert trainer.should_stop
         trainer.should_stop = False
 
-    assert "taking back trainer.should_stop has no counterpart" in fails_with(tmp_path, act)
+    assert "withdrawing trainer.should_stop has no counterpart" in fails_with(tmp_path, act)
 
 
 def test_methods_without_a_mount_point_are_refused_unless_ignored() -> None:

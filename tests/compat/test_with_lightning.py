@@ -63,7 +63,7 @@ def test_finetuning_is_resumed_only_before_it_unfreezes(outcomes: Mapping[str, A
     found = outcomes["finetuning_resumed"]
     assert found["groups"] == [2, 2]
     assert found["same"]
-    assert "the optimizer has 2 groups of parameters, and it starts with 1" in found["refused"]
+    assert "the optimizer has 2 parameter groups, but it starts with 1" in found["refused"]
     assert "after AddsGroup has unfrozen" in found["refused"]
 
 
@@ -76,7 +76,7 @@ def test_the_others_of_lightnings_own_callbacks_are_refused(outcomes: Mapping[st
     carried = {name for name, message in messages.items() if message == "nothing was refused"}
     assert carried == {"BackboneFinetuning", "BaseFinetuning", "EarlyStopping", "SpikeDetection", "Timer"}
     for name in known:
-        assert f"lightning's {name} does not carry over" in messages[name]
+        assert f"lightning's {name} is not supported" in messages[name]
     assert "ProgressBar, which TQDMProgressBar is derived from" in messages["TQDMProgressBar"]
     assert "on_predict_batch_end, on_predict_epoch_end" in messages["BasePredictionWriter"]
 

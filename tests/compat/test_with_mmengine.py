@@ -78,7 +78,7 @@ def test_the_others_of_mmengines_own_hooks_are_refused(outcomes: Mapping[str, An
         "SyncBuffersHook",
     }
     assert known == sorted(messages.keys() - carried)
-    assert "mmengine's CheckpointHook does not carry over" in messages["CheckpointHook"]
+    assert "mmengine's CheckpointHook is not supported" in messages["CheckpointHook"]
     assert "Use default_hooks.checkpoint." in messages["CheckpointHook"]
 
 
@@ -86,7 +86,7 @@ def test_what_has_no_counterpart_is_named(outcomes: Mapping[str, Any]) -> None:
     found = outcomes["unmapped"]
     assert "runner.visualizer has no counterpart in hydraloop (used by Looks in after_val_epoch)" in found["used"]
     assert "setting mmengine's runner.model has no counterpart" in found["replaced"]
-    assert "EMAHook, which Averages is derived from, does not carry over" in found["derived"]
+    assert "EMAHook, which Averages is derived from, is not supported" in found["derived"]
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

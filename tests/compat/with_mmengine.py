@@ -270,7 +270,7 @@ class Replaces(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
 
 
 class Averages(theirs.EMAHook):  # type: ignore[misc]  # mmengine is not typed
-    """Derived from a hook that does not carry over."""
+    """Derived from a hook that is not supported."""
 
 
 def unmapped() -> Any:
