@@ -104,16 +104,16 @@ def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
     assert "there is no tracker 'nothing'" in (tmp_path / "tracking" / f"{NAME}.log").read_text()
 
 
-@pytest.mark.parametrize("kind", ["mlflow", "wandb", "tensorboard"])
-def test_kinds_and_their_libraries(kind: str) -> None:
-    check = f"""
+def test_kinds_and_their_libraries() -> None:
+    check = """
 import os, sys
 from hydraloop.tracking.kinds import preload, tracker_of
 
-preload({kind!r})
-assert {kind!r} in sys.modules
-assert tracker_of({kind!r}).kind == {kind!r}
-assert {kind!r} != "wandb" or os.environ["WANDB_ERROR_REPORTING"] == "false"
+for kind in ("wandb", "tensorboard", "mlflow"):
+    preload(kind)
+    assert kind in sys.modules
+    assert tracker_of(kind).kind == kind
+assert os.environ["WANDB_ERROR_REPORTING"] == "false"
 """
     subprocess.run([sys.executable, "-c", check], timeout=PATIENCE, check=True)
 

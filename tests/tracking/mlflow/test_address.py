@@ -113,6 +113,7 @@ def test_a_database_that_is_locked_is_tried_again(folder: Path) -> None:
     opened(run_in(folder / "run")).send(training(0, 1))
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) -> None:
     path = folder / "new.db"
     code = (

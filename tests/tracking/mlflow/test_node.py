@@ -115,6 +115,7 @@ def test_points_begin_with_the_run_and_continue_after_those_of_an_earlier_attemp
     tracker.close()
 
 
+@pytest.mark.slow
 def test_no_database_is_made_where_there_is_none(folder: Path) -> None:
     (folder / "mlflow.db").unlink()
     node = process(folder / "run")
@@ -126,6 +127,7 @@ def test_no_database_is_made_where_there_is_none(folder: Path) -> None:
     assert not (folder / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_it_warns_at_the_end_where_nothing_arrived(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     node = process(folder / "run", tracking_uri="http://user:hunter22@127.0.0.1:9")
     node.start()

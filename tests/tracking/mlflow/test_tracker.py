@@ -156,7 +156,7 @@ def test_points_of_iterations_done_twice(folder: Path) -> None:
     changed = replace(again[1], values={"loss": 9.0, "lr": 0.1})
     second.send([again[0], changed, *again[2:4]])
     third = MLflowTracker({"system_metrics": False}, second.run, json.loads(json.dumps(second.memory)))
-    third.open()  # another process goes on: its predecessor was killed
+    third.open()  # another process: the previous one was killed
     third.send([*again[2:4], *again[4:]])
     third.finish(Finish("finished"))
     assert points(third, "train/lr") == [(10 * i, 0.1) for i in range(12)]

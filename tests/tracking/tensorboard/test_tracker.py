@@ -451,7 +451,7 @@ def test_a_run_that_is_resumed_again_and_again(tmp_path: Path) -> None:
     _, memory = first_attempt(tmp_path)
     resume(tmp_path, memory, at=7, index=8, cut=5).send(training(8, 12, index=8))
     resume(tmp_path, memory, at=9, index=10, cut=3).send(training(10, 11, index=10))
-    third = resume(tmp_path, memory, at=3, index=3, cut=9)  # behind everything the second and third had written
+    third = resume(tmp_path, memory, at=3, index=3, cut=9)  # before the records of the second attempt
     third.send(training(4, 6, index=3))
     assert written(third.run) == steps(third.run) == [1, 2, 3, 4, 5, 6]
     fourth = resume(tmp_path, memory, at=5, index=5, cut=1)

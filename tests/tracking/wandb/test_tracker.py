@@ -47,7 +47,10 @@ def rows_of(found: Any) -> list[dict[str, Any]]:
 
 
 def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
-    """Steps are lines and the axis is the iteration; `result.json` and the config are there; no process remains."""
+    """Steps are lines and the axis is the iteration; `result.json` and the config are there; no process remains.
+
+    `sync.py` changes nothing then.
+    """
     run_dir = tmp_path / "run"
     described_run(run_dir, attempt(0, 0, **{"betas.0": 0.9, "betas.1": 0.99, "token": "***"}))
     best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
@@ -75,6 +78,9 @@ def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
     assert "stats" not in contents
     assert found["where"] == f"wandb sync {run_dir / 'wandb' / next(iter(found['files']))}"
     assert (found["sent"], found["finished"], found["states"][-1]) == (5, True, "0 cores")
+
+    again = drive(run_dir, "fail", "read", _sync=True)
+    assert (again["files"], again["where"]) == (found["files"], found["where"])
 
 
 def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
@@ -128,7 +134,7 @@ def test_a_part_that_was_uploaded_is_left_alone(tmp_path: Path) -> None:
     (run_dir / "wandb" / folder / "run-0123456789abcdef.wandb.synced").touch()
     described_run(run_dir, attempt(), attempt(1, 200))
 
-    drive(run_dir, "log=5", "drain", "die", dies=True)  # the second part is made anew as one, too
+    drive(run_dir, "log=5", "drain", "die", dies=True)  # the second part is one file, too
     found = drive(run_dir, "log=5", "drain", "finish", "read")
 
     assert len(found["files"]) == 2
@@ -162,45 +168,8 @@ def test_a_core_that_hangs_is_said_and_started_again(tmp_path: Path) -> None:
     assert (found["finished"], found["states"][-1]) == (True, "0 cores")
 
 
-def test_opening_a_finished_run_again_changes_nothing(tmp_path: Path) -> None:
-    """As `sync.py` does."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    first = drive(run_dir, "log=3", "drain", "finish", "read")
-    again = drive(run_dir, "finish", "read", _sync=True)
-    assert again["files"] == first["files"]
-    assert again["where"] == first["where"]
-
-
-def test_odd_records(tmp_path: Path) -> None:
-    """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text", "histograms": "x.json"}
-    nonfinite = {"mode": "train", "iteration": 7, "x": float("nan"), "y": float("-inf")}
-    said = {"note": "password=hunter2hunter2", "b\ud800": "t\ud800"}
-    records = [odd, nonfinite, {"mode": "train", "a\ud800": 1, **said}, {"mode": "mine", "v": 1}]
-    actions = [f"odd={json.dumps(record)}" for record in records]
-
-    found = drive(run_dir, *actions, "drain", "finish", "read")
-
-    rows = rows_of(found)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert {name: rows[0][name] for name in ('val/a.b/c d"?', "val/ü", "val/note", "epoch")} == {
-        'val/a.b/c d"?': 1, "val/ü": 2, "val/note": "text", "epoch": 2,
-    }  # fmt: skip
-    assert "val/histograms" not in rows[0]
-    assert rows[1]["train/x"] != rows[1]["train/x"]
-    assert rows[1]["train/y"] == float("-inf")
-    assert {name: rows[2][name] for name in ("train/a?", "train/b?", "train/note")} == {
-        "train/a?": 1, "train/b?": "t?", "train/note": "password=***",
-    }  # fmt: skip
-    assert (rows[3]["mine/v"], rows[3]["iteration"]) == (1, 7)
-    assert (found["refused"], found["sent"]) == ([], 4)
-
-
-def test_names_are_masked_and_no_unicode_is_taken(tmp_path: Path) -> None:
-    """In a cursor or a command line."""
+def test_odd_records_and_names(tmp_path: Path) -> None:
+    """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets, and no pictures."""
     run_dir = tmp_path / "run"
     params: dict[str, Any] = {"caf\udce9": "x\udce9"}
     described_run(run_dir, attempt(**params))
@@ -208,22 +177,34 @@ def test_names_are_masked_and_no_unicode_is_taken(tmp_path: Path) -> None:
         "notes": "password=hunter2hunter2",
         "tags": ["token=zzzzzzzzzz", "t\udce9"],
         "name": "n\udce9",
+        "pictures": False,
     }
-    (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", **given)["files"].values()
+    odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text"}
+    odd |= {"histograms": "x.json", "picture": "a.png"}
+    nonfinite = {"mode": "train", "iteration": 7, "x": float("nan"), "y": float("-inf")}
+    said = {"note": "password=hunter2hunter2", "b\ud800": "t\ud800"}
+    records = [odd, nonfinite, {"mode": "train", "a\ud800": 1, **said}, {"mode": "mine", "v": 1}]
+    actions = [f"odd={json.dumps(record)}" for record in records]
+
+    found = drive(run_dir, *actions, "drain", "finish", "read", **given)
+
+    rows = rows_of(found)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert {name: rows[0][name] for name in ('val/a.b/c d"?', "val/ü", "val/note", "epoch")} == {
+        'val/a.b/c d"?': 1, "val/ü": 2, "val/note": "text", "epoch": 2,
+    }  # fmt: skip
+    assert not any("histograms" in name or "picture" in name for name in rows[0])
+    assert rows[1]["train/x"] != rows[1]["train/x"]
+    assert rows[1]["train/y"] == float("-inf")
+    assert {name: rows[2][name] for name in ("train/a?", "train/b?", "train/note")} == {
+        "train/a?": 1, "train/b?": "t?", "train/note": "password=***",
+    }  # fmt: skip
+    assert (rows[3]["mine/v"], rows[3]["iteration"]) == (1, 7)
+    assert (found["refused"], found["sent"]) == ([], 4)
+    (contents,) = found["files"].values()
     assert (contents["tags"], contents["name"]) == (["token=***", "t?"], "n?")
     assert contents["notes"] == "password=***"
     assert contents["config"]["caf?"] == "x?"
-
-
-def test_variables_of_another_shell_are_not_followed(tmp_path: Path) -> None:
-    """Names are determined when the run begins: `sync.py` may run in another environment."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    names = ("PROJECT", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
-    env = {f"WANDB_{name}": "others" for name in names}
-    (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env=env)["files"].values()
-    found = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
-    assert found == ["digits", "a/run", "", [], "", "a/run"]
 
 
 def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
@@ -244,15 +225,6 @@ def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
     assert len([*run_dir.glob("wandb/offline-run-*/files/media/images/val/picture_*.png")]) == 1
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert not any("picture" in name for row in rows[1:] for name in row)
-
-
-def test_no_pictures_where_none_are_wanted(tmp_path: Path) -> None:
-    """Their records are sent."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    record = {"mode": "val", "epoch": 1, "iteration": 5, "picture": "a.png"}
-    (row,) = rows_of(drive(run_dir, f"odd={json.dumps(record)}", "drain", "finish", "read", pictures=False))
-    assert not any("picture" in name for name in row)
 
 
 @pytest.mark.slow
@@ -294,15 +266,22 @@ def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
     assert not (run_dir / "wandb").exists()
 
 
-def test_auto_without_a_key_is_offline_and_ignores_what_is_of_one_run(tmp_path: Path) -> None:
-    """Nothing is asked without any configuration, and neither a run's id nor a folder in the environment is used."""
+def test_auto_without_a_key_is_offline_and_ignores_the_environment(tmp_path: Path) -> None:
+    """Nothing is asked without any configuration. A run's id, folder and names in the environment are not used.
+
+    Names are determined when the run begins: `sync.py` may run in another environment.
+    """
     run_dir = tmp_path / "run"
     described_run(run_dir)
     env = {"WANDB_RUN_ID": "of-all", "WANDB_RESUME": "must", "WANDB_DIR": str(tmp_path / "else"), "WANDB_SWEEP_ID": "s"}
+    names = ("PROJECT", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
+    env |= {f"WANDB_{name}": "others" for name in names}
     found = drive(run_dir, "log=3", "drain", "finish", "read", mode="auto", env=env)
     (contents,) = found["files"].values()
     assert (contents["id"], len(contents["rows"])) == ("0123456789abcdef", 3)
     assert not (tmp_path / "else").exists()
+    named = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
+    assert named == ["digits", "a/run", "", [], "", "a/run"]
 
 
 def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> None:
