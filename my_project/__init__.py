@@ -1,1 +1,1 @@
-"""An example of a user's own project: a hook, a model, a data set. Nothing in hydraloop knows of it."""
+"""An example of a project: a custom hook, model and data set. hydraloop does not import it."""

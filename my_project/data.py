@@ -1,4 +1,4 @@
-"""A data set of one's own: anything with `__len__` and `__getitem__`; here sample by sample, as most are."""
+"""A custom data set: any class with `__len__` and `__getitem__`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.utils.data import Dataset
 
 
 class Spirals(Dataset[tuple[Tensor, int]]):
-    """Points on the arms of a spiral, one class an arm: `(point [2], class)`.
+    """Points on the arms of a spiral, one class for each arm: `(point [2], class)`.
 
     Args:
-        samples: in all.
-        seed: of the noise; another one for each split.
+        samples: number of points.
+        seed: of the points and the noise; use another one for each split.
         arms: number of classes.
         noise: standard deviation of the points, in units of the radius.
     """

@@ -1,4 +1,4 @@
-"""A hook of one's own: a class, and nothing to register."""
+"""A custom hook: a class that overrides mount points."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class MyHook(Hook):
-    """Logs the norm of all weights after each epoch; a sudden jump is an early sign of trouble. One host sync an epoch.
+    """Logs the norm of all weights after each epoch. One host sync per epoch.
 
     Args:
-        digits: after the decimal point.
+        digits: number of digits after the decimal point.
     """
 
     priority = 60

@@ -1,4 +1,4 @@
-"""A model of one's own: any nn.Module; here inputs `[N, 2]` to logits `[N, num_classes]`."""
+"""A custom model: any nn.Module. This one maps points `[N, 2]` to logits `[N, num_classes]`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class SpiralNet(nn.Module):
     """Two hidden layers.
 
     Args:
-        width: of both.
-        num_classes: of the spirals.
+        width: features of each hidden layer.
+        num_classes: number of classes.
     """
 
     def __init__(self, width: int = 64, num_classes: int = 3) -> None:
