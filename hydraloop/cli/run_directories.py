@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -84,19 +83,6 @@ def settle_sweep(command: Command, locks: ExitStack) -> tuple[Path, list[str]]:
         raise UserError(f"{directory} holds a run already", key=_SWEEP_KEY, remedy="Name another directory.")
     others = [line for line in command.overrides if line.lstrip("+").partition("=")[0] != _SWEEP_KEY]
     return directory, [*others, f"{_SWEEP_KEY}={quoted(directory)}"]
-
-
-def run_dir_patterns(cfg: DictConfig) -> list[str]:
-    """Return patterns, as of `Path.glob`, of the directories that other starts of the same command line have."""
-    with hydra_config(cfg):
-        directory = Path(cfg.hydra.run.dir).absolute()
-    written, parts = Path(_written(cfg)).parts, directory.parts
-    pattern = str(directory)
-    if len(written) <= len(parts):
-        known = parts[: len(parts) - len(written)]
-        pattern = str(Path(*known, *("*" if "${" in one else glob.escape(one) for one in written)))
-    resumed = None if cfg.resume in (None, "auto") else run_directory.run_of(Path(cfg.resume))
-    return [pattern, *([] if resumed is None else [glob.escape(str(resumed.absolute()))])]
 
 
 class JobDirectories:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.launch import torchrun
@@ -20,10 +20,20 @@ def check(cfg: DictConfig) -> None:
     """
     options = cfg.distributed
     local = _processes(options)
-    several = local > 1 or torchrun.is_several()
-    check_strategy(options.strategy, several=several)
-    if several or options.backend != "auto":
+    check_strategy(options.strategy, several=several(cfg))
+    if local > 1 and not torchrun.is_several() and "_target_: __main__." in OmegaConf.to_yaml(cfg):
+        raise UserError(
+            "the ranks cannot import a class from the script that started them",
+            key="distributed.nproc_per_node",
+            remedy="Move the class to another file of the project, or use torchrun.",
+        )
+    if several(cfg) or options.backend != "auto":
         _check_machine(options, str(cfg.engine.device), local)
+
+
+def several(cfg: Any) -> bool:
+    """Whether several processes train: started by hydraloop or by torchrun."""
+    return torchrun.is_several() or cfg.distributed.nproc_per_node > 1
 
 
 def check_single_run() -> None:
@@ -98,15 +108,9 @@ def _check_backend(backend: str, kind: str) -> None:
     import torch.distributed as dist
 
     key = "distributed.backend"
-    known = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
-    if backend not in known and ":" not in backend:
-        raise UserError(f"{backend!r} is unknown", key=key, remedy=suggestion(backend, ("auto", *known)))
     if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
         raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy="Use auto, or gloo.")
-    if backend in known and not dist.is_backend_available(backend):
-        raise UserError(f"this torch is built without {backend}", key=key, remedy="Use auto, or gloo.")
-
-
-def several(cfg: Any) -> bool:
-    """Whether several processes train: started by hydraloop or by torchrun."""
-    return torchrun.is_several() or cfg.distributed.nproc_per_node > 1
+    names = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
+    known = ["auto", *filter(dist.is_backend_available, names)]
+    if backend not in known and ":" not in backend:
+        raise UserError(f"this torch has no {backend!r}", key=key, remedy=suggestion(backend, known))

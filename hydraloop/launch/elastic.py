@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psutil
-
+from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
-from hydraloop.launch.termination import GRACE
 from hydraloop.launch.training import sweep_value
+
+log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that torch's launcher handles. It does not restore the handlers."""
 
 
 def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
-    """Run the job on several ranks. When this returns, no process of it is left.
+    """Run the job on several ranks. When this returns, all of them have ended.
 
     Args:
         processes: number of ranks.
-        max_restarts: how often all ranks are started again after one has failed.
+        max_restarts: how often all ranks are started again after one has failed. After a mistake, a restart would fail
+            again, so there is none.
     """
+    ended = _launch(job, processes)
+    for restart in range(1, max_restarts + 1):
+        if ended.error is None or isinstance(ended.error, (UserError, KeyboardInterrupt)):
+            break
+        job, trained = job.restarted(), ended.trained
+        log.warning("restart %d from %s, after: %s", restart, job.checkpoint or "the beginning", ended.error)
+        ended = _launch(job, processes)
+        ended = replace(ended, trained=ended.trained or trained)
+    return ended
+
+
+def _launch(job: Job, processes: int) -> Ended:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
 
+    # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)  # only its owner can read it and the files in it
+        folder = Path(name)
         (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
         config = api.LaunchConfig(
             min_nodes=1,
@@ -47,81 +60,48 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",  # a free port
             local_addr="127.0.0.1",  # the machine's name may not resolve
-            max_restarts=max_restarts,
+            max_restarts=0,
             monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),
+            logs_specs=DefaultLogsSpecs(log_dir=name),
             # A signal that is ignored (nohup) stays ignored.
             signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
         )
-        worker = str(Path(__file__).with_name("worker.py"))
-        error: BaseException
+        error: BaseException | None = None
+        failures = []
         try:
-            with _around_launcher(processes), _none_left(folder):
-                api.elastic_launch(config, sys.executable)("-P", worker, str(folder))
+            with _around_launcher():
+                api.elastic_launch(config, sys.executable)("-P", str(Path(__file__).with_name("worker.py")), name)
             return Ended(sweep_value(Path(job.run_dir)))
         except ChildFailedError as failed:
-            error = _error(failed.failures, job)
+            for rank, process in failed.failures.items():
+                if not Path(process.error_file).exists():
+                    failures.append(Failure.of_exit(rank, process.exitcode, rank_log.path(job, rank)))
         except SignalException as told:
             error = KeyboardInterrupt() if told.sigval == signal.SIGINT else Terminated(told.sigval)
         except KeyboardInterrupt as told:  # before the launcher handled signals
             error = told
-        of_rank_0 = folder.glob("elastic/*/attempt_*/0/error.json")
-        return Ended(error=error, trained=any(Failure.from_json(path.read_bytes()).trained for path in of_rank_0))
+        # Also of ranks that reported after the launcher had noticed that another one has failed.
+        failures += [Failure.from_json(path.read_bytes()) for path in folder.glob("*/attempt_0/*/error.json")]
+        return Ended(error=error or _error(failures), trained=any(failure.trained for failure in failures))
 
 
-def _error(processes: Mapping[int, Any], job: Job) -> BaseException:
-    """Return the error of the rank that made the job fail.
-
-    Args:
-        processes: torch's `ProcessFailure` of each rank that failed.
-    """
-    failures = []
-    for rank, process in processes.items():
-        if "kind" in process.error_file_data:
-            failures.append(Failure(**process.error_file_data))
-        else:
-            log = os.path.relpath(rank_log.path(job, rank))
-            failures.append(Failure.of_exit(rank, process.exitcode, log))
+def _error(failures: list[Failure]) -> BaseException:
     found = cause(failures)
-    assert found is not None, "torch raises ChildFailedError only with a failure"
     if found.kind == "signal":  # another process sent it to a rank: the job has failed, and a sweep continues
         return RankError(found.message)
     return found.error()
 
 
 @contextlib.contextmanager
-def _around_launcher(processes: int) -> Iterator[None]:
-    """Set the environment of the ranks and silence torch's launcher. Then restore both, and the signal handlers."""
-    environment, handlers = dict(os.environ), {number: signal.getsignal(number) for number in _SIGNALS}
-    threads = max(1, len(os.sched_getaffinity(0)) // processes) if sys.platform == "linux" else 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # otherwise each rank would use all cores
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no message for each connection to a rank that has ended
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
-    loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
-    for logger in loggers:
-        logger.disabled = True
+def _around_launcher() -> Iterator[None]:
+    """Silence torch's launcher, and restore the signal handlers after it."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.addHandler(logging.NullHandler())  # without any handler, Python would print warnings
+    logger.propagate = False
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.disabled = False
         for number, handler in handlers.items():
-            if handler is not None and signal.getsignal(number) is not handler:
+            if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
-        os.environ.clear()
-        os.environ.update(environment)
-
-
-@contextlib.contextmanager
-def _none_left(folder: Path) -> Iterator[None]:
-    """Then kill the ranks that are left because a second signal has interrupted the launcher."""
-    try:
-        yield
-    finally:
-        left = []
-        for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if str(folder) in process.cmdline():
-                    process.kill()
-                    left.append(process)
-        psutil.wait_procs(left, timeout=GRACE)

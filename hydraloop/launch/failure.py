@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -92,7 +93,7 @@ class Failure:
         return cls("error", f"rank {rank}: {describe(error)}", *made, trace=trace)
 
     @classmethod
-    def of_exit(cls, rank: int, exit_code: int, log: str) -> Self:
+    def of_exit(cls, rank: int, exit_code: int, log: Path) -> Self:
         """Make the failure of a rank that ended without raising an exception.
 
         Args:
@@ -101,12 +102,23 @@ class Failure:
         """
         if exit_code in (-signal.SIGTERM, -signal.SIGINT):  # before the rank could handle it
             return cls.of(KeyboardInterrupt() if exit_code == -signal.SIGINT else Terminated(-exit_code), rank)
-        if exit_code == -signal.SIGKILL:
-            reason = "was killed by SIGKILL (out of memory?)"
-        elif exit_code < 0:
-            reason = f"was killed by {signal.Signals(-exit_code).name}, see {log}"
-        else:
-            reason = f"ended with exit code {exit_code} and left no error, see {log}"
+        if exit_code < 0:
+            ended_by = signal.Signals(-exit_code)
+            return cls.killed(rank, log, crash=None if ended_by == signal.SIGKILL else ended_by.name)
+        reason = f"ended with exit code {exit_code} and left no error, see {os.path.relpath(log)}"
+        return cls("killed", f"rank {rank} {reason}", time.time())
+
+    @classmethod
+    def killed(cls, rank: int, log: Path, *, crash: str | None = None) -> Self:
+        """Make the failure of a rank that was killed by SIGKILL, or has crashed.
+
+        Args:
+            log: the file with the rank's output.
+            crash: the signal or the error in native code; None for SIGKILL.
+        """
+        reason = "was killed by SIGKILL (out of memory?)"
+        if crash is not None:
+            reason = f"crashed ({crash}), see {os.path.relpath(log)}"
         return cls("killed", f"rank {rank} {reason}", time.time())
 
     def error(self) -> BaseException:
@@ -132,13 +144,13 @@ class Failure:
             atomic.write_text(path, self.to_json())
 
 
-def cause(failures: Iterable[Failure]) -> Failure | None:
-    """Return the failure that made the job fail; None if there is none.
+def cause(failures: Iterable[Failure]) -> Failure:
+    """Return the failure that made the job fail.
 
     `ChildFailedError.get_first_failure` compares times only, in whole seconds. A rank that lost its connection often
     reports before the launcher sees that another rank was killed.
     """
-    return min(failures, key=lambda failure: (_ORDER[failure.kind], failure.timestamp), default=None)
+    return min(failures, key=lambda failure: (_ORDER[failure.kind], failure.timestamp))
 
 
 @dataclass(frozen=True, slots=True)

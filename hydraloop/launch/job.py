@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing.spawn
 import sys
 import time
 from collections.abc import Iterable
@@ -20,8 +19,6 @@ from hydraloop.run.directory import Resumed
 from hydraloop.run.environment import command
 from hydraloop.safety import typed_options as typed
 
-_MAIN = ("init_main_from_name", "init_main_from_path")
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -33,7 +30,7 @@ class Job:
     checkpoint: str | None
     """Where the run continues; None for a new run."""
     began: float
-    """Seconds since 1970. Later checkpoints in the run directory were written by this job."""
+    """Seconds since 1970. This job has written every later checkpoint in the run directory."""
     folders: list[str] = field(default_factory=list)
     """Folders whose Python files a config may name."""
     trusted: list[str] = field(default_factory=list)
@@ -48,8 +45,6 @@ class Job:
     """Where the launching process looks for modules."""
     command: list[str] = field(default_factory=list)
     """The command that started the launching process, without overrides, for hints to the user."""
-    main: dict[str, str] = field(default_factory=dict)
-    """How to import the main module of the launching process; empty if the config names nothing in it."""
 
     @classmethod
     def of(cls, cfg: DictConfig, resumed: Resumed, *, folders: Iterable[Path], trusted: Iterable[str]) -> Self:
@@ -63,12 +58,9 @@ class Job:
             UserError: an interpolation does not resolve.
         """
         assert resumed.run_dir is not None, "Hydra has made the directory"
-        config = resolved_yaml(cfg)
         hydra: Any = HydraConfig.get()
-        # As for a process that multiprocessing spawns.
-        main: dict[str, Any] = multiprocessing.spawn.get_preparation_data("") if "_target_: __main__." in config else {}
         return cls(
-            config=config,
+            config=resolved_yaml(cfg),
             run_dir=str(resumed.run_dir.absolute()),
             checkpoint=None if resumed.checkpoint is None else str(resumed.checkpoint.absolute()),
             began=time.time(),
@@ -79,7 +71,6 @@ class Job:
             verbose=plain(hydra.verbose),
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
             command=command(),
-            main={name: str(main[name]) for name in _MAIN if name in main},
         )
 
     def resumed(self) -> Resumed:
@@ -87,7 +78,7 @@ class Job:
         return Resumed(Path(self.run_dir), None if self.checkpoint is None else Path(self.checkpoint))
 
     def restarted(self) -> Self:
-        """Return the same job, continued from the checkpoint that it has written last, if any."""
+        """Return the same job, continued from the newest checkpoint that it has written, if any."""
         newest = run_directory.newest_checkpoint(Path(self.run_dir), since=self.began)
         return self if newest is None else replace(self, checkpoint=str(newest.absolute()))
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from hydraloop.cli import hydra_run
 from hydraloop.cli.command import Command
 from hydraloop.cli.reports import Reports
-from hydraloop.cli.run_directories import JobDirectories, run_dir_patterns, settle_run, settle_sweep
+from hydraloop.cli.run_directories import JobDirectories, settle_run, settle_sweep
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, single_process, torchrun
@@ -59,9 +59,8 @@ class Jobs:
         Raises:
             Exception: raised by the run. It has been reported.
         """
-        earlier = torchrun.earlier(*run_dir_patterns(command.cfg))
         with ExitStack() as locks:
-            checkpoint = settle_run(command, None if earlier is None else earlier.resumed, locks)
+            checkpoint = settle_run(command, torchrun.earlier(), locks)
 
             def job(cfg: DictConfig, run_dir: Path) -> float | None:
                 self._begin_job(cfg, command)
@@ -125,12 +124,11 @@ class Jobs:
             if not ended.trained:
                 result.put_back()
 
-        resumed = Resumed(run_dir, checkpoint)
         if launch_checks.several(cfg):
-            ended = self._train_ranks(cfg, resumed, close)
+            ended = self._train_ranks(cfg, Resumed(run_dir, checkpoint), close)
             close(ended)
         else:
-            ended = single_process.train(cfg, run_dir, close, resumed)
+            ended = single_process.train(cfg, run_dir, checkpoint, close)
         if ended.error not in self.reports.shown:  # the run has finished; a signal may have come at its end
             self.reports.end_job()
         if ended.error is not None:

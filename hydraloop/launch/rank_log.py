@@ -6,10 +6,8 @@ import faulthandler
 import io
 import os
 import re
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -17,31 +15,10 @@ from hydraloop.cli.console import mask_handlers
 from hydraloop.launch.job import Job
 from hydraloop.safety import hydra_versions
 
-_CRASHES = {
-    "Segmentation fault": signal.SIGSEGV,
-    "Bus error": signal.SIGBUS,
-    "Illegal instruction": signal.SIGILL,
-    "Floating point exception": signal.SIGFPE,
-    "Floating-point exception": signal.SIGFPE,  # since Python 3.13
-}
-"""What faulthandler writes, by signal."""
-
 
 def path(job: Job, rank: int) -> Path:
     """Return the file with the output of a rank."""
     return Path(job.run_dir) / ("train.log" if rank == 0 else f"rank{rank}.log")
-
-
-def crash(file: Path, start: int) -> signal.Signals:
-    """Return the signal that a rank's log reports; SIGKILL without a report, since a process cannot report that.
-
-    Args:
-        start: size of the file in bytes when the rank started.
-    """
-    with file.open("rb") as opened:
-        opened.seek(start)
-        found = re.search(rb"^Fatal Python error: ([\w -]+)", opened.read(), re.MULTILINE)
-    return signal.SIGKILL if found is None else _CRASHES.get(found[1].decode(), signal.SIGABRT)
 
 
 def configure(job: Job, rank: int) -> None:
@@ -53,26 +30,21 @@ def configure(job: Job, rank: int) -> None:
     if rank > 0:
         path(job, rank).parent.mkdir(parents=True, exist_ok=True)
         _redirect(path(job, rank))
-    config = None if job.logging is None else OmegaConf.create(_config(job.logging, path(job, rank), rank))
-    hydra_versions.configure_log(config, job.verbose)
+    config = OmegaConf.create(job.logging) if rank == 0 and job.logging is not None else None
+    hydra_versions.configure_log(config, job.verbose)  # None: to the standard output
     mask_handlers()
 
 
-def _config(config: dict[str, Any], file: Path, rank: int) -> dict[str, Any]:
-    """Return the logging config of a rank. Its files are not emptied: the launching process has written to them.
+def crash(file: Path, start: int) -> str | None:
+    """Return what a rank's log says of its crash, such as "Segmentation fault"; None if it was killed by SIGKILL.
 
-    Other ranks than 0 write to their own file, and to the redirected terminal only if the config names no file.
+    Args:
+        start: size of the file in bytes when the rank started.
     """
-    handlers = dict(config.get("handlers") or {})
-    files = {name: handler for name, handler in handlers.items() if "filename" in handler}
-    for name, handler in files.items():
-        mode = {"mode": "a"} if "mode" in handler else {}
-        handlers[name] = {**handler, **mode, "filename": handler["filename"] if rank == 0 else str(file)}
-    config = {**config, "handlers": handlers}
-    if rank > 0 and config.get("root"):
-        names = config["root"].get("handlers") or []
-        config["root"] = {**config["root"], "handlers": [name for name in names if name in files] or names}
-    return config
+    with file.open("rb") as opened:
+        opened.seek(start)
+        found = re.search(rb"^Fatal Python error: (.+)", opened.read(), re.MULTILINE)
+    return None if found is None else found[1].decode(errors="replace")
 
 
 def _redirect(file: Path) -> None:

@@ -14,19 +14,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import Ended, Failure, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler, leave
 from hydraloop.launch.training import sweep_value, train
-from hydraloop.run import atomic
 from hydraloop.run import directory as run_directory
-from hydraloop.run.attempts import RECORDS
+from hydraloop.run.directory import Resumed
 from hydraloop.run.processes import is_alive, started
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -36,8 +36,6 @@ _CAUSE_WAIT = 10.0
 """Seconds that rank 0 waits for the failure of another rank after it has lost the connection."""
 _ENDING_WAIT = timedelta(seconds=5)
 """For the store when the process is about to be ended: torchrun, which keeps the store, may have ended."""
-_RECORD = "launch.json"
-"""In the folder of a run's records: which torchrun started the run, and where."""
 
 
 def is_several() -> bool:
@@ -92,8 +90,7 @@ class Leader:
                 after a signal, for example from a collective without the other ranks.
         """
         store = _store()
-        resumed = job.resumed()
-        record(Path(job.run_dir), resumed.checkpoint, began=job.began)
+        remember(Path(job.run_dir), job.resumed().checkpoint)
         self._tell(store, job.to_json())
 
         def last(number: int) -> None:
@@ -116,7 +113,7 @@ class Leader:
         if self._told and code:
             leave(code)
         # torchrun ends the other ranks itself if this one fails.
-        if not self._told and (code == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"):
+        if not self._told and (code == 0 or not _keeps_store()):
             with contextlib.suppress(RuntimeError, OSError):
                 self._tell(_store(), None)
 
@@ -162,7 +159,7 @@ def _killed(store: Any, job: Job) -> Failure | None:
         if host != socket.gethostname() or is_alive(pid, since) or store.check([f"ended-{other}"]):
             continue
         log = rank_log.path(job, other)
-        return Failure.of_exit(other, -rank_log.crash(log, log_size), os.path.relpath(log))
+        return Failure.killed(other, log, crash=rank_log.crash(log, log_size))
     return None
 
 
@@ -205,74 +202,60 @@ def _note(store: Any, what: str, rank: int, *values: object) -> None:
         store.set(f"{what}-{rank}", json.dumps(values))
 
 
-def _store(timeout: timedelta = _WAIT) -> Any:
-    """Return the part of the ranks' store that belongs to this attempt: torchrun keeps one store over its restarts."""
+# The store. ----------------------------------------------------------------------------------------------------------
+
+
+def _connect(timeout: timedelta = _WAIT) -> Any:
+    """Return the store that all ranks share. torchrun keeps it over restarts."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://", timeout=timeout))
-    return PrefixStore(f"hydraloop-launch-{attempt()}", store)
+    return PrefixStore("hydraloop-launch", store)
+
+
+def _store(timeout: timedelta = _WAIT) -> Any:
+    """Return the part of the store that belongs to this attempt."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(str(attempt()), _connect(timeout))
+
+
+def _keeps_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 # Restarts. -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Launched:
-    """The first start of a run that torchrun has restarted."""
-
-    run_dir: Path
-    began: float
-    checkpoint: Path | None
-    """Where the first start continued."""
-
-    def resumed(self) -> run_directory.Resumed:
-        """Return where the restart continues: at the newest checkpoint that the run has written since its start."""
-        newest = run_directory.newest_checkpoint(self.run_dir, since=self.began)
-        return run_directory.Resumed(self.run_dir, newest or self.checkpoint)
-
-
-def record(run_dir: Path, checkpoint: Path | None, *, began: float) -> None:
-    """Write into the run's records which torchrun started it. Does nothing without torchrun, and in a restart.
-
-    Args:
-        checkpoint: where the run continues; None for a new run.
-        began: seconds since 1970; later checkpoints were written by this run.
-    """
-    path = run_dir / RECORDS / _RECORD
-    if "TORCHELASTIC_RUN_ID" in os.environ and not (attempt() and path.exists()):
-        path.parent.mkdir(exist_ok=True)
+def remember(run_dir: Path, checkpoint: Path | None) -> None:
+    """Write to torchrun's store where a run starts, unless an earlier attempt has written it. See `earlier`."""
+    if _keeps_store():
         start = None if checkpoint is None else str(checkpoint.absolute())
-        atomic.write_text(path, json.dumps({"launcher": _launcher(), "began": began, "checkpoint": start}))
+        _connect().compare_set("run", "", json.dumps([str(run_dir.absolute()), start, time.time()]))
 
 
-def earlier(*run_dirs: str) -> Launched | None:
-    """Return the run that this torchrun started before it restarted the ranks; None if this is the first start.
+def earlier() -> Callable[[], Resumed] | None:
+    """Return a function that finds where a run continues that torchrun has restarted; None for a run that starts.
 
-    Args:
-        run_dirs: where its directory may be, patterns as of `Path.glob`.
+    Raises:
+        UserError: torchrun has kept no store over the restart.
     """
     if not attempt():
         return None
-    patterns = [Path(one) / RECORDS / _RECORD for one in run_dirs]
-    found = [path for one in patterns for path in Path(one.anchor).glob(str(one.relative_to(one.anchor)))]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        if _is_same(noted["launcher"], _launcher()):
-            checkpoint = noted["checkpoint"]
-            return Launched(path.parent.parent, noted["began"], None if checkpoint is None else Path(checkpoint))
-    return None
+    if not _keeps_store():
+        raise UserError(
+            "the restarted ranks cannot find their run, since torchrun does not keep its store",
+            key="TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            remedy="Unset it, or leave out --max-restarts and continue the run with resume=auto.",
+        )
+    store = _connect()
+    if not store.check(["run"]):  # the ranks failed before there was a run
+        return None
+    run_dir, start, began = json.loads(store.get("run"))
 
+    def resumed() -> Resumed:
+        newest = run_directory.newest_checkpoint(Path(run_dir), since=began)
+        return Resumed(Path(run_dir), newest or (Path(start) if start else None))
 
-def _launcher() -> dict[str, str]:
-    """Name this torchrun: its process, and its id for a rank 0 that has moved to another machine."""
-    import psutil  # 15 ms, which --help and --dry-run do without
-
-    process = psutil.Process(os.getppid())
-    started_at = f"{process.pid} {process.create_time()}"
-    return {"run_id": os.environ["TORCHELASTIC_RUN_ID"], "host": socket.gethostname(), "process": started_at}
-
-
-def _is_same(one: dict[str, str], other: dict[str, str]) -> bool:
-    moved = one["host"] != other["host"] and one["run_id"] == other["run_id"] != "none"  # torchrun's default
-    return one == other or moved
+    return resumed

@@ -1,4 +1,4 @@
-"""Training as one rank of several, and what a signal handler has to know of a training."""
+"""Training as one of several ranks, and what a signal handler has to know of any training."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ class Training:
     is_over: bool = False
     """Whether the training has ended or failed."""
 
-    @property
     def is_closing(self) -> bool:
-        """Whether nothing should be interrupted any more."""
+        """Whether a signal must not interrupt it."""
         return self.is_over or (self.engine is not None and self.engine.error is not None)
 
-    @property
-    def trained(self) -> bool:
+    def has_trained(self) -> bool:
         """Whether an iteration has been completed."""
         return self.engine is not None and self.engine.progress.iteration > self.engine.began_at
 
@@ -54,7 +52,7 @@ def sweep_value(run_dir: Path) -> float | None:
 def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
     """Build and train as one of several ranks. Returns the failure after the other ranks were told of it."""
     training = Training()
-    handler.is_closing = lambda: training.is_closing
+    handler.is_closing = training.is_closing
     for folder in job.folders:
         ALLOWLIST.trust_folder(Path(folder))
     ALLOWLIST.trust(job.trusted)
@@ -92,8 +90,13 @@ def _train(training: Training, job: Job) -> None:
 
 
 def _failure(training: Training, error: BaseException, rank: int, received: int) -> Failure:
+    """Return why this rank failed.
+
+    Args:
+        received: the first signal that it has received; 0 if none.
+    """
     first = None if training.distributed is None else training.distributed.first_failure()
-    failure = Failure.of(error, rank, trained=training.trained, first=first)
+    failure = Failure.of(error, rank, trained=training.has_trained(), first=first)
     if failure.kind == "mistake" or not received:
         return failure
     # All ranks got the signal, and another one may have ended first.
