@@ -1,4 +1,4 @@
-"""Checks before processes are started: their number, the machine's devices, and the backend."""
+"""Checks before processes are started: their number, the devices of this machine, and the backend."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hydraloop.validate import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
-    """Check `distributed`, and `engine.device` with it. Imports torch where there are several processes.
+    """Check `distributed` and the device of the ranks. Imports torch for several processes only.
 
     Raises:
-        UserError: one mistake; names the key.
+        UserError: the first mistake; names the key.
     """
     options = cfg.distributed
     local = _processes(options)
@@ -32,7 +32,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def several(cfg: Any) -> bool:
-    """Whether several processes train: started by hydraloop or by torchrun."""
+    """Whether several processes train, started by hydraloop or by torchrun."""
     return torchrun.is_several() or cfg.distributed.nproc_per_node > 1
 
 

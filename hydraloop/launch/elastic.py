@@ -29,8 +29,8 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
 
     Args:
         processes: number of ranks.
-        max_restarts: how often all ranks are started again after one has failed. After a mistake, a restart would fail
-            again, so there is none.
+        max_restarts: how often all ranks are started again after one has failed. A mistake would only be repeated, so it
+            causes no restart.
     """
     ended = _launch(job, processes)
     for restart in range(1, max_restarts + 1):

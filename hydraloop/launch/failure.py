@@ -19,7 +19,7 @@ from hydraloop.run.result import describe
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
-"""The lower number is the better explanation. A lost connection is a sign that another rank was killed."""
+"""The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
 _LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
 """Found in the messages of torch.distributed when another rank has ended."""
 
@@ -55,19 +55,19 @@ class Failure:
 
     kind: Kind
     message: str
-    """Rank, type and message; of a mistake, the problem."""
+    """Rank, type and message of the error; for a mistake, the problem."""
     timestamp: float
     """Seconds since 1970."""
     trained: bool = False
     """Whether the rank had completed an iteration."""
     key: str | None = None
-    """Of a mistake."""
+    """For a mistake."""
     remedy: str | None = None
-    """Of a mistake."""
+    """For a mistake."""
     trace: str = ""
-    """The traceback of an error."""
+    """For an error: the traceback."""
     number: int = 0
-    """Of the signal that ended the rank."""
+    """The number of the signal that ended the rank."""
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class Failure:
         """Make the failure of a rank from the exception that it raised.
 
         Args:
-            first: the rank that failed first, if that is known, and what it raised.
+            first: the rank that failed first and its error, if known.
         """
         made = (time.time(), trained)
         if isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""One run, or the jobs of a sweep, each from its directory to its reported end. Torch is imported when a job starts."""
+"""Runs one job, or those of a sweep: determines the directory, trains, and reports errors. A job imports torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Jobs:
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
     trackers: SweepTrackers = field(default_factory=SweepTrackers)
-    """Make the parent run of a sweep."""
+    """Create the parent run of a sweep."""
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a config that cannot be launched here, before anything is written. Called for each job of a sweep.

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, Self
 
@@ -40,9 +40,8 @@ class TerminationHandler:
             about to be ended.
         orphaned: called from another thread when the launching process has ended.
         grace: seconds, see `GRACE`.
-        launched: whether this process is a rank that a launcher has started. A process that a user has started outlives
-            its parent, leaves Ctrl-C to Python, and leaves ignored signals (nohup) ignored. For a rank, the launcher
-            has done that, and the signals that it sends are meant.
+        launched: whether a launcher has started this process as a rank. Otherwise, the process continues after the end
+            of its parent, does not handle Ctrl-C, and leaves ignored signals (nohup) ignored.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class TerminationHandler:
         self._wakeup_before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
         self._numbers = [signal.SIGINT, *_SIGNALS] if self._launched else _not_ignored()
         self._before = {number: signal.signal(number, self._handle) for number in self._numbers}
-        _at_fork(self._numbers, self._forget)
         self._watch = threading.Thread(target=self._run, name="hydraloop-termination", daemon=True)
         self._watch.start()
         return self
@@ -90,8 +88,6 @@ class TerminationHandler:
         self._watch.join()
         self._reads.close()
         self._writes.close()
-        # The function registered for forks cannot be removed, and would keep the run's model in memory.
-        self.is_closing, self._last, self._orphaned = lambda: False, lambda number: None, lambda: None
 
     def end_within_grace(self) -> None:
         """Start the grace period, as a signal does."""
@@ -104,13 +100,6 @@ class TerminationHandler:
         self._before.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL)
         if not self.is_closing():
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
-
-    def _forget(self) -> None:
-        """In a forked process (a loader's worker): restore the default handlers."""
-        if not self._done.is_set():
-            signal.set_wakeup_fd(-1)
-            for number in self._before:
-                signal.signal(number, signal.SIG_DFL)
 
     def _run(self) -> None:
         orphaned = False
@@ -140,42 +129,16 @@ def terminable() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
-    def restore() -> None:
-        for number, handler in before.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, handler)
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.signal(number, handle) for number in _not_ignored()}
-    _at_fork(before, restore)
     try:
         yield
     finally:
-        restore()
-
-
-def _at_fork(numbers: Iterable[int], forget: Callable[[], None]) -> None:
-    """Call `forget`, which removes the handlers of these signals, in each process that this one forks.
-
-    The signals are blocked until then. Otherwise, Python would discard a signal that the new process gets before, and
-    would report it to this process too, as both share the wakeup file descriptor.
-    """
-    numbers = list(numbers)
-    masks = threading.local()
-
-    def block() -> None:
-        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
-
-    def in_child() -> None:
-        forget()
-        unblock()
-
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
+        for number, handler in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
 
 
 def _not_ignored() -> list[signal.Signals]:
@@ -190,3 +153,28 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+# Forked processes (a loader's workers) do not inherit the handlers above. The signals are blocked during a fork:
+# otherwise, Python would discard a signal that the new process gets before its handlers are reset, and would report it
+# to this process too, as both share the wakeup file descriptor.
+_masks = threading.local()
+
+
+def _block() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *_SIGNALS))
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _reset() -> None:
+    for number in (signal.SIGINT, *_SIGNALS):
+        if getattr(signal.getsignal(number), "__module__", None) == __name__:
+            signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+    _unblock()
+
+
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_reset)

@@ -1,7 +1,7 @@
-"""Being one of the ranks that torchrun, or another launcher with its environment variables, has started.
+"""Trains as one of the ranks that torchrun has started, or another launcher with the same environment variables.
 
-Rank 0 does what a single process does: it composes and checks the config and makes the run directory. Then it sends the
-job to the other ranks through the store that all ranks share. The other ranks wait for it and read no config files.
+Rank 0 does what a single process does: it composes and checks the config and creates the run directory. Then it sends
+the job to the other ranks through the store that all ranks share. They wait for it and read no config files.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hydraloop.run.processes import is_alive, started
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)
-"""For rank 0's job, as torch's own default: composing on a slow disk may take minutes."""
+"""Timeout for rank 0's job, torch's own default: composing on a slow disk may take minutes."""
 _CAUSE_WAIT = 10.0
 """Seconds that rank 0 waits for the failure of another rank after it has lost the connection."""
 _ENDING_WAIT = timedelta(seconds=5)
-"""For the store when the process is about to be ended: torchrun, which keeps the store, may have ended."""
+"""Timeout for the store when the grace period is over: torchrun, which keeps the store, may have ended."""
 
 
 def is_several() -> bool:
@@ -44,7 +44,7 @@ def is_several() -> bool:
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process, also if it is the only one."""
+    """Whether a launcher has started this process, even if it is the only one."""
     return is_several() or "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -75,7 +75,7 @@ class Leader:
     """Rank 0: sends the job to the other ranks, trains with them, and reports for all."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._has_sent = False
         self._ended: Ended | None = None
         self._launcher = os.getppid()
 
@@ -91,7 +91,7 @@ class Leader:
         """
         store = _store()
         remember(Path(job.run_dir), job.resumed().checkpoint)
-        self._tell(store, job.to_json())
+        self._send(store, job.to_json())
 
         def last(number: int) -> None:
             if self._ended is None:
@@ -109,16 +109,16 @@ class Leader:
         return self._ended
 
     def leave(self, code: int) -> None:
-        """Let the other ranks end. After a job that failed, end this process at once."""
-        if self._told and code:
+        """Let the other ranks end. If the job has failed, end this process at once."""
+        if self._has_sent and code:
             leave(code)
         # torchrun ends the other ranks itself if this one fails.
-        if not self._told and (code == 0 or not _keeps_store()):
+        if not self._has_sent and (code == 0 or not _keeps_store()):
             with contextlib.suppress(RuntimeError, OSError):
-                self._tell(_store(), None)
+                self._send(_store(), None)
 
-    def _tell(self, store: Any, job: str | None) -> None:
-        self._told = True
+    def _send(self, store: Any, job: str | None) -> None:
+        self._has_sent = True
         store.set("job", json.dumps(job))
 
 
@@ -135,8 +135,8 @@ def _cause(store: Any, own: Failure, job: Job, launcher: int) -> Failure:
                 return Failure.from_json(store.get("cause"))
             killed = _killed(store, job)
         except (RuntimeError, OSError):  # the process that keeps the store has ended
-            told = own.kind == "lost" and os.getppid() != launcher
-            return Failure.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if told else own
+            was_ended = own.kind == "lost" and os.getppid() != launcher
+            return Failure.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if was_ended else own
         if killed is not None:
             return replace(killed, trained=own.trained)
         # A signal comes from torchrun. If another rank has failed, it did so before.
@@ -167,13 +167,13 @@ def _killed(store: Any, job: Job) -> Failure | None:
 
 
 def follow() -> int:
-    """Wait for rank 0's job and train with it. Returns the exit code; prints nothing, since rank 0 speaks for all."""
+    """Wait for rank 0's job and train. Returns the exit code. Prints nothing: rank 0 reports for all ranks."""
     try:
         store = _store()
         text = json.loads(store.get("job"))
-    except (RuntimeError, OSError, KeyboardInterrupt):  # rank 0 has ended, or all ranks were told to end
+    except (RuntimeError, OSError, KeyboardInterrupt):  # rank 0 has ended, or all ranks got a signal
         return 1
-    if text is None:  # rank 0 has only printed something, or has reported a mistake
+    if text is None:  # rank 0 trains nothing: it has printed something, or reported a mistake
         return 0
     job = Job.from_json(text)
     rank_log.configure(job, rank())
@@ -197,7 +197,7 @@ def follow() -> int:
 
 
 def _note(store: Any, what: str, rank: int, *values: object) -> None:
-    """Write into the store that a rank has begun or ended, for `_killed`."""
+    """Write to the store that a rank has begun or ended, for `_killed`."""
     with contextlib.suppress(RuntimeError, OSError):  # the process that keeps the store has ended
         store.set(f"{what}-{rank}", json.dumps(values))
 

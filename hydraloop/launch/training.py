@@ -50,7 +50,7 @@ def sweep_value(run_dir: Path) -> float | None:
 
 
 def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
-    """Build and train as one of several ranks. Returns the failure after the other ranks were told of it."""
+    """Build and train as one of several ranks. After a failure, notify the other ranks, then return it."""
     training = Training()
     handler.is_closing = training.is_closing
     for folder in job.folders:

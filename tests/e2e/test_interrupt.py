@@ -26,11 +26,11 @@ from hydraloop import Hook
 
 
 class Witness(Hook):
-    """Notes which mount points are called."""
+    """Writes to a file which mount points are called."""
 
     priority = 10
     seconds = 0.0
-    """How long an iteration lasts."""
+    """The duration of an iteration."""
 
     def __init__(self, *, path: str, seconds: float = 0.0) -> None:
         self.path, self.seconds = pathlib.Path(path), seconds
@@ -55,7 +55,7 @@ class Witness(Hook):
 
 
 class Waiting(Witness):
-    """Waits at the end of the run, and takes a signal for the end of the waiting, as trackers do."""
+    """Waits at the end of the run. A signal ends the waiting, as in trackers."""
 
     def after_run(self, engine) -> None:
         try:
@@ -66,7 +66,7 @@ class Waiting(Witness):
 
 
 class Stuck(Witness):
-    """Waits in native code, to which no signal comes through."""
+    """Waits in native code, which no signal interrupts."""
 
     def before_train_iter(self, engine, batch_idx, batch) -> None:
         super().before_train_iter(engine, batch_idx, batch)
@@ -93,7 +93,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def start(project: Project) -> Iterator[Start]:
-    """`project.start`; what has not ended by the end of the test is killed."""
+    """Return `project.start`. Kills processes that outlive the test."""
     started = []
 
     def go(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -107,18 +107,18 @@ def start(project: Project) -> Iterator[Start]:
 
 
 def hooked(project: Project, kind: str = "Witness") -> list[str]:
-    """The overrides that add one of the hooks."""
+    """Return the overrides that add one of the hooks."""
     return [f"+hooks.witness._target_=my_project.witness.{kind}", f"+hooks.witness.path={project.path}/witness"]
 
 
 def noted(project: Project) -> list[str]:
-    """What the hook has noted."""
+    """Return the lines that the hook has written."""
     path = project.path / "witness"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
-    """Until something is so, while the process runs."""
+    """Wait until a condition holds. Fails if the process ends before."""
     until = time.monotonic() + PATIENCE
     while not reached():
         assert process.poll() is None, process.communicate()[0]
@@ -127,11 +127,11 @@ def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> N
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What a process has printed by its end."""
+    """Wait for the end of a process. Returns its output."""
     return process.communicate(timeout=PATIENCE)[0]
 
 
-def test_an_interrupted_run_says_so_and_can_be_resumed(project: Project) -> None:
+def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     process = project.start(
         "engine.max_epochs=100000", "data.loader.batch_size=512", "default_hooks.checkpoint.interval=5"
     )
@@ -184,7 +184,7 @@ def test_a_signal_ends_a_run_as_ctrl_c_does(
 
 
 def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: Start) -> None:
-    """As Slurm and a terminal that is closed do: the loader's workers get the signal, too."""
+    """Slurm and a terminal that is closed send the signal to the loader's workers too."""
     workers = ["data.loader.num_workers=2", "+hooks.witness.seconds=0.05"]
     process = start(*ENDLESS, *hooked(project), *workers, start_new_session=True)
     wait_for(process, lambda: noted(project) == ["training"])
@@ -197,8 +197,8 @@ def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: 
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_was_ignored_at_the_start_stays_ignored(ranks: int, project: Project, start: Start) -> None:
-    """nohup ignores SIGHUP; a shell without job control starts a background process with SIGINT ignored."""
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(ranks: int, project: Project, start: Start) -> None:
+    """nohup ignores SIGHUP. A shell without job control starts background processes with SIGINT ignored."""
     ignoring = partial(_ignore, [signal.SIGHUP, signal.SIGINT])
     line = [*ENDLESS, *hooked(project), f"distributed.nproc_per_node={ranks}", "default_hooks.checkpoint.interval=1"]
     process = start(*line, preexec_fn=ignoring)
@@ -221,7 +221,7 @@ def _ignore(numbers: Sequence[int]) -> None:
 
 
 def test_a_signal_before_the_first_iteration(project: Project, start: Start) -> None:
-    """While a module that the config names is imported."""
+    """The signal comes while a module that the config names is imported."""
     project.write(
         "my_project/slow.py", f"import time, pathlib\npathlib.Path('witness').touch()\ntime.sleep({PATIENCE})\n"
     )
@@ -236,7 +236,7 @@ def test_a_signal_before_the_first_iteration(project: Project, start: Start) -> 
 
 
 def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
-    """While the config is composed: a module in the project's folder that Hydra imports takes its time."""
+    """The signal comes while the config is composed: a resolver of the project is slow."""
     script = (project.path / "train.py").read_text()
     slow = "import time\nfrom omegaconf import OmegaConf\nOmegaConf.register_new_resolver('slow', slow)\n"
     slow = f"def slow():\n    print('composing', flush=True)\n    time.sleep({PATIENCE})\n\n{slow}"
@@ -251,7 +251,7 @@ def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
     assert not (project.path / "outputs").exists()
 
 
-def test_no_job_starts_after_a_signal_that_a_hook_took(project: Project, start: Start) -> None:
+def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, start: Start) -> None:
     line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_epochs=1", "engine.test=false"]
     process = start(*line, *hooked(project, "Waiting"))
     wait_for(process, lambda: "waiting" in noted(project))
@@ -261,7 +261,7 @@ def test_no_job_starts_after_a_signal_that_a_hook_took(project: Project, start: 
     assert "Traceback" not in output
     assert output.endswith("the sweep was interrupted after job 0 (seed=1)\ninterrupted by SIGTERM\n")
     (run,) = project.jobs
-    assert run.result["status"] == "finished", "it had its result"
+    assert run.result["status"] == "finished", "its result was written before the signal"
 
 
 def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: Project, start: Start) -> None:

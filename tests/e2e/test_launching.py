@@ -1,4 +1,4 @@
-"""Several ranks: started by ourselves and by torchrun; what is left of them, and what is said, when one fails."""
+"""Several ranks, started by hydraloop and by torchrun: what they write, and how they fail, end and restart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hydraloop import Hook, UserError
 
 
 class Trouble(Hook):
-    """Gets one rank into trouble, in an iteration."""
+    """Makes one rank fail in an iteration."""
 
     priority = 10
 
@@ -51,8 +51,8 @@ class Trouble(Hook):
                 return
             pathlib.Path(self.once).touch()
         if self.what == "raise":
-            print("on the way to trouble")
-            raise ValueError("it is this rank's")
+            print("about to fail")
+            raise ValueError("raised by this rank")
         if self.what in ("kill", "crash"):
             os.kill(os.getpid(), signal.SIGKILL if self.what == "kill" else signal.SIGSEGV)
 '''
@@ -60,12 +60,12 @@ TROUBLE = "+hooks.trouble._target_=my_project.trouble.Trouble"
 QUICK = ("experiment=spirals", "engine.max_epochs=1", "engine.test=false")
 TWO = "distributed.nproc_per_node=2"
 SOON = 30
-"""Seconds within which nothing is left of a job whose rank has died."""
+"""Seconds within which all processes of a job end after a rank was killed."""
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    """A user's project with the hook above; afterwards none of its processes may be left."""
+    """A user's project with the hook above. Fails if a process is left at the end."""
     made = Project.make(tmp_path / "project")
     made.write("my_project/trouble.py", HOOKS)
     yield made
@@ -76,7 +76,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 
 def processes(project: Project) -> list[psutil.Process]:
-    """Those that run in the project's folder."""
+    """Return the processes that run in the project's folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -88,25 +88,25 @@ def processes(project: Project) -> list[psutil.Process]:
 
 
 def torchrun(project: Project, *arguments: str) -> Done:
-    """`torchrun … train.py …`."""
+    """Run `torchrun … train.py …`."""
     return project.python("-m", "torch.distributed.run", *arguments)
 
 
 def files(run: Run) -> set[str]:
-    """What a run of two ranks has left, checkpoints apart."""
+    """Return the files in a run directory, without checkpoints."""
     found = (path.relative_to(run.path) for path in run.path.rglob("*") if path.is_file())
     return {str(path) for path in found if path.parts[0] != "checkpoints"}
 
 
 def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
-    """A run without end on two ranks, in the middle of it."""
+    """Start an endless run on two ranks. Returns after its first checkpoint."""
     process = project.start("experiment=spirals", "engine.max_epochs=1000000", TWO, *arguments)
     wait_for_checkpoint(project, process)
     return process
 
 
 def wait_for_checkpoint(project: Project, process: subprocess.Popen[str]) -> None:
-    """Until the run that a process trains has one."""
+    """Wait until the run of a process has a checkpoint."""
     until = time.monotonic() + 120
     while not list(project.path.glob("outputs/*/*/checkpoints/last_checkpoint")):
         assert process.poll() is None, "the run has ended"
@@ -115,17 +115,17 @@ def wait_for_checkpoint(project: Project, process: subprocess.Popen[str]) -> Non
 
 
 def wait_for_none(project: Project) -> None:
-    """Until nothing of the project runs any more."""
+    """Wait until no process of the project is left."""
     until = time.monotonic() + SOON
     while processes(project):
-        assert time.monotonic() < until, "something is left"
+        assert time.monotonic() < until, "a process is left"
         time.sleep(0.05)
 
 
-# What works. ---------------------------------------------------------------------------------------------------------
+# Training. -----------------------------------------------------------------------------------------------------------
 
 
-def test_two_ranks_of_our_own_and_of_torchruns_do_the_same(project: Project) -> None:
+def test_hydraloop_and_torchrun_start_two_ranks_with_the_same_result(project: Project) -> None:
     ours = project.train(*QUICK, TWO, "hydra.run.dir=runs/ours")
     assert ours.code == 0, ours.text
     assert ours.err == ""
@@ -139,11 +139,11 @@ def test_two_ranks_of_our_own_and_of_torchruns_do_the_same(project: Project) -> 
     assert files(two) == files(one)
     assert one.checkpoints == two.checkpoints == ["epoch_1.pth"]
     for done, run in ((ours, one), (theirs, two)):
-        assert done.out.count("status ") == 1, "rank 0 speaks for all"
+        assert done.out.count("status ") == 1, "rank 0 reports for all ranks"
         assert run.log.count("status ") == 1
         assert "rank 1, process" in (run.path / "rank1.log").read_text()
         assert "rank 1, process" not in done.text
-    assert not list((project.path / "outputs").glob("*")) if (project.path / "outputs").exists() else True
+    assert not list(project.path.glob("outputs/*"))
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_two_agents_share_a_directory(project: Project) -> None:
 
 
 def free_port() -> int:
-    """One that nothing listens on."""
+    """Return a port on which nothing listens."""
     import socket
 
     with socket.socket() as found:
@@ -175,16 +175,16 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_each_kind_of_failure(project: Project) -> None:
+def test_a_sweep_continues_after_each_kind_of_failure(project: Project) -> None:
     done = project.train("-m", *QUICK, TWO, TROUBLE, "+hooks.trouble.what=raise,kill,mistake,none")
     assert done.code == 1
     raised, killed, mistake, fine = project.jobs
-    assert raised.result["error"] == "rank 1: ValueError: it is this rank's"
+    assert raised.result["error"] == "rank 1: ValueError: raised by this rank"
     assert killed.result["error"] == "rank 1 was killed by SIGKILL (out of memory?)"
     assert mistake.result["error"].startswith("hooks.trouble.what: a mistake of all ranks")
     assert [job.result["status"] for job in project.jobs] == ["failed"] * 3 + ["finished"]
     assert fine.checkpoints == ["epoch_1.pth"]
-    # Each error once, the traceback being that of the rank that raised.
+    # Each error is shown once, with the traceback of the rank that raised it.
     assert done.err.count("error: ") == 4, done.err
     assert done.err.count("Traceback") == 1
     assert done.err.count("in before_train_iter\n    raise ValueError") == 1
@@ -194,22 +194,22 @@ def test_a_sweep_goes_on_after_each_kind_of_failure(project: Project) -> None:
     assert f"error: 3 of 4 jobs failed: {failed}\n" in done.err
     for job in (raised, killed, mistake):
         assert job.log.count(job.result["error"].splitlines()[0]) == 1
-    assert "on the way to trouble" not in done.out
-    assert "on the way to trouble" in (raised.path / "rank1.log").read_text()
-    assert "it is this rank's" in (raised.path / "rank1.log").read_text()
+    assert "about to fail" not in done.out
+    assert "about to fail" in (raised.path / "rank1.log").read_text()
+    assert "raised by this rank" in (raised.path / "rank1.log").read_text()
 
 
-def test_under_torchrun_rank_0_tells_what_another_raised(project: Project) -> None:
+def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Project) -> None:
     done = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, TROUBLE, "+hooks.trouble.what=raise")
     assert done.code == 1
-    assert done.err.count("error: rank 1: ValueError: it is this rank's") == 1
+    assert done.err.count("error: rank 1: ValueError: raised by this rank") == 1
     assert done.err.count("raise ValueError") == 1
     assert project.run.result["status"] == "failed"
-    assert project.run.result["error"] == "rank 1: ValueError: it is this rank's"
+    assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
 
-@pytest.mark.parametrize("busy", [0, 60], ids=["that waits for it", "that is busy"])
-def test_under_torchrun_a_killed_rank_is_named_in_the_same_words(busy: int, project: Project) -> None:
+@pytest.mark.parametrize("busy", [0, 60], ids=["rank 0 waits", "rank 0 is busy"])
+def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
     """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
     done = torchrun(project, "--nproc-per-node=2", "train.py", *line)
@@ -220,7 +220,7 @@ def test_under_torchrun_a_killed_rank_is_named_in_the_same_words(busy: int, proj
 
 
 @pytest.mark.parametrize("torchrun", [False, True], ids=["ours", "torchrun's"])
-def test_a_rank_that_crashed_says_where_in_its_log(torchrun: bool, project: Project) -> None:
+def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
     line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
     done = project.python(*launcher, *line, *([] if torchrun else [TWO]))
@@ -233,7 +233,7 @@ def test_a_rank_that_crashed_says_where_in_its_log(torchrun: bool, project: Proj
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_torchrun_that_is_ended(number: signal.Signals, project: Project) -> None:
+def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     endless = ["experiment=spirals", "engine.max_epochs=1000000"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *endless]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -265,7 +265,7 @@ def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str
     assert not (project.path / "multirun").exists()
 
 
-def test_what_is_only_shown_is_shown_once(project: Project) -> None:
+def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
     done = torchrun(project, "--nproc-per-node=2", "train.py", "--dry-run", "hooks=[ema]")
     assert done.code == 0, done.text
     assert done.out.count("Nothing was trained") == 1
@@ -280,7 +280,7 @@ def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
     assert not (project.path / "outputs").exists()
 
 
-# Being told to end. --------------------------------------------------------------------------------------------------
+# Signals. ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,14 +295,14 @@ def test_an_interrupt(number: int, code: int, said: str, project: Project) -> No
     process = start(project)
     process.send_signal(number)
     output, _ = process.communicate(timeout=SOON)
-    assert not processes(project), "they end before the one that started them"
+    assert not processes(project), "the ranks end before the launching process"
     assert process.returncode == code
     assert output.count(said) == 1
     assert "Traceback" not in output
     assert project.run.result["status"] == "interrupted"
 
 
-def test_ranks_end_with_the_process_that_started_them(project: Project) -> None:
+def test_ranks_end_after_the_launching_process_was_killed(project: Project) -> None:
     process = start(project)
     assert len(processes(project)) == 3
     process.kill()
@@ -315,14 +315,14 @@ def test_ranks_end_with_the_process_that_started_them(project: Project) -> None:
 
 
 def restarting(project: Project) -> list[str]:
-    """A run whose rank 1 is killed in its second epoch, once; the first start's checkpoint is epoch 1's."""
+    """Return the command line of a run whose rank 1 is killed once, after the checkpoint of epoch 1."""
     once = project.path / "once"
     return ["experiment=spirals", "engine.max_epochs=2", "engine.test=false", "data.loader.batch_size=64", TROUBLE,
             "+hooks.trouble.what=kill", f"+hooks.trouble.once={once}", "+hooks.trouble.at=LATE"]  # fmt: skip
 
 
 def epoch_length(project: Project) -> int:
-    """Iterations of an epoch on two ranks."""
+    """Return the number of iterations in an epoch on two ranks."""
     line = [*(one for one in restarting(project) if "trouble" not in one), "engine.max_epochs=1", TWO]
     done = project.train(*line, "hydra.run.dir=length")
     assert done.code == 0, done.text
@@ -330,7 +330,7 @@ def epoch_length(project: Project) -> int:
 
 
 @pytest.mark.slow  # half a minute
-def test_restarts_go_on_from_the_newest_checkpoint(project: Project) -> None:
+def test_restarts_continue_from_the_newest_checkpoint(project: Project) -> None:
     length = epoch_length(project)
     line = [one.replace("LATE", str(length + 1)) for one in restarting(project)]
     done = project.train(*line, TWO, "distributed.max_restarts=1", "hydra.run.dir=ours")
@@ -348,7 +348,7 @@ def test_restarts_go_on_from_the_newest_checkpoint(project: Project) -> None:
 
 
 @pytest.mark.slow  # a minute
-def test_restarts_of_a_resumed_run_continue_its_own_branch(project: Project) -> None:
+def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(project: Project) -> None:
     length = epoch_length(project)
     line = [one.replace("LATE", str(2 * length + 1)) for one in restarting(project)]
     line = [*line, "engine.max_epochs=3"]
@@ -381,7 +381,7 @@ def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: 
     assert "checkpoints/epoch_1.pth, iteration" in run.log
 
 
-def test_a_mistake_is_not_tried_again(project: Project) -> None:
+def test_a_mistake_causes_no_restart(project: Project) -> None:
     done = project.train(*QUICK, TWO, TROUBLE, "+hooks.trouble.what=mistake", "distributed.max_restarts=3")
     assert done.code == 1
     assert done.text.count("a mistake of all ranks") == 1

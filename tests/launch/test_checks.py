@@ -1,10 +1,10 @@
-"""What cannot be launched is refused, with the key."""
+"""A config that cannot be launched is refused; the error names the key."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import UserError
 from hydraloop.launch.checks import check, check_single_run
@@ -13,50 +13,44 @@ from hydraloop.schemas.distributed import DistributedConf
 RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
 
+def config(device: str = "cpu", **options: object) -> DictConfig:
+    distributed = OmegaConf.structured(DistributedConf(**options))  # type: ignore[arg-type]
+    return OmegaConf.create({"distributed": distributed, "engine": {"device": device}})
+
+
 def mistake(device: str = "cpu", **options: object) -> UserError:
-    cfg = OmegaConf.create(
-        {"distributed": OmegaConf.structured(DistributedConf(**options)), "engine": {"device": device}}
-    )  # type: ignore[arg-type]
     with pytest.raises(UserError) as caught:
-        check(cfg)
+        check(config(device, **options))
     assert caught.value.remedy
     return caught.value
 
 
-def fine(device: str = "cpu", **options: object) -> None:
-    check(
-        OmegaConf.create(
-            {"distributed": OmegaConf.structured(DistributedConf(**options)), "engine": {"device": device}}
-        )
-    )  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rank 0 of two of torchrun's."""
+    """This process is rank 0 of two ranks of torchrun."""
     for name, value in {**RANK_0_OF_2, "TORCHELASTIC_RUN_ID": "none"}.items():
         monkeypatch.setenv(name, value)
 
 
-def test_what_works() -> None:
-    fine()
-    fine(nproc_per_node=2)
-    fine(nproc_per_node=64, strategy="fsdp2", backend="gloo")
-    fine(nproc_per_node=2, strategy="ddp", backend="cpu:gloo,cuda:nccl")
+def test_valid_options() -> None:
+    check(config())
+    check(config(nproc_per_node=2))
+    check(config(nproc_per_node=64, strategy="fsdp2", backend="gloo"))
+    check(config(nproc_per_node=2, strategy="ddp", backend="cpu:gloo,cuda:nccl"))
     check_single_run()
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("backend", "glo"),
-        ("backend", "nccl"),
-    ],
-)
-def test_values(option: str, value: object) -> None:
-    error = mistake(**{"nproc_per_node": 2, option: value})
-    assert error.key == f"distributed.{option}"
-    assert str(value) in error.problem
+@pytest.mark.parametrize("backend", ["glo", "nccl"])
+def test_a_backend_that_does_not_work(backend: str) -> None:
+    error = mistake(nproc_per_node=2, backend=backend)
+    assert error.key == "distributed.backend"
+    assert backend in error.problem
+
+
+def test_ranks_cannot_import_the_script() -> None:
+    cfg = OmegaConf.merge(config(nproc_per_node=2), {"hooks": {"mine": {"_target_": "__main__.Mine"}}})
+    with pytest.raises(UserError, match="Move the class to another file"):
+        check(cfg)  # type: ignore[arg-type]
 
 
 def test_a_strategy_for_several_processes_with_one() -> None:
@@ -82,9 +76,9 @@ def test_more_processes_than_gpus() -> None:
 
 
 @pytest.mark.usefixtures("torchrun")
-def test_under_torchrun_its_numbers_count() -> None:
-    fine()
-    fine(nproc_per_node=2, strategy="fsdp2")
+def test_torchrun_decides_the_numbers() -> None:
+    check(config())
+    check(config(nproc_per_node=2, strategy="fsdp2"))
     assert "torchrun has started 2 processes on this machine, not 3" in mistake(nproc_per_node=3).problem
     assert "--max-restarts=1" in str(mistake(max_restarts=1).remedy)
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""How ranks fail, and which failure is the cause of the others."""
+"""How a rank fails, and which failure is the cause of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1
 
 
 def raised(error: BaseException) -> BaseException:
-    """The error, with a traceback."""
+    """Return the error with a traceback."""
     try:
         raise error
     except BaseException as caught:
@@ -39,16 +39,12 @@ def raised(error: BaseException) -> BaseException:
 )
 def test_kinds(error: BaseException, kind: Kind) -> None:
     assert Failure.of(error, 1).kind == kind
-    assert Failure.of(error, 1, first=(1, "it was this one")).kind == kind
-    told = Failure.of(error, 1, first=(0, "ValueError: x")).kind
-    assert told == (
-        "signal"
-        if isinstance(error, KeyboardInterrupt) and kind == "signal" and not isinstance(error, Terminated)
-        else "follows"
-    )
+    assert Failure.of(error, 1, first=(1, "this rank")).kind == kind
+    after_another = Failure.of(error, 1, first=(0, "ValueError: x")).kind
+    assert after_another == ("signal" if type(error) is KeyboardInterrupt else "follows")
 
 
-def test_what_a_loss_led_to_is_a_loss() -> None:
+def test_an_error_after_a_lost_connection_counts_as_lost() -> None:
     error = ValueError("the hook could not close")
     error.__context__ = RuntimeError(GLOO)
     assert Failure.of(error, 0).kind == "lost"
@@ -63,17 +59,17 @@ def test_the_error_of_a_rank_keeps_its_traceback() -> None:
     assert outcome.trained
 
 
-def test_a_mistake_is_the_same_mistake_again() -> None:
+def test_a_mistake_keeps_its_key_and_remedy() -> None:
     error = Failure.from_json(Failure.of(UserError("p", key="k", remedy="r"), 1).to_json()).error()
     assert isinstance(error, UserError)
     assert (error.problem, error.key, error.remedy) == ("p", "k", "r")
 
 
-def test_what_follows_gives_the_other_ranks_error() -> None:
+def test_a_rank_that_failed_later_reports_the_first_error() -> None:
     assert str(Failure.of(RuntimeError(GLOO), 0, first=(1, "ValueError: x")).error()) == "rank 1: ValueError: x"
 
 
-def test_ranks_that_raised_nothing() -> None:
+def test_ranks_that_left_no_error() -> None:
     log = Path("a.log")
     assert str(Failure.of_exit(1, -9, log).error()) == "rank 1 was killed by SIGKILL (out of memory?)"
     assert str(Failure.of_exit(1, -6, log).error()) == "rank 1 crashed (SIGABRT), see a.log"
@@ -87,7 +83,7 @@ def test_torch_reads_a_failure_as_its_error_file(tmp_path: Path) -> None:
     found = ProcessFailure(local_rank=1, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
     assert (found.message, found.timestamp) == ("rank 1: ValueError: x", int(failure.timestamp))
     assert Failure(**found.error_file_data) == failure
-    failure.write(tmp_path / "removed" / "error.json")  # the launching process has gone
+    failure.write(tmp_path / "removed" / "error.json")  # the launching process has ended
     assert json.loads((tmp_path / "error.json").read_text())["trained"]
 
 

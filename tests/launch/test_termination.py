@@ -1,4 +1,4 @@
-"""A rank that is told to end ends, whatever it is in the middle of."""
+"""A process that gets a signal ends, also if it is stuck in native code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ mutex = ctypes.create_string_buffer(128)
 lock = ctypes.CDLL(None).pthread_mutex_lock
 lock(mutex)
 ready()
-lock(mutex)  # as in a collective whose peer has gone: no signal brings it back
+lock(mutex)  # as in a collective whose peer has ended: no signal interrupts it
 """
 
 
@@ -44,7 +44,7 @@ Start = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program after `BEGIN`; what has not ended by the end of the test is killed."""
+    """Return a function that starts a program after `BEGIN`. Kills processes that outlive the test."""
     started = []
 
     def go(program: str) -> subprocess.Popen[str]:
@@ -54,7 +54,7 @@ def start() -> Iterator[Start]:
         assert process.stdout is not None
         line = b""
         while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
-            line += byte  # no more than the line: what a buffer has read already, `communicate` does not find
+            line += byte  # only this line: `communicate` does not return what a buffer has read
         assert line == b"ready\n"
         return process
 
@@ -65,17 +65,17 @@ def start() -> Iterator[Start]:
 
 
 def wait_until_stuck(pid: int) -> None:
-    """Until the main thread does nothing at all: after `ready` it is still Python's, and can be told, for a moment."""
+    """Wait until the main thread blocks. For a moment after `ready`, it still runs Python and handles signals."""
     status, before, until = Path(f"/proc/{pid}/task/{pid}/status"), "", time.monotonic() + 30
-    # The file counts the thread's context switches, too.
+    # The file also counts the context switches of the thread.
     while (now := status.read_text(encoding="utf-8")) != before or "State:\tS" not in now:
         assert time.monotonic() < until
         before = now
         time.sleep(0.05)
 
 
-def test_what_it_was_given_is_free_after_its_end() -> None:
-    """A sweep's process would keep the model of each job."""
+def test_its_callbacks_are_freed_after_its_end() -> None:
+    """Otherwise the process of a sweep would keep the model of each job."""
 
     class Model:
         def called(self, number: int) -> None: ...
@@ -110,7 +110,7 @@ def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: 
     assert process.returncode == 0
 
 
-def test_a_rank_that_is_closing_is_not_interrupted_but_has_a_deadline(start: Start) -> None:
+def test_a_rank_that_is_closing_is_not_interrupted_but_ends_after_the_grace_period(start: Start) -> None:
     process = start(
         """
         handler.is_closing = lambda: True
@@ -173,14 +173,14 @@ def test_a_forked_process_has_its_own_signals(start: Start) -> None:
     assert out == "-15 0\n"
 
 
-def test_a_process_of_the_user_s_outlives_its_parent() -> None:
+def test_a_process_without_a_launcher_outlives_its_parent() -> None:
     program = BEGIN.replace("grace=0.5", "grace=0.5, launched=False") + "ready()\ntime.sleep(2)\nprint('alive')"
     middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}])"
     done = subprocess.run([sys.executable, "-c", middle], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ready\nalive\n"
 
 
-def test_a_process_of_the_user_s_leaves_ctrl_c_and_what_is_ignored_as_they_are(start: Start) -> None:
+def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals(start: Start) -> None:
     process = start(
         """
         handler.stop()
@@ -196,8 +196,8 @@ def test_a_process_of_the_user_s_leaves_ctrl_c_and_what_is_ignored_as_they_are(s
     assert out == "True 0\n"
 
 
-def test_workers_that_end_by_the_same_signal_are_no_error(start: Start) -> None:
-    """torch raises in the main thread, from its handler of SIGCHLD, when a loader's worker was killed."""
+def test_workers_that_end_by_the_same_signal_raise_no_error(start: Start) -> None:
+    """torch's handler of SIGCHLD raises in the main thread when a loader's worker was killed."""
     process = start(
         """
         def raising(number, frame):
@@ -229,7 +229,7 @@ def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, star
         from hydraloop.launch.termination import terminable
 
         handler.stop()
-        os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the worker forgets
+        os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the handlers are reset
         {begin}
         child = os.fork()
         if child == 0:
@@ -244,7 +244,7 @@ def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, star
     assert process.stdout is not None
     assert process.stdout.readline() == f"{int(signal.SIGTERM)} 0\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) in (1, -signal.SIGTERM), "it gets its own signals as before"
+    assert process.wait(timeout=30) in (1, -signal.SIGTERM), "the parent still handles its own signals"
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")])
@@ -259,7 +259,7 @@ def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None
                 child = os.fork()
                 if child == 0:
                     os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
-                assert os.waitpid(child, 0)[1] == 0, "it has its own signals"
+                assert os.waitpid(child, 0)[1] == 0, "it inherits no handler"
                 ready()
                 time.sleep(60)
         except KeyboardInterrupt as error:
@@ -271,7 +271,7 @@ def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None
     assert out == f"{raised} SIG_DFL\n"
 
 
-def test_stopping_puts_everything_back(start: Start) -> None:
+def test_stop_restores_everything(start: Start) -> None:
     process = start(
         """
         ready()

@@ -1,4 +1,4 @@
-"""What a rank that torchrun has started knows of its place, of the other ranks, and of the run before a restart."""
+"""A rank that torchrun has started: its number, the failures of other ranks, and restarts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_other_ranks_end_when_rank_0_has_only_printed(
 
 
 def test_rank_0_ends_at_once_after_a_mistake_if_torchrun_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torchrun, it tells them. That takes a second, to import torch."""
+    """Another launcher does not end them, so rank 0 tells them, which takes a second to import torch."""
     store = dist.HashStore()
     monkeypatch.setattr(torchrun, "_store", lambda: store)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -86,7 +86,7 @@ def test_rank_0_ends_at_once_after_a_mistake_if_torchrun_ends_the_others(monkeyp
     assert torchrun.follow() == 0
 
 
-def test_a_restarted_job_goes_on_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_restarted_job_continues_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
     job = job_in(tmp_path, time.time() - 100)
     assert job.restarted().checkpoint == str(GIVEN)
     checkpoint = tmp_path / "checkpoints" / "epoch_1.pth"
@@ -94,7 +94,7 @@ def test_a_restarted_job_goes_on_from_its_own_newest_checkpoint(tmp_path: Path) 
     checkpoint.write_bytes(b"")
     assert Job.from_json(job.to_json()) == job
     os.utime(checkpoint, (0, 0))
-    assert job.restarted().checkpoint == str(GIVEN), "an earlier run's"
+    assert job.restarted().checkpoint == str(GIVEN), "an earlier run wrote the checkpoint"
 
 
 SERVE = """
@@ -107,7 +107,7 @@ sys.stdin.read()
 """
 
 
-def test_a_rank_that_lost_others_when_torchrun_had_gone_was_ended(tmp_path: Path) -> None:
+def test_a_lost_connection_after_the_end_of_torchrun_is_an_interrupt(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
@@ -121,7 +121,7 @@ def test_a_rank_that_lost_others_when_torchrun_had_gone_was_ended(tmp_path: Path
     own = Failure.of(ValueError("own"), 0)
     assert torchrun._cause(store, own, job_in(tmp_path, 0.0), launcher.pid) == own
     there = os.getppid()
-    assert torchrun._cause(store, lost, job_in(tmp_path, 0.0), there) == lost, "a torchrun on another machine has gone"
+    assert torchrun._cause(store, lost, job_in(tmp_path, 0.0), there) == lost, "torchrun on another machine has ended"
 
 
 # Ranks that were killed. ----------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def ranks(store: Any, job: Job, tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks 1 and 2, which have started."""
+    """Start ranks 1 and 2."""
     processes = []
     for rank in (1, 2):
         log = rank_log.path(job, rank)
