@@ -29,8 +29,8 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
 
     Args:
         processes: number of ranks.
-        max_restarts: how often all ranks are started again after one has failed. A mistake would only be repeated, so it
-            causes no restart.
+        max_restarts: how often all ranks are started again after one has failed. After a `UserError` they are not: a
+            restart would repeat it.
     """
     ended = _launch(job, processes)
     for restart in range(1, max_restarts + 1):
