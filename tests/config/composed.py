@@ -1,6 +1,6 @@
-"""Composed job configs as text, and the command lines whose configs are kept in golden/.
+"""The command lines whose composed configs are in golden/.
 
-After a change that is meant to change them: `python -m tests.config.composed`, and read the diff.
+After an intended change, run `python -m tests.config.composed` and read the diff.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ SWEEPS: dict[str, list[str]] = {
 
 @contextmanager
 def composer(folder: Path = REPOSITORY / "conf") -> Iterator[composing.Composer]:
-    """Over the repository's own conf/."""
+    """A composer for the repository's conf/."""
     with composing.opened(folder, "config") as opened:
         yield opened
 
 
 def job(lines: Sequence[str], opened: composing.Composer) -> DictConfig:
-    """The config a job gets."""
-    cfg = copy.deepcopy(command.compose_job(lines, opened))  # a composer may give the same one twice
+    """The config of a job."""
+    cfg = copy.deepcopy(command.compose_job(lines, opened))  # a composer may return the same object twice
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
 
 
 def all_composed() -> Iterator[tuple[str, str]]:
-    """(name of the golden file, its text) of every command line, each job of a sweep by its number."""
+    """(name of the golden file, its text) of every command line, and of each job of a sweep."""
     with composer() as opened:
         for name, typed in SINGLE.items():
             lines, _ = arguments.with_hook_lists(typed)
@@ -71,7 +71,7 @@ def _text(command: Sequence[str], cfg: DictConfig) -> str:
 
 
 def main() -> None:
-    """Write the golden files anew."""
+    """Write the golden files."""
     for old in GOLDEN.glob("*.yaml"):
         old.unlink()
     for name, text in all_composed():

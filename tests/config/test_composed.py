@@ -1,4 +1,4 @@
-"""What command lines compose to, compared with files that were read by a person; see composed.py."""
+"""The configs of command lines, compared with golden files that a person has read; see composed.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_at_least_twelve_command_lines_are_kept() -> None:
     assert len(SINGLE) + len(SWEEPS) >= 12
 
 
-def test_no_golden_file_is_left_over_and_none_is_missing(composed: dict[str, str]) -> None:
+def test_the_golden_files_are_those_of_the_command_lines(composed: dict[str, str]) -> None:
     assert sorted(composed) == sorted(path.name for path in GOLDEN.iterdir())
 
 
@@ -35,8 +35,8 @@ def read(name: str, key: str) -> Any:
     return OmegaConf.select(OmegaConf.load(GOLDEN / name), key)  # type: ignore[arg-type]
 
 
-def test_the_golden_files_say_what_was_typed() -> None:
-    """So that files written anew after a mistake do not pass."""
+def test_the_golden_files_contain_what_was_typed() -> None:
+    """So that golden files written after a mistake do not pass."""
     assert list(read("default.yaml", "hooks")) == []
     assert list(read("default.yaml", "default_hooks")) == [
         "runtime_info",
@@ -95,7 +95,7 @@ def test_each_job_of_a_sweep_has_its_own_values() -> None:
         (["+hooks.mine.priority=30", "+hooks.mine._target_=my_project.hooks.MyHook"], SINGLE["own_hook"]),
     ],
 )
-def test_two_ways_to_say_the_same(one: Sequence[str], other: Sequence[str]) -> None:
+def test_two_ways_to_type_the_same(one: Sequence[str], other: Sequence[str]) -> None:
     with composer() as opened:
         first, second = (job(arguments.with_hook_lists(typed)[0], opened) for typed in (one, other))
     assert first == second

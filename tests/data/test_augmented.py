@@ -1,4 +1,4 @@
-"""Augmented: what is done to images, to each in its own way, and when it is not."""
+"""Augmented: how images are distorted, and when they are not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydraloop.errors import UserError
 
 
 def images(count: int = 4, side: int = 8) -> Tensor:
-    """The same image everywhere: a bright dot in a dark field, off the middle."""
+    """N times the same image: a bright dot in a dark field, not in the middle."""
     made = torch.zeros(count, 1, side, side)
     made[:, :, 2, 5] = 1.0
     return made
@@ -39,7 +39,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def test_a_shift_moves_the_image_by_so_many_pixels_at_most() -> None:
+def test_a_shift_moves_the_image_by_at_most_this_many_pixels() -> None:
     batch, _ = Augmented(stacked(200), shift=2, angle=0, cutout=0).__getitems__(list(range(200)))
     mass = batch / batch.sum((2, 3), keepdim=True)
     rows = (mass.sum(3) * torch.arange(8)).sum(2)
@@ -83,7 +83,7 @@ def test_each_image_is_distorted_differently_each_time() -> None:
     assert torch.equal(stacked(8).inputs, images(8)), "the data set itself stays as it is"
 
 
-def test_off_means_as_it_is_and_on_again_distorted() -> None:
+def test_switched_off_images_are_unchanged_and_switched_on_distorted() -> None:
     data = Augmented(stacked())
     data.set_strong_augmentation(False)
     assert torch.equal(data.__getitems__([0, 1])[0], images(2))
@@ -94,7 +94,7 @@ def test_off_means_as_it_is_and_on_again_distorted() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda inside: inside, lambda inside: Subset(inside, [3, 2, 1, 0])])
-def test_samples_one_by_one_and_what_belongs_to_them(wrap: Any) -> None:
+def test_single_samples_and_stacked_batches(wrap: Any) -> None:
     data = Augmented(wrap(OneByOne()))
     image, index, name = data[1]
     assert (image.shape, name) == ((1, 8, 8), f"name {index}")
@@ -117,12 +117,12 @@ def test_the_strength_grows_with_the_epochs() -> None:
     assert plain.strength == 1.0
 
 
-def test_until_it_is_told_an_epoch_it_is_the_first() -> None:
+def test_without_set_epoch_it_has_the_strength_of_the_first_epoch() -> None:
     assert Augmented(stacked(), ramp_epochs=5).strength == 0.2
     assert Augmented(stacked()).strength == 1.0
 
 
-def test_less_strength_moves_less() -> None:
+def test_a_smaller_strength_moves_less() -> None:
     data = Augmented(stacked(64), shift=2, angle=0, cutout=0, ramp_epochs=100)
     data.set_epoch(0)
     batch, _ = data.__getitems__(list(range(64)))
@@ -141,7 +141,7 @@ def test_a_seeded_loader_gives_the_same_images_again_in_workers_too() -> None:
     assert len({image.numpy().tobytes() for batch in first for image in batch}) == 16, "no two workers draw alike"
 
 
-def test_it_has_the_classes_of_the_data_set_inside() -> None:
+def test_it_has_the_classes_of_the_other_data_set() -> None:
     assert Augmented(stacked()).classes == ("a", "b")
     assert Augmented(OneByOne()).classes is None
     assert len(Augmented(Digits("train"))) == 1259
@@ -158,7 +158,7 @@ def test_a_negative_number_is_refused(option: str) -> None:
     ("inputs", "got"),
     [(torch.zeros(4, 3), r"\[4, 3\] of torch.float32"), (torch.zeros(4, 1, 8, 8).byte(), "of torch.uint8")],
 )
-def test_what_is_no_image_is_one_clear_error(inputs: Tensor, got: str) -> None:
+def test_samples_that_are_not_images_are_refused(inputs: Tensor, got: str) -> None:
     with pytest.raises(UserError, match=rf"^data.train: InMemoryDataset has samples .*{got}"):
         Augmented(InMemoryDataset(inputs, torch.zeros(4))).__getitems__([0, 1, 2, 3])
 
@@ -173,7 +173,7 @@ def test_what_is_no_image_is_one_clear_error(inputs: Tensor, got: str) -> None:
         (images(1)[0], "a Tensor"),
     ],
 )
-def test_samples_that_do_not_begin_with_a_tensor_are_one_clear_error(sample: Any, got: str) -> None:
+def test_samples_that_do_not_begin_with_a_tensor_are_refused(sample: Any, got: str) -> None:
     class Other(Dataset[Any]):
         def __len__(self) -> int:
             return 2

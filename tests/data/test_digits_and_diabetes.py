@@ -1,4 +1,4 @@
-"""The built-in data sets: real, split as they say, and cheap to start."""
+"""The built-in data sets: their data, their splits, and their imports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_shapes_and_types() -> None:
     assert diabetes.classes is None
 
 
-def test_the_train_part_is_standardised_and_the_others_by_its_numbers() -> None:
+def test_all_parts_are_standardised_by_the_train_part() -> None:
     digits, diabetes = Digits("train").inputs, Diabetes("train").inputs
     assert digits.mean().item() == pytest.approx(0, abs=1e-5)
     assert digits.std().item() == pytest.approx(1, abs=1e-5)
@@ -74,7 +74,7 @@ def test_the_parts_of_diabetes_are_alike() -> None:
     assert max(means) - min(means) < 8
 
 
-def test_the_split_depends_on_its_seed_alone() -> None:
+def test_the_split_depends_only_on_its_seed() -> None:
     labels = torch.arange(100) % 4
     torch.manual_seed(1)
     first = stratified_split(labels, "test", seed=3)
@@ -84,7 +84,7 @@ def test_the_split_depends_on_its_seed_alone() -> None:
     assert not torch.equal(Digits("val", split_seed=1).targets, Digits("val").targets)
 
 
-def test_a_folder_of_ones_own(tmp_path: Path) -> None:
+def test_files_in_another_folder(tmp_path: Path) -> None:
     rows = [",".join(["1"] * 32 + ["3"] * 32 + [str(label)]) for label in range(10) for _ in range(10)]
     (tmp_path / "digits.csv.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
     digits = Digits("test", root=str(tmp_path))

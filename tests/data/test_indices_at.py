@@ -1,4 +1,4 @@
-"""`indices_at`: which samples are in a batch, of any epoch."""
+"""`indices_at`: the samples of a batch in any epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _loader(samples: int, *, shuffle: bool, rank: int, world_size: int) -> Loade
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("samples", "world_size"), [(22, 1), (22, 2), (9, 2), (33, 3)])
-def test_they_are_those_that_were_loaded(samples: int, world_size: int, shuffle: bool) -> None:
-    """On each rank, the filler of a rank without a share included."""
+def test_the_indices_are_those_that_the_loader_loads(samples: int, world_size: int, shuffle: bool) -> None:
+    """On each rank, including a filler."""
     for rank in range(world_size):
         loader = _loader(samples, shuffle=shuffle, rank=rank, world_size=world_size)
         assert isinstance(loader, Ordered)
@@ -29,7 +29,7 @@ def test_they_are_those_that_were_loaded(samples: int, world_size: int, shuffle:
             assert [loader.indices_at(batch_idx, epoch) for batch_idx in range(len(loader))] == loaded
 
 
-def test_asking_changes_nothing() -> None:
+def test_indices_at_changes_nothing() -> None:
     loader = _loader(22, shuffle=True, rank=0, world_size=1)
     loader.set_epoch(2)
     loader.set_position(8)

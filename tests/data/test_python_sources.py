@@ -1,4 +1,4 @@
-"""The standard library's sources: which files, how they are split by file, and what a sample is."""
+"""PythonSources: the files, their split, and the samples."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def folder(tmp_path: Path) -> Make:
 
 
 def numbered(count: int) -> dict[str, bytes]:
-    """Files that say their own name over and over."""
+    """Files that repeat their name."""
     return {f"package/module_{number}.py": f"<{number}>".encode() * 40 for number in range(count)}
 
 
-# The library of this machine. ----------------------------------------------------------------------------------------
+# The standard library. -----------------------------------------------------------------------------------------------
 
 
 def test_the_parts_are_of_different_files_and_have_their_shares() -> None:
@@ -56,11 +56,11 @@ def test_the_parts_are_of_different_files_and_have_their_shares() -> None:
     [("argparse.py", "train"), ("asyncio/tasks.py", "train"), ("json/decoder.py", "train"), ("enum.py", "val")],
 )
 def test_a_file_is_in_the_same_part_on_every_machine(path: str, split: str) -> None:
-    """Of Python 3.11 to 3.14."""
+    """In Python 3.11 to 3.14."""
     assert path in files_of(LIBRARY, split)
 
 
-def test_tests_tables_and_what_is_packed_apart_are_left_out() -> None:
+def test_tests_tables_and_separate_packages_are_left_out() -> None:
     parts = {part for split in SPLITS for path in files_of(LIBRARY, split) for part in Path(path).parts}
     assert not parts & {"test", "tests", "site-packages", "__pycache__", "idlelib", "lib2to3", "encodings", "tkinter"}
     assert {"argparse.py", "asyncio", "email"} <= parts
@@ -92,7 +92,7 @@ def test_which_files_of_a_folder_are_read(folder: Make) -> None:
     assert sorted(path for split in SPLITS for path in files_of(root, split)) == sorted(kept)
 
 
-def test_which_part_a_file_is_in_depends_on_its_path_alone(folder: Make) -> None:
+def test_the_part_of_a_file_depends_only_on_its_path(folder: Make) -> None:
     names = list(numbered(60))
     root = folder(dict.fromkeys(names, b"x"))
     before = {split: files_of(root, split) for split in SPLITS}
@@ -135,7 +135,7 @@ def test_a_limit_keeps_the_first_files_of_the_order(folder: Make) -> None:
 # Samples. ------------------------------------------------------------------------------------------------------------
 
 
-def test_targets_are_the_tokens_one_further_on() -> None:
+def test_targets_are_the_next_tokens() -> None:
     data = PythonSources("val", 16)
     tokens, targets = data[3]
     assert (tokens.shape, tokens.dtype, targets.dtype) == ((16,), torch.int64, torch.int64)
@@ -144,7 +144,7 @@ def test_targets_are_the_tokens_one_further_on() -> None:
     assert data.blocks.dtype == torch.uint8
 
 
-def test_blocks_do_not_overlap_and_lose_nothing_between_them() -> None:
+def test_blocks_are_contiguous_and_do_not_overlap() -> None:
     data = PythonSources("val", 16)
     first, second = data[0], data[1]
     both = torch.cat([first[0], first[1][-1:], second[0], second[1][-1:]])

@@ -1,4 +1,4 @@
-"""One epoch among several ranks: every sample once, global batches as in one process, as many batches on each rank."""
+"""One epoch on several ranks: every sample once, the batches of one process, equally many batches on each rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_batches(flat: list[int], batch_size: int) -> list[list[int]]:
 
 
 def counted(sampler: EpochSampler, batches: list[list[int]]) -> list[list[int]]:
-    """What of each batch counts: all of it, or nothing of a filler."""
+    """The samples of each batch that count: all, or none of a filler."""
     return [batch[: sampler.samples_at(batch_idx)[0]] for batch_idx, batch in enumerate(batches)]
 
 
@@ -75,7 +75,7 @@ def test_the_samples_of_a_batch_are_known_before_it_is_read(drop_last: bool, wor
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_a_position_leaves_the_same_batches_out_on_every_rank(shuffle: bool, world_size: int) -> None:
+def test_a_position_skips_the_same_batches_on_every_rank(shuffle: bool, world_size: int) -> None:
     for samples, batch_size in ((1, 3), (17, 2), (23, 4), (40, 7)):
         for rank in samplers(samples, batch_size, world_size, shuffle=shuffle):
             whole = list(rank)
@@ -91,14 +91,14 @@ def test_the_shares_of_a_short_global_batch_are_even_and_contiguous() -> None:
     assert [list(rank) for rank in samplers(5, 4, 3, shuffle=False)] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_rank_without_a_share_has_a_filler_that_counts_for_nothing() -> None:
+def test_a_rank_without_samples_has_a_filler_that_does_not_count() -> None:
     ranks = samplers(14, 4, 3, shuffle=False)
     assert [list(rank)[4:] for rank in ranks] == [[12], [13], [12, 13]]
     assert [rank.samples_at(1) for rank in ranks] == [(1, 2), (1, 2), (0, 2)]
     assert [rank.samples_at(0) for rank in ranks] == [(4, 12)] * 3
 
 
-def test_a_filler_has_two_samples_where_batches_have() -> None:
+def test_a_filler_has_two_samples_if_batches_have() -> None:
     assert [list(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [[0], [0, 0], [0, 0]]
     assert [list(rank) for rank in samplers(4, 1, 3, shuffle=False)] == [[0, 3], [1, 3], [2, 3]]
     assert [len(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [1, 2, 2]

@@ -1,4 +1,4 @@
-"""The order of an epoch, and loaders that leave the global random state alone."""
+"""The order of an epoch, and loaders that do not use the global random state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_batch_is_a_copy() -> None:
     assert data.inputs[0].item() == 0
 
 
-def test_inputs_and_targets_must_be_as_many() -> None:
+def test_inputs_and_targets_must_have_the_same_length() -> None:
     with pytest.raises(ValueError, match="3 inputs, but 2 targets"):
         InMemoryDataset(torch.zeros(3), torch.zeros(2))
 
@@ -68,7 +68,7 @@ def test_without_shuffle_the_order_is_the_data_sets() -> None:
     assert order(EpochSampler(range(4), shuffle=False), 3) == [0, 1, 2, 3]
 
 
-def test_a_position_holds_for_one_iteration() -> None:
+def test_a_position_is_for_one_iteration() -> None:
     sampler = EpochSampler(range(10), shuffle=True, seed=1)
     whole = list(sampler)
     sampler.set_position(4)
@@ -99,7 +99,7 @@ def test_iterating_leaves_the_global_random_state_alone(workers: int) -> None:
 
 
 @pytest.mark.parametrize("seed_before", [1, 2])
-def test_the_batches_depend_on_seed_and_epoch_alone(seed_before: int) -> None:
+def test_the_batches_depend_only_on_seed_and_epoch(seed_before: int) -> None:
     torch.manual_seed(seed_before)
     loader = build_loader(numbers(), shuffle=True, seed=3, batch_size=4)
     loader.set_epoch(2)
@@ -128,7 +128,7 @@ def test_workers_are_seeded_by_seed_and_epoch() -> None:
     assert len(set(drawn(0))) == 8, "two workers must not draw the same numbers"
 
 
-def test_samples_are_stacked_and_stacked_batches_pass() -> None:
+def test_samples_are_stacked_and_stacked_batches_stay() -> None:
     plain = build_loader(Noisy(), shuffle=False, batch_size=3)
     assert [batch.shape[0] for batch in plain] == [3, 3, 2]
     part = build_loader(Subset(numbers(), [4, 6, 8]), shuffle=False, batch_size=2)
@@ -147,7 +147,7 @@ def test_auto_pins_for_cuda_only() -> None:
     assert build_loader(numbers(), shuffle=False).pin_memory is False
 
 
-def test_worker_options_mean_nothing_without_workers() -> None:
+def test_worker_options_have_no_effect_without_workers() -> None:
     loader = build_loader(numbers(), shuffle=False, persistent_workers=True, prefetch_factor=4, timeout=5.0)
     assert (loader.persistent_workers, loader.prefetch_factor, loader.timeout) == (False, None, 0.0)
 
@@ -167,7 +167,7 @@ def test_an_empty_data_set_names_its_key() -> None:
     assert caught.value.key == "data.train"
 
 
-def test_drop_last_may_not_drop_everything() -> None:
+def test_drop_last_must_not_drop_everything() -> None:
     with pytest.raises(UserError, match="batch_size=10"):
         build_loader(numbers(), shuffle=True, batch_size=11, drop_last=True)
 

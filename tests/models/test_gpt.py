@@ -1,4 +1,4 @@
-"""GPT: causal, tied weights, GPT-2's initialisation, operations counted, and equal results in every way to run it."""
+"""GPT: causality, tied weights, initialisation, its number of operations, and equal results in every way to run it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_position_sees_itself_and_those_before_it_only() -> None:
 
 
 def test_against_attention_and_norms_written_out() -> None:
-    """The whole forward pass with matrix products alone."""
+    """The whole forward pass, written with matrix products."""
     model = tiny().eval()
-    with torch.no_grad():  # at the initial values a mistake in the blocks hardly shows
+    with torch.no_grad():  # with the initial values, a mistake in the blocks has little effect
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
     given = tokens()
@@ -87,7 +87,7 @@ def test_the_embedding_is_the_output_layer_under_one_name() -> None:
     ]
     assert {parameter.shape for parameter in model.parameters()} >= {torch.Size([17, 16])}
     assert sum(parameter.shape == (17, 16) for parameter in model.parameters()) == 1
-    # A token that does not occur still learns, as an output.
+    # A token that does not occur has a gradient too, from the output layer.
     model(torch.zeros(1, 4, dtype=torch.int64)).square().sum().backward()
     gradient = model.token_embedding.weight.grad
     assert gradient is not None
@@ -130,11 +130,11 @@ def test_dropout_reaches_the_attention_weights() -> None:
 @pytest.mark.parametrize(
     "sizes", [{}, {"layers": 3, "width": 24, "heads": 2, "vocab_size": 50}, {"context": 40}, {"layers": 1, "heads": 1}]
 )
-def test_flops_are_those_that_torch_counts(sizes: dict[str, int]) -> None:
+def test_flops_equal_the_count_of_torch(sizes: dict[str, int]) -> None:
     model = tiny(**sizes)
     given = tokens(2, model.context)
     counter = FlopCounterMode(display=False)
-    with counter, sdpa_kernel(SDPBackend.MATH):  # as plain products, since not every fused kernel is counted
+    with counter, sdpa_kernel(SDPBackend.MATH):  # as plain products, because not every fused kernel is counted
         model(given)
     forward = counter.get_total_flops()
     assert model.flops(given.shape) == 3 * forward
@@ -149,7 +149,7 @@ def test_flops_by_hand() -> None:
     ("sizes", "key"),
     [({"layers": 0}, "layers"), ({"vocab_size": 0}, "vocab_size"), ({"width": 18}, "width"), ({"heads": -1}, "heads")],
 )
-def test_sizes_that_make_no_model(sizes: dict[str, int], key: str) -> None:
+def test_impossible_sizes_are_refused(sizes: dict[str, int], key: str) -> None:
     with pytest.raises(UserError) as caught:
         tiny(**sizes)
     assert caught.value.key == key
@@ -169,10 +169,10 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
     assert caught.value.key == "task.model.context"
 
 
-# Sampling. -----------------------------------------------------------------------------------------------------------
+# Generating. ---------------------------------------------------------------------------------------------------------
 
 
-def test_generated_tokens_go_on_from_the_given_ones_past_the_context() -> None:
+def test_generated_tokens_continue_the_given_ones_past_the_context() -> None:
     model, given = tiny(), tokens(2, 3)
     written = model.generate(given, 20, generator=torch.Generator().manual_seed(0))
     assert written.shape == (2, 23)
@@ -204,7 +204,7 @@ def test_draws_follow_the_probabilities_temperature_and_top_k() -> None:
         torch.testing.assert_close(shares, expected, atol=0.02, rtol=0.0)
 
 
-def test_the_same_generator_gives_the_same_text_and_the_global_one_is_left_alone() -> None:
+def test_the_same_generator_gives_the_same_text_and_the_global_one_is_not_used() -> None:
     model = tiny(dropout=0.5)
     state = torch.get_rng_state()
     first, second = (model.generate(tokens(1, 2), 10, generator=torch.Generator().manual_seed(seed)) for seed in (7, 7))
@@ -212,7 +212,7 @@ def test_the_same_generator_gives_the_same_text_and_the_global_one_is_left_alone
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_generating_leaves_modes_and_gradients_as_they_were() -> None:
+def test_generating_restores_modes_and_gradients() -> None:
     model = tiny()
     model.blocks[0].eval()
     model.generate(tokens(1, 2), 2)
@@ -272,7 +272,7 @@ def test_it_is_one_graph_for_the_compiler() -> None:
 
 
 def losses_on_a_rank(distributed: Distributed) -> list[float]:
-    """Three steps on this rank's half of the samples: the loss of all before each step, and what it then writes."""
+    """Train three steps on this rank's half of the samples; return the loss before each step, and generated tokens."""
     model = tiny()
     distributed.prepare(model)
     assert all(isinstance(block, FSDPModule) for block in model.blocks) == distributed.sharded
@@ -300,7 +300,7 @@ def test_ranks_train_the_tied_weights_as_one_process_does(options: dict[str, Any
 
 
 def test_it_learns_a_pattern() -> None:
-    """Copying what was six tokens ago takes attention: each token alone says nothing."""
+    """Copying the token of six positions ago needs attention."""
     model = tiny(layers=2, width=32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the tests of the schedules share: two parameter groups, and the options of the group `scheduler` over them."""
+"""Helpers for the tests of schedules: an optimizer with two parameter groups, and schedules for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.scheduler import OPTIONS
 
 LRS = (1.0, 0.2)
-"""Of the two groups."""
+"""The learning rates of the two groups."""
 STEPS_PER_EPOCH, EPOCHS = 5, 12
 STEPS = STEPS_PER_EPOCH * EPOCHS
 OURS = ("param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor")
@@ -52,18 +52,18 @@ def of(
     steps_per_epoch: int = STEPS_PER_EPOCH,
     **ours: Any,
 ) -> Any:
-    """A schedule of a run of so many epochs."""
+    """A schedule for a run of this length."""
     run = Length(epochs, epochs * steps_per_epoch, steps_per_epoch)
     return build_schedule(name, made, optimizer, run, **ours)
 
 
 def values(optimizer: Optimizer, key: str = "lr") -> list[Any]:
-    """Of each group."""
+    """The value of each group."""
     return [group[key] for group in optimizer.param_groups]
 
 
 def apply(optimizer: Optimizer, schedules: Sequence[Any], step: int, epoch: int = 0) -> None:
-    """Set what the schedules make of the optimizer's values, as the hook does."""
+    """Apply the schedules to the optimizer's values, as the hook does."""
     found: dict[Any, float] = {}
     for schedule in sorted(schedules, key=lambda schedule: schedule.order):
         schedule.apply(found, step, epoch)
@@ -80,7 +80,7 @@ def run(
     key: str = "lr",
     losses: Sequence[float] = (),
 ) -> list[list[Any]]:
-    """The values of the groups in step `first`, and after each of the steps to `last`; validated after each epoch."""
+    """Return the values before step `first` and after each step up to `last`. Each epoch ends with a validation."""
     apply(optimizer, schedules, first - 1, (first - 1) // STEPS_PER_EPOCH)
     seen = [values(optimizer, key)]
     for n in range(first, last + 1):
@@ -99,7 +99,7 @@ def run(
 def resumed(
     optimizer: Optimizer, schedules: Sequence[Any], make: Callable[[Optimizer], list[Any]]
 ) -> tuple[Optimizer, list[Any]]:
-    """The same in another process: saved to a file without pickle, and loaded into what `make` builds."""
+    """Save everything without pickle, and load it into a new optimizer and the schedules that `make` builds for it."""
     file = io.BytesIO()
     torch.save({"optimizer": optimizer.state_dict(), "schedules": [s.state_dict() for s in schedules]}, file)
     file.seek(0)

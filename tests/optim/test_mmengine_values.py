@@ -17,11 +17,11 @@ from tests.optim.scheduled import of, run
 
 STORED = json.loads(Path(__file__).with_name("mmengine_values.json").read_text(encoding="utf-8"))
 WORDS = {"eta_max": "max_lr", "min_value": "min_lr"}
-"""Arguments that have another name here, torch's."""
+"""MMEngine's names of arguments that have torch's names here."""
 
 
 def ours(case: list[dict[str, Any]]) -> list[list[float]]:
-    """The values here in each iteration."""
+    """Hydraloop's values in each iteration."""
     optimizer = case_data.optimizer()
     schedules = []
     for number, entry in enumerate(case):

@@ -1,4 +1,4 @@
-"""An epoch schedule in optimizer steps: `convert_to_iter_based`. test_mmengine_values.py compares the values."""
+"""`convert_to_iter_based`: epochs in optimizer steps. test_mmengine_values.py compares the values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_begin_and_end_are_epochs_too() -> None:
     seen = [lrs[0] for lrs in run(optimizer, [schedule])]
     assert (schedule.begin, schedule.end) == (2 * N, 4 * N)
     assert seen[: 2 * N + 1] == [1.0] * (2 * N + 1)
-    assert seen[2 * N + 1] == 0.5  # gamma of each optimizer step, as MMEngine's
+    assert seen[2 * N + 1] == 0.5  # gamma is of each optimizer step, as in MMEngine
     assert seen[4 * N :] == [0.5 ** (2 * N - 1)] * (STEPS - 4 * N + 1)
 
 
@@ -57,6 +57,6 @@ def test_steps_and_validations_cannot_be_converted(changes: dict[str, Any]) -> N
     assert caught.value.key == "scheduler.it.convert_to_iter_based"
 
 
-def test_without_training_data_nothing_is_converted_to_nothing() -> None:
+def test_without_training_data_lengths_stay() -> None:
     optimizer = two_groups()
     assert option("cosine", optimizer, T_max=5, steps_per_epoch=0, **CONVERTED).function.T_max == 5

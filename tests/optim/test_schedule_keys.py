@@ -1,4 +1,4 @@
-"""Schedules of other keys of the parameter groups than the lr, with any scheduler."""
+"""Schedules of momentum, weight decay and other keys of the parameter groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOWN = Exponential(0.5)
 
 
 def test_the_momentum_option_warms_sgds_momentum_up() -> None:
-    # From 0.85 of the optimizer's 0.9 to all of it in the last of its steps.
+    # From 0.85 of the optimizer's 0.9 to all of it in the last step.
     optimizer = two_groups(SGD)
     seen = run(optimizer, [option("momentum", optimizer, end=20)], key="momentum")
     assert seen == [pytest.approx([0.9 * (0.85 + 0.15 * min(n, 19) / 19)] * 2) for n in range(STEPS + 1)]
@@ -60,7 +60,7 @@ def test_a_schedule_changes_the_key_it_names_and_no_other(
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_every_option_can_change_every_key(name: str) -> None:
-    """The same course as the lr takes, for a key with the lr's values."""
+    """A key with the lr's values is scheduled like the lr."""
     one, other = two_groups(), two_groups()
     for group in other.param_groups:
         group["weight_decay"] = group["lr"]
@@ -70,7 +70,7 @@ def test_every_option_can_change_every_key(name: str) -> None:
     assert values(other) == list(LRS)
 
 
-def test_a_cycle_of_another_key_leaves_the_momentum_alone() -> None:
+def test_a_cycle_of_another_key_does_not_change_the_momentum() -> None:
     optimizer = two_groups()
     run(optimizer, [of("cycle", OneCycle(max_lr=0.3), optimizer, param="weight_decay")], 30)
     assert values(optimizer, "momentum") == [0.9, 0.9]
@@ -105,8 +105,8 @@ def test_a_schedule_that_begins_later_changes_nothing_before() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3, 8])
-def test_a_later_one_starts_from_the_optimizers_own_value_as_it_does_with_the_lr(cut: int) -> None:
-    """Restarts go back to what the optimizer began with, not to what another schedule had made of it; resumed, too."""
+def test_restarts_begin_with_the_value_of_the_config(cut: int) -> None:
+    """Not with the result of another schedule; in a resumed run too."""
 
     def make(optimizer: Optimizer, param: str) -> list[Schedule]:
         restarts, half = CosineRestart([4, 4, 40]), Linear(1.0, 0.5)
@@ -128,7 +128,7 @@ def test_a_later_one_starts_from_the_optimizers_own_value_as_it_does_with_the_lr
     assert seen["lr"][9][0] == LRS[0]
 
 
-def test_a_value_that_is_a_tensor_stays_the_same_tensor() -> None:
+def test_a_tensor_stays_the_same_tensor() -> None:
     optimizer = two_groups()
     held = torch.tensor(0.5)
     for group in optimizer.param_groups:
@@ -150,7 +150,7 @@ def test_a_value_that_is_a_tensor_stays_the_same_tensor() -> None:
         (SGD, "initial_lr", "dampening"),
     ],
 )
-def test_a_key_that_is_not_there_lists_those_that_are(kind: type[Optimizer], param: str, remedy: str) -> None:
+def test_an_unknown_key_lists_the_known_ones(kind: type[Optimizer], param: str, remedy: str) -> None:
     optimizer = two_groups(kind)
     of("first", DOWN, optimizer)
     with pytest.raises(UserError) as caught:
@@ -159,7 +159,7 @@ def test_a_key_that_is_not_there_lists_those_that_are(kind: type[Optimizer], par
     assert remedy in str(caught.value)
 
 
-def test_momentum_of_an_optimizer_with_its_own() -> None:
+def test_momentum_of_rmsprop() -> None:
     optimizer = RMSprop([torch.nn.Parameter(torch.zeros(1))], momentum=0.8)
     apply(optimizer, [Schedule("it", DOWN, optimizer, param="momentum")], 1)
     assert optimizer.param_groups[0]["momentum"] == 0.4

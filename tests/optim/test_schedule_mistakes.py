@@ -1,4 +1,4 @@
-"""Options of schedules out of range: one message before anything is trained, with the key and what to do."""
+"""Wrong options of schedules: one message with key and fix before training."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_mistake_names_its_key(function: Any, ours: dict[str, Any], key: str) 
     assert caught.value.key == key
 
 
-def test_a_cycle_without_a_momentum_says_what_to_set() -> None:
+def test_a_cycle_for_an_optimizer_without_momentum_is_refused() -> None:
     with pytest.raises(UserError, match="cycle_momentum"):
         option("onecycle", Adagrad([torch.nn.Parameter(torch.zeros(1))]))
 
@@ -146,7 +146,7 @@ def test_a_begin_or_end_after_the_run_is_one_warning(
 
 
 @pytest.mark.parametrize(("end", "last"), [(8, 7), (30, 19)])
-def test_a_one_cycle_ends_where_the_config_says_or_with_its_last_value(end: int, last: int) -> None:
+def test_a_one_cycle_stops_at_its_end_or_stays_at_its_last_value(end: int, last: int) -> None:
     optimizer = two_groups()
     seen = [lrs[0] for lrs in run(optimizer, [option("onecycle", optimizer, total_steps=20, end=end)])]
     assert len(set(seen[: last + 1])) > last // 2

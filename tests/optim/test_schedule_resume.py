@@ -1,4 +1,4 @@
-"""Schedules of a resumed run: equal to the last bit; of a longer run, those that the longer run had from the start."""
+"""Schedules of a resumed run: equal to the last bit, and in a longer run equal to a run that had this length."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_another_length_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["scheduler.cosine acts from 0 to 120; before the run was resumed, it acted from 0 to 60"]
 
 
-def test_a_typed_value_is_as_if_the_run_had_begun_with_it() -> None:
-    """A plateau with a lowest value, too."""
+def test_a_typed_value_acts_as_if_the_run_had_begun_with_it() -> None:
+    """For a plateau with a lowest value too."""
 
     def both(optimizer: Optimizer) -> list[Any]:
         return make("plateau", optimizer)
@@ -95,7 +95,7 @@ def test_a_typed_value_is_as_if_the_run_had_begun_with_it() -> None:
     assert run(again, made, first=36, losses=LOSSES) == expected[35:]
 
 
-def test_the_same_with_an_lr_that_is_a_tensor() -> None:
+def test_an_lr_that_is_a_tensor() -> None:
     optimizer = two_groups(AdamW)
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Every option of the group `scheduler`, step by step, against its formula, with SGD and AdamW and two groups."""
+"""Every option of the group `scheduler`, compared with its formula at every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cosine(n: int, lr: float) -> float:
 
 
 def linear(n: int, lr: float) -> float:
-    # MMEngine's LinearParamScheduler, closed form: `end_factor` in the last of its steps.
+    # MMEngine's LinearParamScheduler, closed form: `end_factor` in the last step.
     return lr * (0.25 + 0.75 * min(n, 19) / 19)
 
 
@@ -80,7 +80,7 @@ def yolox(warm_up: int, last: int) -> Formula:
 
 
 def plateau(n: int, lr: float) -> float:
-    # The metric never changes: the first validation is the best, the fourth after it is one too many, and so on.
+    # The metric never changes: the first validation is the best, and each fourth one after it lowers the lr.
     return lr * 0.1 ** max(0, (n // N - 1) // 4)
 
 
@@ -131,12 +131,12 @@ def test_an_option_follows_its_formula(
         assert lrs == pytest.approx([formula(n, lr) for lr in LRS], rel=1e-9, abs=1e-15), n
 
 
-def test_warmup_cosine_is_the_chain_of_two() -> None:
+def test_warmup_cosine_equals_linear_and_cosine() -> None:
     optimizer, other = two_groups(), two_groups()
     chain = [of("up", Linear(0.1, total_iters=12), other, end=12), of("down", Cosine(), other, begin=12)]
     seen = run(optimizer, [option("warmup_cosine", optimizer, warmup_iters=12, start_factor=0.1)])
     for n, (one, two) in enumerate(zip(seen, run(other, chain), strict=True)):
-        share = 1.0 if n < 12 else 1 / (0.1 + 0.9 * 11 / 12)  # the line ends before the whole value
+        share = 1.0 if n < 12 else 1 / (0.1 + 0.9 * 11 / 12)  # the line ends before the full value
         assert one == pytest.approx([lr * share for lr in two], abs=1e-12)
 
 
@@ -149,10 +149,10 @@ def test_schedules_that_overlap_multiply() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_they_are_applied_in_the_order_of_begin_and_then_of_the_config(reverse: bool) -> None:
+def test_schedules_are_applied_in_the_order_of_begin_then_of_the_config(reverse: bool) -> None:
     optimizer = two_groups()
     pair = [of("down", Cosine(eta_min=0.5), optimizer, begin=10), of("half", Constant(0.5), optimizer)]
-    assert run(optimizer, pair[::-1] if reverse else pair)[20][0] == pytest.approx(0.5)  # of 0.5, which it stays
+    assert run(optimizer, pair[::-1] if reverse else pair)[20][0] == pytest.approx(0.5)  # from 0.5 to eta_min 0.5
     optimizer = two_groups()
     pair = [of("half", Constant(0.5), optimizer), of("down", Cosine(eta_min=0.5), optimizer)]
     found = run(optimizer, pair[::-1] if reverse else pair)[30][0]
@@ -195,7 +195,7 @@ def test_onecycle_moves_the_momentum_the_other_way() -> None:
         assert (first[0], first[top], first[-1]) == pytest.approx((0.95, 0.85, 0.95))
 
 
-def test_onecycle_takes_another_highest_lr_and_holds_its_last() -> None:
+def test_onecycle_has_a_highest_lr_for_each_group_and_stays_at_its_last_value() -> None:
     optimizer = two_groups()
     schedule = option("onecycle", optimizer, max_lr=[3.0, 5.0], total_steps=10, pct_start=0.3)
     seen = run(optimizer, [schedule])
@@ -204,7 +204,7 @@ def test_onecycle_takes_another_highest_lr_and_holds_its_last() -> None:
     assert seen[9:] == [seen[9]] * (STEPS - 8)
 
 
-def test_the_highest_lr_of_onecycle_is_not_what_a_warm_up_has_made_of_it() -> None:
+def test_a_warm_up_does_not_change_the_highest_lr_of_onecycle() -> None:
     optimizer = two_groups()
     schedules = [option("linear", optimizer, end=5), option("onecycle", optimizer, begin=5)]
     assert max(lrs[0] for lrs in run(optimizer, schedules)) == pytest.approx(LRS[0], rel=1e-2)

@@ -1,4 +1,4 @@
-"""A start without torch._dynamo."""
+"""avoid_dynamo_import: no import of torch._dynamo, and the same steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_torch_still_needs_it() -> None:
     )
 
 
-def test_steps_are_torchs_own_before_and_after_dynamo_is_there() -> None:
+def test_steps_equal_torchs_before_and_after_dynamo_is_imported() -> None:
     run(
         "avoid_dynamo_import()\n"
         "without = train_all()\n"
@@ -61,7 +61,7 @@ def test_steps_are_torchs_own_before_and_after_dynamo_is_there() -> None:
     )
 
 
-def test_nothing_is_changed_once_dynamo_is_there() -> None:
+def test_nothing_is_changed_if_dynamo_is_imported_before() -> None:
     run(
         "import torch._dynamo\n"
         "before = [vars(torch.optim.Adam)['step'], dict(vars(torch.optim.Optimizer.zero_grad.__wrapped__))]\n"
@@ -70,7 +70,7 @@ def test_nothing_is_changed_once_dynamo_is_there() -> None:
     )
 
 
-def test_another_torch_is_left_alone() -> None:
+def test_a_different_torch_is_not_changed() -> None:
     run(
         "def zero_grad(self): pass\n"
         "torch.optim.Optimizer.zero_grad = zero_grad\n"

@@ -1,4 +1,4 @@
-"""A scheduler of torch or another package given by `_target_`: for the lr only, and as the only schedule."""
+"""A scheduler of torch or another package by `_target_`: only for the lr, and only as the only schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.optim.scheduled import EPOCHS, STEPS, of, resumed, run, two_groups, v
 
 
 def warm_up(optimizer: Optimizer, num_warmup_steps: int) -> torchs.LambdaLR:
-    """As transformers' functions make a scheduler."""
+    """Like the functions of transformers."""
     return torchs.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / num_warmup_steps))
 
 
@@ -52,7 +52,7 @@ def torchs_values(factory: Any, steps: int) -> list[list[Any]]:
         (partial(warm_up, num_warmup_steps=9), partial(warm_up, num_warmup_steps=9)),
     ],
 )
-def test_it_has_its_own_values(given: Any, full: Any) -> None:
+def test_its_values_are_torchs(given: Any, full: Any) -> None:
     optimizer = two_groups()
     assert run(optimizer, [of("it", given, optimizer)]) == torchs_values(full, STEPS)
 
@@ -86,7 +86,7 @@ def test_it_resumes_to_the_last_bit(factory: Any, cut: int) -> None:
     assert run(again, made, first=cut + 1) == whole[cut:]
 
 
-def test_without_the_optimizers_state_the_lr_is_where_the_scheduler_stands() -> None:
+def test_without_the_optimizers_state_the_lr_is_that_of_the_scheduler() -> None:
     optimizer, fresh = two_groups(), two_groups()
     schedule, made = (of("it", partial(torchs.StepLR, step_size=7), one) for one in (optimizer, fresh))
     run(optimizer, [schedule], 20)
@@ -117,7 +117,7 @@ def test_another_length_is_refused() -> None:
     "factory",
     [partial(torchs.OneCycleLR, max_lr=1.0, total_steps=9), partial(torchs.CyclicLR, base_lr=0.1, max_lr=1.0)],
 )
-def test_its_state_needs_no_pickle(factory: Any) -> None:
+def test_its_state_is_saved_without_pickle(factory: Any) -> None:
     optimizer = two_groups()
     schedule = of("it", factory, optimizer)
     run(optimizer, [schedule], 3)
@@ -157,7 +157,7 @@ def test_a_mistake_names_its_key(factory: Any, ours: dict[str, Any], key: str) -
 MINE = "+scheduler.mine={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:2}"
 
 
-def test_the_config_makes_one(tmp_path: Path) -> None:
+def test_it_is_built_from_the_config(tmp_path: Path) -> None:
     lines = ["engine.device=cpu", "default_hooks=[param_scheduler]", "engine.max_epochs=1"]
     cfg = hydraloop.compose([*lines, "scheduler=[]", MINE], folder=REPOSITORY)
     schedule: Any = build(cfg, run_dir=tmp_path).schedulers["mine"]

@@ -1,4 +1,4 @@
-"""Language modelling: a sum and a count, what is ignored, metrics by token, errors that say what a model returned."""
+"""Language modelling: the loss as sum and count, ignored targets, metrics by token, and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers import HostSyncs
 
 
 class Bigrams(nn.Module):
-    """Logits of the next token by the token alone."""
+    """Logits of the next token that depend only on the token."""
 
     def __init__(self, vocab_size: int = 5) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bigrams(nn.Module):
 
 
 class Returns(nn.Module):
-    """A model with a fixed answer."""
+    """A model that returns a fixed value."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_the_loss_is_a_sum_and_a_count() -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in made.parameters())
 
 
-def test_ignored_targets_count_for_nothing() -> None:
+def test_ignored_targets_do_not_count() -> None:
     made, (tokens, targets) = task(), batch(ignored=[(0, 0), (2, 3)])
     total, count = made((tokens, targets))["loss"]
     kept = targets != -100
@@ -78,7 +78,7 @@ def test_ignored_targets_count_for_nothing() -> None:
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_a_batch_of_ignored_targets_is_a_loss_of_zero() -> None:
+def test_a_batch_of_ignored_targets_has_a_loss_of_zero() -> None:
     made = task()
     total, count = made((torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), -100)))["loss"]
     assert (total.item(), count.item()) == (0, 0)
@@ -87,7 +87,7 @@ def test_a_batch_of_ignored_targets_is_a_loss_of_zero() -> None:
 
 
 def test_parts_of_a_batch_add_up_to_its_gradient() -> None:
-    """What accumulation and ranks rest on: unequal parts, unequal counts."""
+    """Needed for accumulation and ranks: unequal parts, unequal counts."""
     whole, parts = task(), task()
     everything = batch(5, ignored=[(0, 0), (0, 1), (0, 2), (4, 1)])
     total, count = whole(everything)["loss"]
@@ -127,7 +127,7 @@ def test_flops_are_the_models() -> None:
 # Evaluation. ---------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_and_loss_are_by_token_over_unequal_batches() -> None:
+def test_metrics_and_loss_weight_tokens_equally() -> None:
     made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
     batches = [batch(3), batch(1, seed=1, ignored=[(0, 0), (0, 2), (0, 3)])]
     made.reset_metrics()
@@ -174,7 +174,7 @@ def test_ranks_of_unequal_size_add_up() -> None:
     assert reduced.compute_metrics(lambda own: sums[0] + sums[1]) == pytest.approx(together.compute_metrics())
 
 
-def test_eight_bits_are_knowing_nothing() -> None:
+def test_an_untrained_model_has_eight_bits() -> None:
     metric = BitsPerByte()
     metric.update(torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64))
     assert metric.compute().item() == pytest.approx(8.0)
@@ -194,7 +194,7 @@ def test_metrics_of_this_task(metric: SumMetric) -> None:
     assert metric.compute().item() == value
 
 
-def test_which_way_is_better() -> None:
+def test_higher_is_better() -> None:
     made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
     assert [made.higher_is_better(name) for name in made.metric_names] == [False, True, False]
 
@@ -230,7 +230,7 @@ def test_no_iteration_waits_for_the_device() -> None:
         (torch.zeros(3, 3, 5), r"a tensor of shape \[3, 3, 5\] for targets \[3, 4\]"),
     ],
 )
-def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:
+def test_a_model_that_does_not_return_logits_is_refused(answer: Any, said: str) -> None:
     made = LanguageModeling(Returns(answer))
     made.reset_metrics()
     for method in (made.forward, made.evaluate):

@@ -82,7 +82,7 @@ def test_against_torchmetrics() -> None:
 
 
 @pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
-def test_a_value_is_the_same_of_the_sum_and_of_the_mean_over_ranks(metric: SumMetric) -> None:
+def test_the_value_is_the_same_for_sums_and_means_over_ranks(metric: SumMetric) -> None:
     if isinstance(metric, Accuracy):
         metric.update(LOGITS, CLASSES)
     else:
@@ -91,7 +91,7 @@ def test_a_value_is_the_same_of_the_sum_and_of_the_mean_over_ranks(metric: SumMe
 
 
 @pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
-def test_without_samples_there_is_no_value(metric: SumMetric) -> None:
+def test_the_value_without_samples_is_nan(metric: SumMetric) -> None:
     assert math.isnan(metric.compute().item())
 
 

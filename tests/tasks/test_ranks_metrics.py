@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics that keep all samples, over ranks of which some have none."""
+"""Metrics of torchmetrics that keep all samples, if some ranks have none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ranks_without_samples_do_not_change_the_value(samples: int, world_size:
 
 
 def gathers(distributed: Distributed, name: str) -> tuple[float, int]:
-    """A metric of samples that only rank 0 has, and how often the ranks met to agree on its states."""
+    """The value of a metric of samples that only rank 0 has, and the number of gathers of its states."""
     import torchmetrics
 
     met: list[Any] = []
@@ -67,6 +67,6 @@ def gathers(distributed: Distributed, name: str) -> tuple[float, int]:
 @pytest.mark.parametrize(
     ("name", "expected", "meetings"), [("SpearmanCorrCoef", 1, 1), ("MeanAbsoluteError", 2 / 3, 0)]
 )
-def test_only_metrics_with_lists_make_the_ranks_meet(name: str, expected: float, meetings: int) -> None:
+def test_only_metrics_with_lists_are_gathered(name: str, expected: float, meetings: int) -> None:
     pytest.importorskip("torchmetrics")
     assert on_ranks(2, gathers, name) == [(pytest.approx(expected, abs=1e-4), meetings)] * 2

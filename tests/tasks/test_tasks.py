@@ -1,4 +1,4 @@
-"""Tasks: the loss, the metrics over a data set, and errors that say what a model returned."""
+"""Tasks: the loss, the metrics over a data set, and errors for wrong outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = torch.tensor([0, 0, 0])
 
 
 class Returns(nn.Module):
-    """A model with a fixed answer."""
+    """A model that returns a fixed value."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ def test_the_samples_are_those_of_the_first_tensor(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("batch", [["a", "b"], {"text": "a"}, [[]], 5, [torch.tensor(5)]], ids=str)
-def test_a_batch_whose_samples_nobody_can_count_is_refused(batch: Any) -> None:
+def test_a_batch_without_a_number_of_samples_is_refused(batch: Any) -> None:
     with pytest.raises(UserError, match="num_samples"):
         Task(nn.Identity(), nn.MSELoss()).num_samples(batch)
 
 
-def test_a_batch_without_samples_counts_for_nothing_in_an_evaluation() -> None:
+def test_a_batch_without_samples_does_not_count_in_an_evaluation() -> None:
     task = Regression(nn.Identity(), nn.MSELoss(), {"mae": MeanAbsoluteError()})
     task.reset_metrics()
     task.evaluate((torch.zeros(0, 1), torch.zeros(0, 1)))
@@ -97,7 +97,7 @@ def test_a_batch_without_samples_counts_for_nothing_in_an_evaluation() -> None:
     assert task.compute_metrics() == {"mae": 2.0, "loss": 4.0}
 
 
-def test_reset_forgets() -> None:
+def test_reset_removes_all_batches() -> None:
     task = classification(accuracy=Accuracy())
     task.reset_metrics()
     task.evaluate((LOGITS[1:2], CLASSES[1:2]))
@@ -106,7 +106,7 @@ def test_reset_forgets() -> None:
     assert task.compute_metrics()["accuracy"] == 1.0
 
 
-def test_all_sums_are_reduced_at_once_and_unequal_ranks_count_by_their_samples() -> None:
+def test_all_sums_are_reduced_at_once_and_ranks_are_weighted_by_their_samples() -> None:
     parts = [slice(0, 1), slice(1, 3)]
     ranks = []
     for part in parts:
@@ -123,7 +123,7 @@ def test_all_sums_are_reduced_at_once_and_unequal_ranks_count_by_their_samples()
     assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(LOGITS, CLASSES).item())
 
 
-def test_metrics_of_torchmetrics_work_beside_ours() -> None:
+def test_metrics_of_torchmetrics_work_together_with_ours() -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
     own = torchmetrics.Accuracy(task="multiclass", num_classes=2)
     task = classification(theirs=own, ours=Accuracy())
@@ -137,7 +137,7 @@ def test_metrics_of_torchmetrics_work_beside_ours() -> None:
     assert task.compute_metrics()["theirs"] == 1.0
 
 
-def test_a_metric_with_several_values_is_named() -> None:
+def test_a_metric_with_several_values_is_refused() -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
     task = classification(f1=torchmetrics.F1Score(task="multiclass", num_classes=2, average="none"))
     task.reset_metrics()
@@ -155,17 +155,17 @@ def test_metrics_follow_the_model() -> None:
     assert metric.sums.device.type == "meta"
 
 
-def test_the_state_dict_is_the_models_alone() -> None:
+def test_the_state_dict_contains_only_the_model() -> None:
     task = Classification(nn.Linear(2, 2), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     assert set(task.state_dict()) == {"model.weight", "model.bias"}
 
 
-def test_which_way_is_better() -> None:
+def test_higher_is_better() -> None:
     task = Regression(nn.Identity(), nn.MSELoss(), {"mae": MeanAbsoluteError(), "r2": R2Score()})
     assert [task.higher_is_better(name) for name in task.metric_names] == [False, True, False]
 
 
-def test_a_metric_may_be_removed_but_not_be_called_loss() -> None:
+def test_a_metric_can_be_removed_but_not_called_loss() -> None:
     assert classification(accuracy=None).metric_names == ("loss",)
     with pytest.raises(UserError, match="another name") as caught:
         classification(loss=Accuracy())
@@ -176,7 +176,7 @@ def test_a_metric_may_be_removed_but_not_be_called_loss() -> None:
     ("answer", "said"),
     [(None, "a NoneType"), (torch.zeros(3), r"a tensor of shape \[3\]"), ({"logits": LOGITS}, "a dict")],
 )
-def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:
+def test_a_model_that_does_not_return_logits_is_refused(answer: Any, said: str) -> None:
     task = Classification(Returns(answer), nn.CrossEntropyLoss(), {})
     task.reset_metrics()
     for method in (task.forward, task.evaluate):
@@ -186,7 +186,7 @@ def test_a_model_without_logits_is_named(answer: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, torch.zeros(3)])
-def test_a_regression_of_another_shape_is_named(answer: Any) -> None:
+def test_a_regression_of_another_shape_is_refused(answer: Any) -> None:
     task = Regression(Returns(answer), nn.MSELoss(), {})
     task.reset_metrics()
     for method in (task.forward, task.evaluate):
