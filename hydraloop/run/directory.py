@@ -6,10 +6,10 @@ folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,11 @@ def has_trained(directory: Path) -> bool:
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Return the folders with a run's checkpoints: the default one, or those that the hook's `out_dir` has named."""
-    try:
-        recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        recorded = []
-    folders = [run_dir / line for line in recorded]
-    for records in (run_dir / RECORDS, *attempts.folders(run_dir)):
-        try:
-            out_dir = OmegaConf.select(_config_in(records), "default_hooks.checkpoint.out_dir")
-        except OmegaConfBaseException:  # ${hydra:…} resolves only in the job, which has recorded the folder
-            continue
-        folders.append(run_dir / CHECKPOINTS if out_dir is None else Path(os.path.expanduser(out_dir)))
+    """Return the folders with a run's checkpoints: the default one, and those recorded from the hook's `out_dir`."""
+    folders = [run_dir / CHECKPOINTS]
+    with suppress(OSError):  # none recorded
+        recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8")
+        folders += [run_dir / line for line in recorded.splitlines()]
     return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
 
 
@@ -233,9 +226,8 @@ def _newest_of(run_dir: Path) -> Path | None:
 def _newest(run_dir: Path) -> Path:
     checkpoint = _newest_of(run_dir)
     if checkpoint is None:
-        folders = checkpoint_folders(run_dir) or [run_dir / CHECKPOINTS]
         raise UserError(
-            f"{run_dir} has no complete checkpoint in {', '.join(map(str, folders))}",
+            f"{run_dir} has no complete checkpoint in {', '.join(map(str, checkpoint_folders(run_dir)))}",
             key="resume",
             remedy="Name another run or a checkpoint file, or start a new one without resume.",
         )

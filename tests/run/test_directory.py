@@ -32,12 +32,11 @@ def config(**changed: object) -> DictConfig:
     return cfg
 
 
-def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None) -> Path:
-    """A run directory with complete checkpoints, the first one the oldest."""
+def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
+    """Make a run directory with complete checkpoints, the first one the oldest."""
     run_dir = Path("outputs") / name
-    (run_dir / ".hydra").mkdir(parents=True)
-    OmegaConf.save(config() if cfg is None else cfg, run_dir / ".hydra" / "config.yaml")
-    (folder,) = run_directory.checkpoint_folders(run_dir)
+    run_directory.record(cfg or config(), run_dir, [] if out_dir is None else [out_dir], resumed=False)
+    folder = out_dir or run_dir / "checkpoints"
     folder.mkdir()
     for age, checkpoint in enumerate(checkpoints):
         torch.save({"format": 1}, folder / checkpoint)
@@ -134,7 +133,7 @@ def test_auto_with_nothing_to_resume_is_an_error() -> None:
 def test_auto_looks_in_a_named_directory_and_nowhere_else() -> None:
     make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     assert run_directory.find(config(), Path("new")) == run_directory.Resumed(None, None)
-    named = make_run("mine/run", "epoch_1.pth", "epoch_2.pth", cfg=config(experiment_name="whatever"))
+    named = make_run("mine/run", "epoch_1.pth", "epoch_2.pth", cfg=config(experiment_name="other"))
     found = run_directory.find(config(), named)
     assert found == run_directory.Resumed(named, named / "checkpoints" / "epoch_2.pth")
 
@@ -154,11 +153,10 @@ def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
 
 
 def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
-    cfg = config(default_hooks={"checkpoint": {"out_dir": str(tmp_path / "elsewhere")}})
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=cfg)
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "run_dir").write_text(f"{run_dir}\n")
     checkpoint = tmp_path / "elsewhere" / "epoch_1.pth"
-    assert run_directory.find(cfg, None) == run_directory.Resumed(run_dir, checkpoint)
+    assert run_directory.find(config(), None) == run_directory.Resumed(run_dir, checkpoint)
     assert run_directory.find(config(resume=str(checkpoint)), None) == run_directory.Resumed(run_dir, checkpoint)
 
 
@@ -189,7 +187,7 @@ def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -
 def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     elsewhere = tmp_path / "elsewhere"
-    attempt(run_dir, default_hooks={"checkpoint": {"out_dir": str(elsewhere)}})
+    run_directory.record(config(), run_dir, [elsewhere], resumed=True)
     found = run_directory.find(config(), None)
     assert found.checkpoint == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
     elsewhere.mkdir()
@@ -210,15 +208,6 @@ def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_ru
     moved = run_dir.rename("moved")
     found = run_directory.find(config(resume="moved"), None)
     assert found == run_directory.Resumed(moved, moved / "ck" / "epoch_1.pth")
-
-
-def test_a_folder_that_nobody_can_name_is_a_mistake_explained() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
-    OmegaConf.save(cfg, run_dir / ".hydra" / "config.yaml")
-    with pytest.raises(UserError, match="has no complete checkpoint") as caught:
-        run_directory.find(config(resume=str(run_dir)), None)
-    assert "a checkpoint file" in str(caught.value.remedy)
 
 
 def test_what_is_recorded_without_hydra() -> None:
@@ -248,8 +237,9 @@ def test_what_is_not_there(resume: str) -> None:
 def test_a_run_without_a_complete_checkpoint() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa")
     (run_dir / "checkpoints" / "epoch_1.pth").write_bytes(b"cut off")
-    with pytest.raises(UserError, match="has no complete checkpoint"):
+    with pytest.raises(UserError, match="has no complete checkpoint") as caught:
         run_directory.find(config(resume=str(run_dir)), None)
+    assert "a checkpoint file" in str(caught.value.remedy)
 
 
 def test_two_directories_are_refused() -> None:
@@ -292,9 +282,6 @@ def test_going_on_elsewhere_is_refused_from_python_too() -> None:
 def test_a_run_that_names_the_own_folder_of_another_has_no_checkpoint_there() -> None:
     """The attempt was refused; `resume=` does not use the checkpoint of the other run."""
     other = make_run("2026-01-01/00-00-00-a", "epoch_1.pth")
-    cfg = config()
-    OmegaConf.update(cfg, "default_hooks.checkpoint.out_dir", str((other / "checkpoints").resolve()), force_add=True)
-    records = Path("outputs/2026-01-02/00-00-00-b/.hydra")
-    records.mkdir(parents=True)
-    OmegaConf.save(cfg, records / "config.yaml")
-    assert run_directory.checkpoint_folders(records.parent) == []
+    run_dir = Path("outputs/2026-01-02/00-00-00-b")
+    run_directory.record(config(), run_dir, [other / "checkpoints"], resumed=False)
+    assert run_directory.checkpoint_folders(run_dir) == [run_dir / "checkpoints"]
