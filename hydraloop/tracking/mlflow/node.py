@@ -17,7 +17,7 @@ from hydraloop.safety.secrets import mask_text, remember
 from hydraloop.tracking.follower.follower import described
 from hydraloop.tracking.follower.inbox import LEFT, MARGIN, Inbox
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.mlflow import address as address
+from hydraloop.tracking.mlflow import address
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.runs import find_running, log_points
 from hydraloop.tracking.mlflow.system import SystemMetrics

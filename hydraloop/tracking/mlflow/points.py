@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run.record_log import FILENAME, Record, read_all
-from hydraloop.tracking.mlflow import runs as runs
+from hydraloop.tracking.mlflow import runs
 from hydraloop.tracking.mlflow.names import Names
 from hydraloop.tracking.tracker import Run
 

@@ -21,8 +21,7 @@ from hydraloop.run.record_log import Position, Reader
 from hydraloop.tracking import description
 from hydraloop.tracking.follower import cursor as cursors
 from hydraloop.tracking.follower.locks import FOLDER
-from hydraloop.tracking.mlflow import address as address
-from hydraloop.tracking.mlflow import runs as runs
+from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.files import result_of
 from hydraloop.tracking.mlflow.names import clean

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.run.record_log import Record
 from hydraloop.tracking.checkpoints import checkpoints
-from hydraloop.tracking.mlflow import address as address
-from hydraloop.tracking.mlflow import runs as runs
+from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.files import Files, best_of, result_of
 from hydraloop.tracking.mlflow.names import Names, clean

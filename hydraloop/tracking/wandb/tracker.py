@@ -16,7 +16,7 @@ from typing import Any
 from hydraloop.run.record_log import Record
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker
-from hydraloop.tracking.wandb import segments as segments
+from hydraloop.tracking.wandb import segments
 from hydraloop.tracking.wandb.file import steps
 from hydraloop.tracking.wandb.run import LiveRun, kill_core
 from hydraloop.tracking.wandb.segments import Segment
