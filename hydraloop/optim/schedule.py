@@ -102,14 +102,8 @@ class Schedule:
 
     def sets(self, name: str) -> bool:
         """Return whether it sets this entry of the groups (`lr`) to numbers of the config, not of the optimizer."""
-        return any(
-            place.name == name
-            and place.entry is None
-            and (
-                isinstance(function, CycledMomentum) or (isinstance(function, OneCycle) and function.max_lr is not None)
-            )
-            for place, function in self._targets
-        )
+        changed = [function for place, function in self._targets if (place.name, place.entry) == (name, None)]
+        return any(isinstance(function, CycledMomentum) or getattr(function, "max_lr", None) for function in changed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return its begin and end, so that a resumed run can report a change, and the counts of a `Plateau`."""

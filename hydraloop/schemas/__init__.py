@@ -31,7 +31,7 @@ MODULES = (
 
 @dataclass
 class _Option(ConfigNode):
-    """A stored option. Its config is made when it is first read: making all of them takes 70 ms at each start."""
+    """A stored option. Its config is created when it is first read, because creating all of them takes 70 ms."""
 
     schema: Any
     """The dataclass, or a mapping."""
@@ -48,7 +48,7 @@ class _Option(ConfigNode):
 
 
 class _Store(ConfigStore):
-    """Hydra's ConfigStore, with options that make their configs late."""
+    """Hydra's ConfigStore, with options that create their configs when they are first read."""
 
     def store(
         self,

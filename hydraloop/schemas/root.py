@@ -69,7 +69,7 @@ DEFAULT_HOOKS = [
 ]
 """In the order of registration, which decides between equal priorities."""
 
-# ${run_id:} is random and the same within one start: runs started in the same second do not share a directory.
+# ${run_id:} is random and fixed within one start, so that runs of the same second have different directories.
 HYDRA_SETTINGS: Dict[str, Any] = {
     "run": {"dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}-${run_id:}"},
     "sweep": {
@@ -84,36 +84,30 @@ _FORMATTERS: Dict[str, Any] = {
     "plain": {"class": _FORMATTER, "format": "%(message)s"},
     "full": {"class": _FORMATTER, "format": "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"},
 }
-_CONSOLE: Dict[str, Any] = {"class": "hydraloop.cli.console.ConsoleHandler", "formatter": "plain"}
+_CONSOLE = {"class": "hydraloop.cli.console.ConsoleHandler", "formatter": "plain"}
+_FILE = {
+    "class": "logging.FileHandler",
+    "formatter": "full",
+    "filename": "${hydra.runtime.output_dir}/train.log",
+}
 
-HYDRA_LOGGING: Dict[str, Any] = {
-    "version": 1,
-    "formatters": _FORMATTERS,
-    "handlers": {"console": _CONSOLE},
-    "root": {"level": "INFO", "handlers": ["console"]},
-    "disable_existing_loggers": False,
-}
-JOB_LOGGING: Dict[str, Any] = {
-    "version": 1,
-    "formatters": _FORMATTERS,
-    "handlers": {
-        "console": _CONSOLE,
-        "file": {
-            "class": "logging.FileHandler",
-            "formatter": "full",
-            "filename": "${hydra.runtime.output_dir}/train.log",
-        },
-    },
-    "root": {"level": "INFO", "handlers": ["console", "file"]},
-    "disable_existing_loggers": False,
-}
+
+def _logging(**handlers: Dict[str, str]) -> Dict[str, Any]:
+    return {
+        "version": 1,
+        "formatters": _FORMATTERS,
+        "handlers": handlers,
+        "root": {"level": "INFO", "handlers": list(handlers)},
+        "disable_existing_loggers": False,
+    }
 
 
 def register(store: ConfigStore) -> None:
     """Store `hydraloop`, the first entry of the defaults list in a config.yaml."""
     store.store(group="hydraloop", name="schema", package="_global_", node=Config)
-    store.store(group="hydra/hydra_logging", name="hydraloop", package="hydra.hydra_logging", node=HYDRA_LOGGING)
-    store.store(group="hydra/job_logging", name="hydraloop", package="hydra.job_logging", node=JOB_LOGGING)
+    sections = {"hydra_logging": _logging(console=_CONSOLE), "job_logging": _logging(console=_CONSOLE, file=_FILE)}
+    for section, node in sections.items():
+        store.store(group=f"hydra/{section}", name="hydraloop", package=f"hydra.{section}", node=node)
     store.store(
         name="hydraloop",
         node={
