@@ -19,9 +19,9 @@ EPOCHS, STEPS_PER_EPOCH = 12, 5
 STEPS = EPOCHS * STEPS_PER_EPOCH
 LRS, MOMENTUM = (0.1, 0.02), 0.9
 LOSSES = [1.0, 0.9, 0.95, 0.95, 0.95, 0.8, 0.81, 0.82, 0.83, 0.83, 0.7, 0.71]
-"""Of the validations after each epoch."""
+"""Metrics of the validations after each epoch."""
 SHOWN = (0, 1, 10, 29, 34, 35, 45, 59)
-"""The iterations whose values are stored; of the others, their sum."""
+"""Iterations whose values are stored; of the others, only the sum."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "Constant": {"factor": 0.25},
@@ -82,7 +82,7 @@ def sequences(count: int = 24) -> list[list[dict[str, Any]]]:
 
 
 def optimizer() -> torch.optim.Optimizer:
-    """Two groups with lrs of their own."""
+    """Two groups with different lrs."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in LRS]
     return torch.optim.SGD(groups, lr=0.1, momentum=MOMENTUM)
 

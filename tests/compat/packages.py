@@ -1,4 +1,4 @@
-"""Other frameworks, and another version of Hydra, installed where only the processes of these tests see them."""
+"""Install other frameworks, and another version of Hydra, for the processes of these tests only."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PACKAGES = {
     "lightning": ("lightning==2.6.6", "lightning-utilities==0.15.3"),
     "hydra": ("hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1"),
 }
-"""What each needs beside what hydraloop needs, torch above all, which the scripts take from this environment."""
+"""Packages that each needs in addition to hydraloop's, such as torch, which come from this environment."""
 _SECONDS = 300
 
 
 def installed(framework: str) -> Path:
-    """The folder with a framework's packages; installed once, into `HYDRALOOP_COMPAT_PACKAGES` or beside this
-    environment's own packages. Skips the test, with pip's reason, where that cannot be done."""
+    """Return the folder with a framework's packages, installed once into `HYDRALOOP_COMPAT_PACKAGES` or this
+    environment. Skip the test, with pip's reason, if that fails."""
     above = Path(os.environ.get("HYDRALOOP_COMPAT_PACKAGES", f"{sys.prefix}/compat"))
     wanted = "\n".join((sys.version.split()[0], *PACKAGES[framework]))
     folder = above / framework
@@ -72,13 +72,13 @@ def _install(packages: tuple[str, ...], target: Path) -> None:
 
 
 def environment(framework: str) -> dict[str, str]:
-    """The environment variables with which a process finds the framework, hydraloop and the tests."""
+    """Return environment variables for a process that imports the framework, hydraloop and the tests."""
     path = os.pathsep.join((str(installed(framework)), str(REPOSITORY)))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def outcomes_of(script: str, framework: str, folder: Path) -> Mapping[str, Any]:
-    """What each function of a script beside this file returned, by name."""
+    """Run a script of this folder; return the result of each of its functions, by name."""
     out = folder / "outcomes.json"
     done = subprocess.run(
         [sys.executable, "-m", f"tests.compat.{script}", str(out)],

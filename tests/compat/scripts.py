@@ -1,4 +1,4 @@
-"""What the scripts share that run with another framework: tiny runs, and collecting what their functions return."""
+"""Shared by the scripts that run with another framework: tiny runs, and the results of their functions."""
 
 from __future__ import annotations
 

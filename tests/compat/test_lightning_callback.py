@@ -1,4 +1,4 @@
-"""LightningCallback with objects that have methods like a callback's; with real ones: test_with_lightning.py."""
+"""LightningCallback with objects that have a callback's methods; with real callbacks: test_with_lightning.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.ranks import on_ranks
 
 
 class Writes:
-    """Writes down each call, with the numbers and names among its arguments."""
+    """Records each call, with the numbers and names among its arguments."""
 
     def __init__(self) -> None:
         self.trace: list[str] = []
@@ -214,7 +214,7 @@ def test_nothing_of_a_loaded_checkpoint_can_be_changed(tmp_path: Path) -> None:
 
 
 class BaseFinetuning:
-    """Has the name of Lightning's, and does with the optimizer's groups what that does."""
+    """Has the name of Lightning's class, and changes the optimizer's groups in the same way."""
 
     def __init__(self, *, unfreezes_at: int) -> None:
         self.unfreezes_at = unfreezes_at
@@ -247,7 +247,7 @@ class BaseFinetuning:
 
 
 def unfreezing(run_dir: Path, *, at: int = 9, **options: Any) -> Engine:
-    """An engine whose optimizer has not got the first layer, until the callback gives it that."""
+    """An engine whose optimizer gets the first layer from the callback."""
     net = model()
     optimizer = torch.optim.SGD([p for name, p in net.named_parameters() if name[0] != "0"], lr=0.1, momentum=0.9)
     hooks = (LightningCallback(BaseFinetuning(unfreezes_at=at)), CheckpointHook())
@@ -357,7 +357,7 @@ def test_what_the_trainer_has(tmp_path: Path) -> None:
 
 
 class Waits(Distributed):
-    """Notes that somebody waited."""
+    """Counts barriers."""
 
     def __init__(self) -> None:
         self.waited = 0
@@ -376,7 +376,7 @@ def test_the_barrier(tmp_path: Path) -> None:
 
 
 def decisions(distributed: Distributed, run_dir: str) -> list[Any]:
-    """What a rank hears of the others, and where it stops, since rank 1 has asked it."""
+    """Return the decisions of all ranks, and where the run stops after rank 1 requested it."""
     heard: list[Any] = []
 
     def on_train_epoch_end(trainer: Any, pl_module: Any) -> None:
@@ -474,7 +474,7 @@ class LogsByItsBase(LogsItself):
 
 
 class HasALog(LogsItself):
-    """Has a `log` of its own."""
+    """Has its own `log`."""
 
     def __init__(self) -> None:
         self.logged = 0
@@ -507,7 +507,7 @@ def test_an_attribute_error_of_its_own_stays_one(tmp_path: Path) -> None:
 
 
 class TwoLosses(Task):
-    """Returns another loss beside its loss."""
+    """Returns a second loss."""
 
     def forward(self, batch: Any) -> dict[str, Any]:
         outputs = super().forward(batch)

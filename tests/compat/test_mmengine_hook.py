@@ -1,4 +1,4 @@
-"""MMEngineHook with objects that have methods like a hook's; with real ones: test_with_mmengine.py."""
+"""MMEngineHook with objects that have a hook's methods; with real hooks: test_with_mmengine.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POINTS = [
 
 
 class Writes:
-    """Writes down each call with the names of its arguments."""
+    """Records each call with the names of its arguments."""
 
     def __init__(self) -> None:
         self.trace: list[str] = []
@@ -176,7 +176,7 @@ def test_scalars_go_into_the_records_and_information_to_other_hooks(tmp_path: Pa
 
 
 def test_a_scalar_with_a_count_is_a_sum(tmp_path: Path) -> None:
-    """As in mmengine: the mean of a window is the sum of its values by that of its counts."""
+    """As in mmengine, a window's mean is the sum of its values divided by the sum of its counts."""
     seen: list[float] = []
 
     def after_train_iter(runner: Any, batch_idx: int, **_: Any) -> None:
@@ -331,7 +331,7 @@ def test_a_file_of_bare_weights_cannot_be_changed_either(tmp_path: Path) -> None
 
 
 def test_what_one_hook_adds_the_next_may_have(tmp_path: Path) -> None:
-    """And the same plain values, or a dict with the same entries, are no change."""
+    """Equal plain values, or a dict with equal entries, are not a change."""
 
     def same(runner: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = dict(checkpoint["state_dict"])

@@ -20,7 +20,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def train(project: Project, *arguments: str, code: int = 0) -> Done:
-    """Any deprecation is an error: 1.4 has deprecated much of what 1.3 takes."""
+    """A deprecation is an error: 1.4 has deprecated much of 1.3."""
     variables = {**environment("hydra"), "MY_API_KEY": SECRET}
     done = project.python("-W", "error::DeprecationWarning", "train.py", *arguments, **variables)
     assert done.code == code, done.text
@@ -41,7 +41,7 @@ def test_a_dry_run(project: Project) -> None:
 
 
 def test_a_run(project: Project) -> None:
-    """The config in its files is masked, which reads what Hydra has written."""
+    """The config in its files is masked, after Hydra has written it."""
     done = train(project, "hooks=ema,weight_norm", "engine.max_epochs=1", f"experiment_name={SECRET}")
     assert "hooks=[ema,weight_norm]" in done.err
     result = project.run.result
@@ -78,11 +78,11 @@ def test_mistakes(project: Project) -> None:
     [("hooks.ema.momentum=2", "hooks.ema.momentum: "), ("task.metrics.accuracy.top_k=0", "task.metrics.accuracy: ")],
 )
 def test_a_value_that_a_constructor_refuses(line: str, key: str, project: Project) -> None:
-    """1.3 raises an error of its own for it, and 1.4 does not."""
+    """1.3 wraps it in another error, 1.4 does not."""
     assert train(project, "hooks=[ema]", line, code=1).err.startswith(f"error: {key}")
 
 
-def test_a_callback_of_the_projects_own(project: Project) -> None:
+def test_a_callback_of_the_project(project: Project) -> None:
     project.write(
         "my_project/callbacks.py",
         "from hydra.experimental.callback import Callback\n"

@@ -36,7 +36,7 @@ def test_early_stopping_stops_where_it_does_in_lightning(outcomes: Mapping[str, 
 
 
 def test_state_is_resumed_before_training(outcomes: Mapping[str, Any]) -> None:
-    """The checkpoint of an epoch is written before its validation; a resumed run makes that up."""
+    """The checkpoint of an epoch is written before its validation; a resumed run first runs the missed validation."""
     found = outcomes["resumed"]
     assert found["seen"] == [0, 0.5, 2]
     assert (found["waited"], found["best"]) == (3, 0.5)

@@ -35,7 +35,7 @@ class Decays(Hook):
 
 
 class Tracer(pl.Callback):
-    """Writes down every method it is called at, and what it sees there."""
+    """Records every method call, and what it reads there."""
 
     def __init__(self) -> None:
         self.trace: list[Any] = []
@@ -66,7 +66,7 @@ for _name in POINTS:
 
 
 class Model(pl.LightningModule):
-    """The least that Lightning trains; its metric has the given values, one for each validation."""
+    """The smallest model that Lightning trains; its metric has the given values, one for each validation."""
 
     def __init__(self, accuracy: Sequence[float] = RISING) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def early_stopping() -> Any:
 
 
 def resumed() -> Any:
-    """What early stopping knows after two epochs, and in a new callback that resumes there before it trains."""
+    """State of early stopping after two epochs, and in a new callback that resumes there."""
 
     def callback() -> Any:
         return theirs.EarlyStopping(monitor="val_accuracy", mode="max", patience=5)
@@ -164,7 +164,7 @@ def resumed() -> Any:
 
 
 def timer() -> Any:
-    """Where a timer of a millisecond stops a long run."""
+    """The iteration at which a timer of a millisecond stops a long run."""
     found = []
     for interval in ("step", "epoch"):
         hook = LightningCallback(theirs.Timer(duration={"milliseconds": 1}, interval=interval))
@@ -260,7 +260,7 @@ def finetuning_resumed() -> Any:
 
 
 def spikes() -> Any:
-    """That a loss that explodes ends the run."""
+    """An exploding loss ends the run."""
     data = batches()
     data[-1] = (data[-1][0], data[-1][1] * 1e12)
     hook = LightningCallback(theirs.SpikeDetection(mode="min", window=2, warmup=1, atol=1.0))
@@ -272,7 +272,7 @@ def spikes() -> Any:
 
 
 def refused() -> Any:
-    """Of Lightning's own callbacks those that are refused, by name, with the message."""
+    """Messages for Lightning's own callbacks that are rejected, by name."""
     names = [name for name in theirs.__all__ if name not in ("Callback", "Checkpoint")]
     made = {name: object.__new__(getattr(theirs, name)) for name in names}
     messages = {name: refusal(lambda hook=hook: LightningCallback(hook)) for name, hook in made.items()}
@@ -280,7 +280,7 @@ def refused() -> Any:
 
 
 class Looks(pl.Callback):
-    """Uses what is not there."""
+    """Uses an attribute that is not supported."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         assert getattr(trainer, "datamodule", None) is None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's, about what mmengine uses of it
+    warnings.simplefilter("ignore")  # torch's warnings about mmengine's use of it
     import mmengine.hooks as theirs
     from mmengine.evaluator import BaseMetric, Evaluator
     from mmengine.logging import MessageHub
@@ -35,7 +35,7 @@ EPOCHS = 2
 
 
 class Tracer(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
-    """Writes down every mount point but those of checkpoints, and what it sees there."""
+    """Records every mount point except those of checkpoints, and what it reads there."""
 
     priority = "LOW"
 
@@ -71,7 +71,7 @@ for _point in ("run", "train", "train_epoch", "val"):
 
 
 class Model(BaseModel):  # type: ignore[misc]  # mmengine is not typed
-    """The least that mmengine trains."""
+    """The smallest model that mmengine trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Model(BaseModel):  # type: ignore[misc]  # mmengine is not typed
 
 
 class Accuracy(BaseMetric):  # type: ignore[misc]  # mmengine is not typed
-    """A metric of two names."""
+    """A metric with two names."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
         self.results.append(0)
@@ -93,7 +93,7 @@ class Accuracy(BaseMetric):  # type: ignore[misc]  # mmengine is not typed
 
 
 def loader(count: int) -> torch.utils.data.DataLoader[Any]:
-    """As many batches as are asked for."""
+    """The requested number of batches."""
     samples = [sample for inputs, targets in batches(count) for sample in zip(inputs, targets, strict=True)]
     return torch.utils.data.DataLoader(samples, batch_size=len(samples) // count)
 
@@ -129,7 +129,7 @@ def early_stopping() -> Any:
 
 
 def empty_cache() -> Any:
-    """How often it emptied the cache of a GPU that is made out to be there."""
+    """How often it emptied the cache of a simulated GPU."""
     calls: list[str] = []
     names = vars(theirs.empty_cache_hook)
     real = torch.cuda.empty_cache, names["is_cuda_available"]
@@ -209,7 +209,7 @@ def counted() -> Any:
 
 
 class Revises(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
-    """Revises weights before mmengine puts them into the model."""
+    """Changes weights before mmengine loads them into the model."""
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = {name: torch.zeros_like(value) for name, value in checkpoint["state_dict"].items()}
@@ -243,7 +243,7 @@ def profiler() -> Any:
 
 
 def refused() -> Any:
-    """Of mmengine's own hooks those that are refused, by name, with the message."""
+    """Messages for mmengine's own hooks that are rejected, by name."""
     made = {
         name: object.__new__(getattr(theirs, name))  # some cannot be made without their accelerator
         for name in theirs.__all__
@@ -254,7 +254,7 @@ def refused() -> Any:
 
 
 class Looks(theirs.Hook):  # type: ignore[misc]  # mmengine is not typed
-    """Uses what is not there."""
+    """Uses an attribute that is not supported."""
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         assert getattr(runner, "visualizer", None) is None

@@ -1,4 +1,4 @@
-"""AnomalyDetectionHook: it names the operation, and leaves the process as it was, whatever happens."""
+"""AnomalyDetectionHook: it names the operation, and always restores the process's mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 class Bad(nn.Module):
-    """Its output is finite, its gradient is not: the square root's at 0 is infinite, and goes on times 0."""
+    """Its output is finite, its gradient is not: that of the square root at 0 is infinite, and then multiplied by 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_a_nan_in_the_backward_pass_is_named(tmp_path: Path) -> None:
 
 
 class Broken(torch.autograd.Function):
-    """Goes forward only."""
+    """A forward pass only."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor) -> Tensor:  # type: ignore[override]
@@ -105,6 +105,6 @@ def test_the_mode_is_what_it_was(before: Mode, check_nan: bool, fails: str | Non
     assert set(seen) == (set() if fails == "before_run" else {(True, check_nan)})
 
 
-def test_it_says_that_it_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_the_mode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine_of(tmp_path, {"anomaly_detection": AnomalyDetectionHook()}).train()
     assert "hooks.anomaly_detection: autograd's anomaly mode is on, which makes training slow" in caplog.text

@@ -101,7 +101,7 @@ def test_the_error_says_where_it_began(tmp_path: Path) -> None:
         f"  batch 1 (from 0) of epoch 2; its samples in data.train: {listed}\n"
         "  parameters that are not finite (4 of 4): 0.weight, 0.bias, 2.weight, 2.bias"
     )
-    assert engine.progress.iteration == 9, "before the step of the iteration that looks"
+    assert engine.progress.iteration == 9, "before the optimizer step of the iteration that checks"
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "failed"
     assert result["error"] == f"InvalidLossError: {error}"
@@ -110,7 +110,7 @@ def test_the_error_says_where_it_began(tmp_path: Path) -> None:
 @pytest.mark.parametrize("interval", [1, 2, 7, 50])
 @pytest.mark.parametrize("iteration", [1, 6, 7, 12, 17, 18])
 def test_any_iteration_is_found_with_its_samples(interval: int, iteration: int, tmp_path: Path) -> None:
-    """With an interval longer than an epoch, or than the run, too."""
+    """Also with an interval longer than an epoch or the run."""
     bad = Poison([iteration])
     hooks = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook(), "poison": bad}
     error = _raised(_engine(tmp_path, hooks))
@@ -172,7 +172,7 @@ def test_an_engine_used_again_after_the_error_looks_at_new_losses(tmp_path: Path
 
 
 class OneValue(Regression):
-    """A loss that is no scalar, of which torch computes gradients all the same."""
+    """A loss of shape [1], which torch can also differentiate."""
 
     def forward(self, batch: Any) -> dict[str, Any]:
         outputs = super().forward(batch)
@@ -256,7 +256,7 @@ def test_an_interval_below_one_is_refused(interval: int) -> None:
 
 
 def on_rank(distributed: Distributed, run_dir: str, interval: int) -> dict[str, Any]:
-    """Rank 1 has a NaN at iteration 2; from there it goes to the weights of all."""
+    """Rank 1 has a NaN at iteration 2, which reaches the weights of all ranks."""
     bad = Poison([2] if distributed.rank == 1 else [])
     hooks = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook(), "poison": bad}
     engine = _engine(Path(run_dir), hooks, distributed=distributed)

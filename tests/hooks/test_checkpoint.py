@@ -1,4 +1,4 @@
-"""CheckpointHook on real runs: which files there are, when, with what in them."""
+"""CheckpointHook on real runs: which files it writes, when, and their contents."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_files_are_written_when_they_are_due(
     assert files(tmp_path) == expected
 
 
-def test_one_due_inside_a_window_waits_for_its_end_and_bears_that_number(tmp_path: Path) -> None:
+def test_one_due_inside_a_window_is_written_at_its_end_with_that_number(tmp_path: Path) -> None:
     # Windows of an epoch of 7 end at 3, 6, 7; due at 2, 4, 6, ...
     train = engine_of(tmp_path / "unused", {}).loaders.train
     hook = CheckpointHook(by_epoch=False, interval=2, save_last=False)
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_another_hook_requests_is_the_last_one(tmp_path: Path)
     assert newest_complete(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "preempted.pth"
 
 
-def test_a_run_that_is_resumed_earlier_leaves_the_other_branch_behind(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_earlier_continues_from_there(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     run(tmp_path, CheckpointHook(), max_epochs=6)
     second = folder / "epoch_2.pth"
@@ -143,7 +143,7 @@ def test_a_run_that_stops_early_saves_its_last_weights_once(tmp_path: Path) -> N
     hooks = {"stopper": Stopper(stop_at=6), "checkpoint": CheckpointHook()}
     engine = engine_of(tmp_path, hooks, max_epochs=5)
     engine.train()
-    # Six iterations are no two epochs: the name says so.
+    # Six iterations are not whole epochs, so the name has the iteration.
     assert files(tmp_path) == {"epoch_1", "iter_6"}
     assert same(load(tmp_path / "checkpoints" / "iter_6.pth")["state_dict"], bits(engine.model))
 
@@ -213,7 +213,7 @@ def test_published_files_keep_the_named_entries_with_the_averaged_weights(tmp_pa
         assert published["state_dict"].keys() == source["state_dict"].keys()
         assert same({name: published["state_dict"][name] for name in averaged}, averaged)
         assert not same(published["state_dict"], source["state_dict"])
-    # Its weights can be started from: nothing in it points to a hook that is not in it.
+    # A run can start from its weights: the metadata does not refer to a missing hook.
     fresh = engine_of(tmp_path / "fresh", {}, load_from=folder / "epoch_3_published.pth", max_iters=0)
     fresh.train()
     assert same(bits(fresh.model), load(folder / "epoch_3_published.pth")["state_dict"])
@@ -266,7 +266,7 @@ def test_several_metrics_have_a_best_file_each_and_the_first_is_the_runs(tmp_pat
 
 
 VALUES = [0.3, 0.9, 0.1, 0.5]
-"""Best in the second epoch where greater is, in the third where less is."""
+"""Best in the second epoch if greater is better, in the third if less is."""
 
 
 @pytest.mark.parametrize(
@@ -308,13 +308,13 @@ def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
     ("name", "declared", "options", "epoch"),
     [
         ("top-1", None, {}, 2),  # a key of mmengine's list is a part of the name
-        ("MIoU", None, {}, 2),  # upper and lower case count as the same
+        ("MIoU", None, {}, 2),  # case does not matter
         ("my_loss", None, {}, 1),
         ("wer", False, {}, 1),  # only the metric says it
         ("r2", True, {}, 2),
-        ("stop_time", False, {}, 1),  # what a metric declares counts more than "top" in its name
+        ("stop_time", False, {}, 1),  # a metric's declaration has precedence over "top" in its name
         ("accuracy", None, {"rule": "less"}, 1),
-        ("accuracy", True, {"less_keys": ["accuracy"]}, 1),  # what the user says counts more than both
+        ("accuracy", True, {"less_keys": ["accuracy"]}, 1),  # the user's option has precedence over both
         ("wer", None, {"greater_keys": ["wer"]}, 2),
         ("wer", None, {"greater_keys": [], "less_keys": ["we"]}, 1),
         ("accuracy_loss", None, {"less_keys": ["accuracy_loss"]}, 1),
@@ -343,7 +343,7 @@ def test_the_test_runs_on_the_best_file(tmp_path: Path) -> None:
     assert not same(best["state_dict"], bits(engine.model))
 
 
-def test_a_validation_on_its_own_saves_nothing(tmp_path: Path) -> None:
+def test_a_validation_without_training_saves_nothing(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, {"checkpoint": CheckpointHook(save_best="loss")})
     engine.validate()
     assert files(tmp_path) == set()
@@ -369,7 +369,7 @@ def test_a_resumed_run_keeps_the_best_and_the_files_it_deletes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("resumed", ["acc", "err"])
-def test_metrics_that_are_best_at_the_same_time_know_of_each_other(tmp_path: Path, resumed: str) -> None:
+def test_the_files_of_metrics_that_are_best_at_the_same_time_name_each_other(tmp_path: Path, resumed: str) -> None:
     options: dict[str, Any] = {"interval": None, "save_last": False, "save_best": ["acc", "err"]}
     options["rule"] = ["greater", "less"]
     metrics = {"acc": Scripted([0.1, 0.8]), "err": Scripted([0.9, 0.2])}
@@ -423,7 +423,7 @@ def test_a_resumed_run_that_is_over_writes_nothing_new(tmp_path: Path) -> None:
 
 
 class Killed(CheckpointHook):
-    """Dies between the new file and the deletion of the old one."""
+    """Ends the run between the new file and the deletion of the old one."""
 
     def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
         if paths:
@@ -504,7 +504,7 @@ def test_a_resumed_run_does_not_overwrite_those_of_another_either(tmp_path: Path
     assert (tmp_path / "disk" / "run_dir").read_text().strip() == str((tmp_path / "one").resolve())
 
 
-def test_a_moved_run_goes_on_in_its_folder_elsewhere(tmp_path: Path) -> None:
+def test_a_moved_run_continues_in_its_folder_elsewhere(tmp_path: Path) -> None:
     run(tmp_path / "old", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=1)
     (tmp_path / "old").rename(tmp_path / "new")
     (tmp_path / "link").symlink_to(tmp_path / "disk")

@@ -1,4 +1,4 @@
-"""CheckpointHook where something goes wrong: a file that cannot be written, a kill in between, a metric left out."""
+"""CheckpointHook when something fails: a file cannot be written, a kill between two files, a missing metric."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stems(run_dir: Path) -> set[str]:
 
 
 def in_the_way(run_dir: Path, name: str) -> Path:
-    """A folder with something in it, where a file is to be written."""
+    """A folder that is not empty, at the path of a file to write."""
     folder = run_dir / "checkpoints" / name
     (folder / "something").mkdir(parents=True)
     return folder
@@ -43,7 +43,7 @@ class AtVal(Hook):
         self.does()
 
 
-# A file that cannot be written, and the run goes on. -----------------------------------------------------------------
+# A file that cannot be written; the run continues. -------------------------------------------------------------------
 
 
 def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(tmp_path
 
 
 class Killer(Hook):
-    """Ends the run in place of writing a file."""
+    """Ends the run instead of writing a file."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -115,7 +115,9 @@ def killed_between_two_bests(tmp_path: Path) -> None:
 TWO: dict[str, Any] = {"save_best": ["acc", "err"], "rule": ["greater", "less"], "interval": 2}
 
 
-def test_a_best_file_that_a_kill_has_left_out_is_made_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_file_that_a_kill_has_left_out_is_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     killed_between_two_bests(tmp_path)
     hook = CheckpointHook(**TWO)
     resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
@@ -129,7 +131,7 @@ def test_a_best_file_that_a_kill_has_left_out_is_made_up(tmp_path: Path, caplog:
     assert same(other["state_dict"], load(resume)["state_dict"])
     assert (other["progress"], other["hooks"]) == (load(resume)["progress"], load(resume)["hooks"])
     assert "is gone" not in caplog.text
-    engine.train()  # has nothing left to do
+    engine.train()  # nothing is left to do
     assert hook.state_dict()["best"]["err"]["iteration"] == 8, "only once"
 
 
@@ -145,7 +147,7 @@ def test_a_resumed_run_that_is_over_makes_it_up_and_tests_on_it(tmp_path: Path) 
     assert (engine.best.value, Path(engine.best.checkpoint).name) == (0.2, "best_err_epoch_2.pth")
 
 
-def test_a_validation_on_its_own_makes_nothing_up(tmp_path: Path) -> None:
+def test_a_validation_without_training_writes_nothing(tmp_path: Path) -> None:
     killed_between_two_bests(tmp_path)
     before = stems(tmp_path)
     metrics = {"acc": Scripted([0.5]), "err": Scripted([0.5])}

@@ -26,7 +26,7 @@ from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
 
 
 def published(run_dir: Path, *keys: str, hooks: dict[str, Any] | None = None, **settings: Any) -> Path:
-    """The published safetensors file of a run of one epoch, whether it is there or not."""
+    """The path of the published safetensors file of a run of one epoch; it may not exist."""
     checkpoint = CheckpointHook(published_keys=keys)
     engine_of(run_dir, {**(hooks or {}), "checkpoint": checkpoint}, max_epochs=1, **settings).train()
     assert (run_dir / "checkpoints" / "epoch_1_published.pth").is_file()
@@ -164,7 +164,7 @@ def test_what_it_cannot_hold_leaves_it_out_with_one_line(
     stale.touch()
     with caplog.at_level(logging.INFO):
         path = published(tmp_path, "state_dict", net=Extra(extra))
-    assert not path.exists(), "nor is an older one left, with other weights"
+    assert not path.exists(), "an older file with other weights is deleted"
     lines = [record.getMessage() for record in caplog.records if "safetensors" in record.getMessage()]
     assert len(lines) == 1
     assert "is not written" in lines[0]
@@ -176,7 +176,7 @@ def test_extra_state_that_is_a_tensor_is_in_it(tmp_path: Path) -> None:
     assert weights["_extra_state"].tolist() == [1, 2]
 
 
-def test_meta_is_json_whatever_is_in_it(tmp_path: Path) -> None:
+def test_meta_is_json_for_any_value(tmp_path: Path) -> None:
     class Notes(EMAHook):
         def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
             notes = {1: (2, float("-inf")), "scale": torch.ones(1), "none": None, "on": True}
@@ -214,7 +214,7 @@ def test_a_model_with_shared_weights_takes_it(tmp_path: Path) -> None:
     assert net.first.weight is net.second.weight
 
 
-def test_a_test_on_its_own_takes_it(tmp_path: Path) -> None:
+def test_a_test_without_training_takes_it(tmp_path: Path) -> None:
     path = published(tmp_path / "one", "state_dict")
     expected = engine_of(tmp_path / "two", {}, test=True, load_from=path, max_iters=0)
     assert engine_of(tmp_path / "three", {}, test=True).test(path) == expected.test()
@@ -237,7 +237,7 @@ def _refused(tmp_path: Path, path: Path, **option: Any) -> UserError:
 
 
 @pytest.mark.parametrize("content", ["cut", "text", "empty", "zip"])
-def test_a_file_that_is_none_is_one_message(tmp_path: Path, content: str) -> None:
+def test_a_broken_file_is_one_message(tmp_path: Path, content: str) -> None:
     path = tmp_path / "weights.safetensors"
     save_file(model().state_dict(), path)
     if content == "cut":
@@ -245,7 +245,7 @@ def test_a_file_that_is_none_is_one_message(tmp_path: Path, content: str) -> Non
     elif content == "zip":
         torch.save(model().state_dict(), path)
     else:
-        path.write_text("hello, this is no such file" if content == "text" else "")
+        path.write_text("hello, this is not a checkpoint" if content == "text" else "")
     error = _refused(tmp_path, path)
     assert error.key == "load_from"
     assert "not a complete safetensors file" in error.problem
@@ -269,7 +269,7 @@ def test_weights_of_another_model_are_one_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("renamed", [False, True])
 @pytest.mark.parametrize("keys", [ENTRIES, ("state_dict",), tuple(entry for entry in ENTRIES if entry != "meta")])
-def test_a_run_cannot_go_on_from_it(tmp_path: Path, keys: tuple[str, ...], renamed: bool) -> None:
+def test_a_run_cannot_be_resumed_from_it(tmp_path: Path, keys: tuple[str, ...], renamed: bool) -> None:
     tensors = published(tmp_path / "one", *keys, hooks={"ema": EMAHook(momentum=0.1, warmup=False)})
     source = tmp_path / "one" / "checkpoints" / "epoch_1.pth"
     for path in (tensors, tensors.with_suffix(".pth")):
@@ -282,7 +282,7 @@ def test_a_run_cannot_go_on_from_it(tmp_path: Path, keys: tuple[str, ...], renam
         assert ("is a published file" in error.problem) is told
 
 
-def test_a_published_file_on_its_own_names_no_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_published_file_names_only_files_that_exist(tmp_path: Path) -> None:
     path = published(tmp_path / "one", *ENTRIES).with_suffix(".pth")
     (tmp_path / "one" / "checkpoints" / "epoch_1.pth").unlink()
     error = _refused(tmp_path, path, load_from=None, resume=path, max_epochs=2)

@@ -1,6 +1,6 @@
 """The contract of every hook: its schema, its class and its docstring say the same, and it runs, saves and resumes.
 
-Hooks are collected from `hydraloop.hooks` and from Hydra's ConfigStore, so a new one is tested the day it is written.
+Hooks are collected from `hydraloop.hooks` and from Hydra's ConfigStore, so a new hook is tested automatically.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.helpers import differences
 from tests.hooks.npu import torch_npu
 
 OURS = {"_target_", "priority", "on_error"}
-"""Fields of a schema that are no arguments of the constructor."""
+"""Fields of a schema that are not arguments of the constructor."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ each_hook = pytest.mark.parametrize("cls", [getattr(hydraloop.hooks, name) for n
 def test_every_hook_has_an_option_and_every_option_a_hook() -> None:
     exported = {getattr(hydraloop.hooks, name) for name in hydraloop.hooks.__all__}
     assert {option.hook for option in OPTIONS} == exported
-    assert len({option.name for option in OPTIONS}) == len(OPTIONS), "a name is one hook's, in whatever group"
+    assert len({option.name for option in OPTIONS}) == len(OPTIONS), "a name belongs to one hook in both groups"
     assert len(OPTIONS) >= 10
 
 
 @each_option
-def test_the_schema_stands_where_its_overrides_look_for_it(option: Option) -> None:
+def test_the_schema_is_stored_at_the_path_of_its_overrides(option: Option) -> None:
     assert option.package == f"{option.group}.{option.name}"
     assert option.schema.__module__.startswith("hydraloop.schemas.")
 
@@ -148,7 +148,9 @@ def test_the_docstring_names_cost_priority_state_and_options(cls: type[Hook]) ->
 def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
     assert issubclass(cls, Hook)
     assert cls.on_error in ON_ERROR
-    assert not (cls.collective and cls.on_error != "raise"), "a rank that goes on alone leaves the others waiting"
+    assert not (cls.collective and cls.on_error != "raise"), (
+        "the other ranks would wait for a rank that continues alone"
+    )
     assert has_state(cls()) == (cls.load_state_dict is not Hook.load_state_dict), "both or none"
     module = inspect.getmodule(cls)
     assert module is not None
@@ -168,7 +170,7 @@ each_run = pytest.mark.parametrize(
     ids=lambda option: option.name,
 )
 NEEDS_VALIDATION = {"early_stopping"}
-"""Options that have nothing to go by without one, and say so."""
+"""Options that are an error without a validation."""
 
 
 @pytest.fixture(autouse=True)
@@ -185,14 +187,14 @@ def _npu(
 
 @pytest.fixture(autouse=True)
 def _nothing_outside(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trackers that are told nothing else write into the working directory; all share one new database."""
+    """By default, trackers write into the working directory; all share one new database."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path_factory.getbasetemp()}/mlflow.db")
     monkeypatch.setenv("WANDB_MODE", "offline")
 
 
 class Images(InMemoryDataset):
-    """With something for `mode_switch` to switch, which changes nothing."""
+    """With a method for `mode_switch` to call, which has no effect."""
 
     def set_strong_augmentation(self, on: bool) -> None:
         self.strong = on
@@ -245,7 +247,7 @@ def _no_warnings(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @each_run
-def test_a_run_with_nothing_else_finishes_and_resumes(
+def test_a_run_with_only_this_hook_finishes_and_resumes(
     option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _ran(_engine(tmp_path / "one", {option.name: option.hook(), "saving": Saving()}))
@@ -280,7 +282,7 @@ def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplo
 
 @each_run
 @pytest.mark.parametrize("method", ["validate", "test"])
-def test_an_evaluation_on_its_own_finishes(
+def test_an_evaluation_without_training_finishes(
     option: Option, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = _engine(tmp_path, {option.name: option.hook()})
@@ -291,7 +293,7 @@ def test_an_evaluation_on_its_own_finishes(
 
 @each_run
 @pytest.mark.parametrize("point", ["before_run", "after_train_iter", "before_val_iter"])
-def test_it_stands_an_error_of_somebody_else(
+def test_an_error_of_another_hook_is_handled(
     option: Option, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: Hook, *arguments: Any) -> None:
@@ -326,8 +328,8 @@ def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
 
 
 @each_run
-def test_it_leaves_the_training_of_others_alone_or_says_so(option: Option, tmp_path: Path) -> None:
-    """Without its options set, no hook but these changes the weights that training ends with."""
+def test_only_some_hooks_change_the_weights(option: Option, tmp_path: Path) -> None:
+    """With default options, only these hooks change the weights at the end of training."""
     torch.manual_seed(0)
     alone = _engine(tmp_path / "alone", {})
     alone.train()

@@ -1,4 +1,4 @@
-"""EarlyStoppingHook: the same epoch as mmengine's rule, in real runs; resumed, on two ranks, and what it refuses."""
+"""EarlyStoppingHook: stops at the same epoch as mmengine; resumed runs, two ranks, and errors."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_it_stops_at_the_epoch_at_which_mmengine_does() -> None:
 
 
 def test_mmengines_own_class_says_the_same() -> None:
-    """Holds the rule by hand above to the original."""
-    with mock.patch.dict(os.environ):  # OpenCV, which comes along, sets variables
+    """Compares the rule above with the original."""
+    with mock.patch.dict(os.environ):  # OpenCV, a dependency, sets variables
         hooks = pytest.importorskip("mmengine.hooks", reason="mmengine is not installed", exc_type=ImportError)
     for options, values in _cases():
         hook, loop = hooks.EarlyStoppingHook(monitor="score", **options), SimpleNamespace(stop_training=False)
@@ -132,7 +132,7 @@ def test_mmengines_own_class_says_the_same() -> None:
 
 
 def test_a_nan_is_no_improvement(tmp_path: Path) -> None:
-    """mmengine, with check_finite=false, takes it for the best value, behind which each value is an improvement."""
+    """mmengine, with check_finite=false, keeps it as the best value, so that each later value is an improvement."""
     options = {"rule": "greater", "patience": 3, "min_delta": 0.0, "check_finite": False}
     values = [0.9, nan, 0.1, 0.1, 0.1, 0.1]
     assert mmengine_stops_at(values, options) is None
@@ -141,7 +141,7 @@ def test_a_nan_is_no_improvement(tmp_path: Path) -> None:
 
 
 def test_by_default_any_improvement_counts_and_an_equal_value_is_none(tmp_path: Path) -> None:
-    """mmengine, with min_delta=0, takes an equal value for an improvement: a model that has collapsed trains on."""
+    """mmengine, with min_delta=0, counts an equal value as an improvement, so a collapsed model trains forever."""
     small_steps = [0.9 + 0.001 * step for step in range(12)]
     assert _stops_at(small_steps, {"rule": "greater"}) is None
     assert _stops_at([-value for value in small_steps], {"rule": "less"}) is None
@@ -160,7 +160,7 @@ def _engine(run_dir: Path, values: list[float], hooks: dict[str, Hook], **settin
 
 def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    hook = EarlyStoppingHook(patience=2, min_delta=0.05)  # of the first metric, which says what is better
+    hook = EarlyStoppingHook(patience=2, min_delta=0.05)  # of the first metric, whose direction is known
     result = _engine(tmp_path, [0.5, 0.75, 0.76, 0.7], {"early_stopping": hook}).train()
     reason = "early_stopping: score 0.7 at epoch 4 has not improved by 0.05 in 2 validations; best 0.76 at epoch 3"
     assert (result.status, result.reason, result.progress["epoch"]) == ("stopped", reason, 4)
@@ -185,7 +185,7 @@ def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptur
         ({"stopping_threshold": 0.7, "rule": "less"}, [0.7, 0.6], "0.6 at epoch 2 is below the stopping_threshold 0.7"),
     ],
 )
-def test_each_reason_is_told(options: dict[str, Any], values: list[float], reason: str, tmp_path: Path) -> None:
+def test_each_reason_is_reported(options: dict[str, Any], values: list[float], reason: str, tmp_path: Path) -> None:
     result = _engine(tmp_path, values, {"early_stopping": EarlyStoppingHook(**options)}).train()
     assert reason in str(result.reason)
 
@@ -249,18 +249,18 @@ STOPPING: list[tuple[dict[str, Any], list[float]]] = [
 
 
 def _stopped(run_dir: Path, options: dict[str, Any], values: list[float]) -> tuple[Result, Path]:
-    """A run that has stopped, and its checkpoint of behind the validation that stopped it."""
-    hooks = {"early_stopping": EarlyStoppingHook(**options), "behind": Behind()}
+    """A stopped run, and its checkpoint after the validation that stopped it."""
+    hooks = {"early_stopping": EarlyStoppingHook(**options), "saving": AfterValidation()}
     result = _engine(run_dir, values, hooks).train()
     assert (result.status, result.progress["epoch"]) == ("stopped", len(values))
-    return result, run_dir / "checkpoints" / f"behind_{len(values)}.pth"
+    return result, run_dir / "checkpoints" / f"validated_{len(values)}.pth"
 
 
-class Behind(Hook):
-    """Asks for a checkpoint behind each validation, as `save_best` does."""
+class AfterValidation(Hook):
+    """Requests a checkpoint after each validation, as `save_best` does."""
 
     def after_val_epoch(self, engine: Engine, metrics: Any) -> None:
-        engine.request_checkpoint(f"behind_{engine.progress.epoch}")
+        engine.request_checkpoint(f"validated_{engine.progress.epoch}")
 
 
 @pytest.mark.parametrize(("options", "values"), STOPPING)
@@ -268,7 +268,7 @@ def test_a_stopped_run_is_stopped_when_it_is_resumed(
     options: dict[str, Any], values: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, saved = _stopped(tmp_path, options, values)
-    hooks = {"early_stopping": EarlyStoppingHook(**options), "behind": Behind()}
+    hooks = {"early_stopping": EarlyStoppingHook(**options), "saving": AfterValidation()}
     resumed = _engine(tmp_path / "resumed", VALUES, hooks, resume=saved).train()
     assert (resumed.status, resumed.reason, resumed.progress) == ("stopped", whole.reason, whole.progress)
     assert "this run was stopped; to continue training" in caplog.text
@@ -286,11 +286,11 @@ def test_a_stopped_run_is_stopped_when_it_is_resumed(
         (*STOPPING[3], {"min_delta": 0.1}),
     ],
 )
-def test_a_stopped_run_goes_on_by_other_options(
+def test_a_stopped_run_continues_with_other_options(
     options: dict[str, Any], values: list[float], changed: dict[str, Any], tmp_path: Path
 ) -> None:
     _, saved = _stopped(tmp_path, options, values)
-    hooks = {"early_stopping": EarlyStoppingHook(**{**options, **changed}), "behind": Behind()}
+    hooks = {"early_stopping": EarlyStoppingHook(**{**options, **changed}), "saving": AfterValidation()}
     resumed = _engine(tmp_path / "resumed", VALUES, hooks, resume=saved).train()
     assert resumed.progress["epoch"] > len(values)
 
@@ -306,8 +306,8 @@ def test_an_engine_that_was_stopped_is_used_again(tmp_path: Path) -> None:
 
 
 def resumed_on_rank(distributed: Distributed, run_dir: str, saved: str) -> tuple[int, str | None]:
-    """A stopped run, gone on with on several ranks."""
-    hooks = {"early_stopping": EarlyStoppingHook(patience=2), "behind": Behind()}
+    """A stopped run, resumed on several ranks."""
+    hooks = {"early_stopping": EarlyStoppingHook(patience=2), "saving": AfterValidation()}
     engine = _engine(Path(run_dir), VALUES, hooks, resume=Path(saved), distributed=distributed)
     return engine.train().progress["epoch"], engine.stop_reason
 
@@ -430,7 +430,7 @@ def test_mistakes_come_before_the_first_iteration(
     assert engine.progress.iteration == 0
 
 
-def test_a_metric_nobody_knows_the_direction_of_wants_a_rule(tmp_path: Path) -> None:
+def test_a_metric_without_a_direction_needs_a_rule(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, {"early_stopping": EarlyStoppingHook()}, metrics={"score": Scripted([0.5])})
     with pytest.raises(UserError, match=r"hooks\.early_stopping\.rule"):
         engine.train()

@@ -1,4 +1,4 @@
-"""EMAHook on real runs, against averages written out in plain torch."""
+"""EMAHook on real runs, compared with averages in plain torch."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_the_best_checkpoint_and_what_is_published_are_raw_before_the_first_upda
     engine_of(tmp_path, hooks, metrics={"acc": Scripted(values)}, test=True).train()
     saved = load(tmp_path / "checkpoints" / f"best_acc_epoch_{best}.pth")
     published = load(tmp_path / "checkpoints" / f"best_acc_epoch_{best}_published.pth")
-    assert same(saved["state_dict"], recorder.steps[4 * best - 1]), "the raw weights are there, in any case"
+    assert same(saved["state_dict"], recorder.steps[4 * best - 1]), "the raw weights are restored in any case"
     assert ("averaged_weights" in saved["meta"]) == averages == bool(saved["hooks"]["ema"]["averaged"])
     assert "averaged_weights" not in published["meta"]
     expected = {**saved["state_dict"], **saved["hooks"]["ema"]["averaged"]}
@@ -423,7 +423,7 @@ def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: 
         ({"ema_type": "exp_momentum", "gamma": 0}, "gamma"),
         ({"ema_type": "linear_momentum", "warm_up": 0}, "warm_up"),
         ({"ema_type": "linear_momentum", "warm_up": float("nan")}, "warm_up"),
-        ({"gamma": 7}, "gamma"),  # of other types: they would do nothing
+        ({"gamma": 7}, "gamma"),  # of other types: they would have no effect
         ({"ema_type": "linear_momentum", "gamma": 7}, "gamma"),
         ({"warm_up": 5000}, "warm_up"),
         ({"ema_type": "exp_momentum", "warm_up": 5}, "warm_up"),
@@ -436,7 +436,7 @@ def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[st
     assert error.value.remedy
 
 
-def test_who_says_warm_up_is_told_of_warmup() -> None:
+def test_an_error_about_warm_up_mentions_warmup() -> None:
     with pytest.raises(UserError, match="`warmup`"):
         EMAHook(warm_up=5000)
 

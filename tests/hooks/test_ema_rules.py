@@ -24,8 +24,8 @@ from tests.hooks.tiny_runs import engine_of
 
 Weights = dict[str, Tensor]
 Rule = Callable[[Tensor, Tensor, int], Tensor]
-"""(average, new value, `steps`) to the new average; `steps` as mmengine counts: calls so far, those without an update
-included."""
+"""Maps (average, new value, `steps`) to the new average; `steps` as in mmengine: calls until now, also those without an
+update."""
 
 
 def exponential(momentum: float) -> Rule:

@@ -1,4 +1,4 @@
-"""EmptyCacheHook: when it empties the cache of the run's device, and that it says so where there is none.
+"""EmptyCacheHook: when it empties the cache of the run's device; on a CPU, it logs that there is none.
 
 The runs compute on the CPU; what is not real is the accelerator. torch's `empty_cache` of it is replaced by one that
 writes down when it is called, and the engine is told, after it was built, that it is on such a device.

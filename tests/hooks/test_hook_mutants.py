@@ -1,4 +1,4 @@
-"""The script that takes the hooks' methods out: it can tell tests that notice from tests that do not."""
+"""The script that removes the hooks' methods tells tests that fail from tests that pass."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_method_is_emptied_and_an_inherited_one_overridden(mutants: Any) -> No
     space["Mine"]().after_train(engine)
     assert engine == []
     space["Base"]().before_train(engine)
-    assert engine == ["base"], "another class's method is left alone"
+    assert engine == ["base"], "a method of another class is unchanged"
     assert "before_train(self, *args" in mutated
 
 
@@ -84,7 +84,7 @@ def test_tests_that_notice_kill_the_mutant(mutants: Any, tmp_path: Path) -> None
     outcome = mutants.run(path, target(mutants), ("before_train",))
     assert not outcome.passed
     assert mutants.row(outcome).endswith("killed by test_both |")
-    assert (path / "hydraloop/hooks/mine.py").read_text(encoding="utf-8") == HOOK, "the copy is as it was"
+    assert (path / "hydraloop/hooks/mine.py").read_text(encoding="utf-8") == HOOK, "the copy is restored"
     assert mutants.run(path, target(mutants), ()).passed
 
 
@@ -108,13 +108,13 @@ def test_a_hanging_mutant_is_ended(mutants: Any, tmp_path: Path, monkeypatch: py
     assert (outcome.passed, outcome.by) == (False, "no end within 2 s")
 
 
-def test_every_hook_is_looked_at_with_all_it_overrides(mutants: Any) -> None:
+def test_every_hook_is_a_target_with_all_its_methods(mutants: Any) -> None:
     from hydraloop.hooks import _FILES
 
     found = {one.option: one for one in mutants.targets([])}
     assert set(found) == set(_FILES.values())
     assert {"state_dict", "load_state_dict", "after_train_iter"} <= set(found["ema"].methods)
-    assert all(one.tests for one in found.values()), "each has tests of its own"
+    assert all(one.tests for one in found.values()), "each hook has tests"
     with pytest.raises(SystemExit, match="no such hook: nonsense"):
         mutants.targets(["nonsense"])
 

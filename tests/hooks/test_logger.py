@@ -1,4 +1,4 @@
-"""LoggerHook: the records of real runs, wherever they go."""
+"""LoggerHook: the records of real runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Diverging(Task):
 
 
 class HostSyncs(TorchFunctionMode):
-    """Counts what makes the host wait for a device."""
+    """Counts host syncs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def test_any_json_reader_can_read_a_diverged_run(tmp_path: Path) -> None:
     engine.train()
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     first = (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
     record = json.loads(first, parse_constant=refuse)
@@ -217,7 +217,7 @@ def test_any_json_reader_can_read_a_diverged_run(tmp_path: Path) -> None:
     assert "nonfinite" not in listener.records[0]
 
 
-def test_a_second_run_appends_behind_the_last_whole_line(tmp_path: Path) -> None:
+def test_a_second_run_appends_after_the_last_whole_line(tmp_path: Path) -> None:
     _engine(tmp_path, LoggerHook(interval=7)).train()
     before = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(before + b'{"mode": "trai')
@@ -247,7 +247,7 @@ def test_a_resumed_run_takes_out_what_it_does_again(
     run()
     before = positions("metrics.jsonl")
     run(settings={"resume": tmp_path / "checkpoints" / checkpoint})
-    assert positions("metrics.jsonl") == before, "each once, as if it had never ended"
+    assert positions("metrics.jsonl") == before, "each once, as in a run that was not interrupted"
     assert positions("metrics.cut_1.jsonl") == again
 
 
@@ -269,7 +269,7 @@ def test_weights_loaded_into_a_run_cut_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes().startswith(before)
 
 
-def test_each_record_is_in_the_file_when_hooks_behind_are_told(tmp_path: Path) -> None:
+def test_each_record_is_in_the_file_before_later_hooks_get_it(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Follower(Hook):
@@ -292,7 +292,7 @@ def test_each_record_is_in_the_file_when_hooks_behind_are_told(tmp_path: Path) -
 
 
 class Reporting(Hook):
-    """Makes a record of its own each epoch, before the logger's validation and behind it."""
+    """Makes a record in each epoch, before and after the logger's of the validation."""
 
     priority = 100
 
@@ -307,7 +307,7 @@ class Reporting(Hook):
 
 
 def _with(engine: Engine, **hooks: Hook) -> Engine:
-    """The same engine with other hooks beside its own."""
+    """The same engine with additional hooks."""
     return Engine(
         task=engine.task,
         optimizer=engine.optimizer,
@@ -332,12 +332,12 @@ def test_records_of_other_hooks_are_in_the_file_in_order(tmp_path: Path, caplog:
     assert records[3] == {"mode": "val", "epoch": 1, "iteration": 7, "picture": "here.png"}
     listener = engine.hooks["listener"]
     assert isinstance(listener, Listener)
-    assert listener.records == records, "each once, and everybody the same"
+    assert listener.records == records, "each once, the same for all hooks"
     lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
     assert [line.split()[0] for line in lines] == ["epoch", "train", "val", "train", "val", "test"], "its own records"
 
 
-def test_a_record_without_a_mode_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_without_a_mode_is_accepted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = _engine(tmp_path, LoggerHook())
     engine = _with(engine, reporting=Reporting({}), progress=ProgressHook(enabled=True), lr=ParamSchedulerHook())
     engine.train()
@@ -385,7 +385,7 @@ def test_a_record_before_or_after_everything_leaves_no_file_open(point: str, tmp
     assert logger._file is None
     records = _lines(tmp_path)
     assert len(records) == 6
-    # It does not say where in the run it belongs: the place it was made at stands in front.
+    # A record without a position gets the current one, as its first entries.
     epoch, iteration, index = (0, 0, 0) if point == "before_run" else (2, 14, -1)
     assert records[index] == {"mode": point, "epoch": epoch, "iteration": iteration, "x": 1}
 
@@ -456,7 +456,7 @@ def test_utilisation_is_operations_by_time_and_peak(tmp_path: Path) -> None:
         engine = _engine(folder, LoggerHook(interval=7), task=task, settings={"peak_tflops": peak})
         engine.train()
         record = _lines(folder)[0]
-        assert ("mfu" in record) is there  # of a CPU, no peak is known
+        assert ("mfu" in record) is there  # the peak of a CPU is not known
         if there:
             assert record["mfu"] == pytest.approx(4 * 10**6 / (record["time"] * 0.5e12))
 

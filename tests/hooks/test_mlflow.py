@@ -74,7 +74,7 @@ def test_the_run_is_there(folder: Path) -> None:
     assert "val/loss" in found.data.metrics
 
 
-def test_a_server_that_is_not_there_is_asked_again_whatever_the_environment_says_then(
+def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -83,20 +83,20 @@ def test_a_server_that_is_not_there_is_asked_again_whatever_the_environment_says
     assert "; python -m hydraloop.tracking.sync" in summary
     assert not cursor.finished
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert sync.main([str(folder / "run")]) == 1, "and not sent to a database of this folder's"
+    assert sync.main([str(folder / "run")]) == 1, "not sent to the database in this folder"
     assert "0 of 4 records there; not all: " in (said := capsys.readouterr().out)
     assert "127.0.0.1:9" in said
 
 
 @pytest.mark.slow
-def test_a_validation_on_its_own(folder: Path) -> None:
+def test_a_validation_without_training(folder: Path) -> None:
     made(folder / "run", flush_timeout=60.0).validate()
     cursor = Cursor.load(folder / "run", "mlflow")
     assert cursor is not None
     assert "val/loss" in client().get_run(cursor.memory["run_id"]).data.metrics
 
 
-def test_an_address_that_is_none_ends_the_run_where_that_is_asked_for(folder: Path) -> None:
+def test_an_invalid_address_ends_the_run_with_on_error_raise(folder: Path) -> None:
     engine = made(folder / "run", tracking_uri="foo://server", flush_timeout=60.0)
     engine.stages._policies["mlflow"].on_error = "raise"
     with pytest.raises(UserError, match="foo") as raised:
@@ -139,7 +139,7 @@ def test_the_first_rank_of_another_machine_logs_its_load_and_others_nothing(
 
 
 def _children() -> list[str]:
-    """Command lines of our children that are a follower or what logs a machine's load."""
+    """Command lines of child processes that are a follower or log a machine's load."""
     lines = [" ".join(command) for command in children().values()]
     return [line for line in lines if "hydraloop.tracking" in line]
 

@@ -58,7 +58,7 @@ class Extra(Task):
 
 
 class ExtraModel(nn.Linear):
-    """A model that is told; it has no loss of its own."""
+    """A model with the method; it has no loss."""
 
     told: list[bool]
 
@@ -67,7 +67,7 @@ class ExtraModel(nn.Linear):
 
 
 class Seen(Hook):
-    """By epoch (from 1): the share of strong samples, and whether the extra loss was there, of all its batches."""
+    """By epoch (from 1): the share of strong samples, and whether the extra loss was on."""
 
     priority = 90
 
@@ -127,7 +127,7 @@ ON, OFF = {1.0}, {0.0}
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_the_last_epochs_are_switched_exactly_whoever_loads(workers: int, persistent: bool, tmp_path: Path) -> None:
+def test_exactly_the_last_epochs_are_switched_for_each_loader(workers: int, persistent: bool, tmp_path: Path) -> None:
     engine, seen = engine_of(tmp_path, 2, workers=workers, persistent=persistent)
     engine.train()
     assert seen.strong == {1: ON, 2: ON, 3: OFF, 4: OFF}
@@ -162,7 +162,7 @@ def test_a_run_resumed_in_the_last_epochs_is_switched_also_inside_an_epoch(tmp_p
 
 
 @pytest.mark.parametrize(("last", "epochs"), [(4, 4), (15, 4)])
-def test_a_run_that_is_shorter_is_switched_from_its_start_and_says_so(
+def test_a_shorter_run_is_switched_from_its_start_and_logs_it(
     last: int, epochs: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -189,7 +189,7 @@ def test_what_was_left_switched_is_switched_back_at_the_start(tmp_path: Path) ->
     assert (seen.strong, seen.extra) == ({1: ON, 2: OFF}, {1: {False}, 2: {True}})
 
 
-def test_wrappers_are_looked_through_and_the_model_is_told_where_the_task_has_no_method(tmp_path: Path) -> None:
+def test_wrappers_are_searched_and_the_model_replaces_a_task_without_the_method(tmp_path: Path) -> None:
     inside = [Flagged(), Flagged()]
     data = ConcatDataset([Subset(inside[0], range(4)), Subset(Augmented(inside[1]), range(4))])
     model = ExtraModel(1, 1)
@@ -200,7 +200,7 @@ def test_wrappers_are_looked_through_and_the_model_is_told_where_the_task_has_no
 
 
 def test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs(tmp_path: Path) -> None:
-    """The whole way, with persistent workers: from the command line's words to the pixels."""
+    """From the command line to the pixels, with persistent workers."""
     overrides = ["data=digits_augmented", "hooks=[mode_switch]", "hooks.mode_switch.num_last_epochs=1"]
     loader = ["data.loader.num_workers=2", "data.loader.persistent_workers=true", "data.loader.batch_size=256"]
     engine = hydraloop.build(
@@ -211,7 +211,7 @@ def test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs(tmp_path: Pa
     seen: dict[int, int] = {}
 
     def count(model: nn.Module, inputs: tuple[Tensor]) -> None:
-        """How many images of an epoch are as they are in the data set."""
+        """Number of images of an epoch that equal those in the data set."""
         if model.training:
             same = sum(image.numpy().tobytes() in plain for image in inputs[0])
             seen[engine.progress.epoch] = seen.get(engine.progress.epoch, 0) + same

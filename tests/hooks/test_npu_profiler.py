@@ -1,4 +1,4 @@
-"""NPUProfilerHook: without torch_npu one message; with a stand-in of it, what it records and where that goes."""
+"""NPUProfilerHook: one message without torch_npu; with a stand-in for it, the records and their files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_on_an_npu_its_kernels_are_recorded(
     with_npu: bool | None, expected: list[str], npu: None, tmp_path: Path
 ) -> None:
     engine, _ = _engine(tmp_path, NPUProfilerHook(activity_with_npu=with_npu), val=False)
-    engine.device = torch.device("meta")  # any that is not the CPU; the run computes there all the same
+    engine.device = torch.device("meta")  # any other than the CPU, which still computes
     engine.train()
     assert json.loads((_folder(tmp_path) / "profiler_info.json").read_text()) == expected
 

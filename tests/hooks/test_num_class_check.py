@@ -1,4 +1,4 @@
-"""NumClassCheckHook: which numbers do not go together, and what is said where there is nothing to compare."""
+"""NumClassCheckHook: numbers that differ, and warnings if there is nothing to compare."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_same_number_passes_without_a_word(tmp_path: Path, caplog: pytest.Lo
     assert warnings(caplog) == []
 
 
-def test_an_evaluation_on_its_own_is_checked_too(tmp_path: Path) -> None:
+def test_an_evaluation_without_training_is_checked(tmp_path: Path) -> None:
     engine, _ = engine_of(tmp_path, Head(2), data(TWO), data(THREE))
     with pytest.raises(UserError, match=r"data.val has 3 classes"):
         engine.validate()
@@ -142,7 +142,7 @@ def test_ignored_are_rpn_heads_or_what_is_named(tmp_path: Path) -> None:
     engine_of(tmp_path, Net(2, mask=1), data(TWO), ignore=["mask_head"])[0].train()
 
 
-def test_the_refusal_says_how_to_ignore_a_number(tmp_path: Path) -> None:
+def test_the_error_shows_how_to_ignore_a_number(tmp_path: Path) -> None:
     error = error_of(tmp_path, Net(2, mask=1), data(TWO))
     assert str(error.remedy).endswith("hooks.num_class_check.ignore=[rpn_head,model.mask_head].")
     engine_of(tmp_path, Net(2, mask=1), data(TWO), ignore=["rpn_head", "model.mask_head"])[0].train()
@@ -186,16 +186,14 @@ def test_classes_without_a_length_are_not_compared(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("number", [None, True, "2", 2.0])
-def test_where_the_model_says_nothing_one_warning_says_that_nothing_was_checked(
-    number: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_without_a_number_is_one_warning(number: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine_of(tmp_path, Head(number), data(TWO), data(THREE))[0].train()
     assert warnings(caplog) == [
         "hooks.num_class_check: nothing was checked: no module of Classification has num_classes"
     ]
 
 
-def test_where_data_sets_say_nothing_one_warning_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_sets_without_classes_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine_of(tmp_path, Head(2), data(None), data(TWO), data(None))[0].train()
     assert warnings(caplog) == [
         "hooks.num_class_check: not checked: the data set of data.train has no classes, "

@@ -23,7 +23,7 @@ from tests.hooks.tiny_runs import Scripted, Stopper, engine_of, load, model
 
 
 class LRs(Hook):
-    """The lr that each iteration used, and that each epoch began with; the logger's place, before the schedules."""
+    """The lr of each iteration and of each epoch's start; called where the logger is, before the schedules."""
 
     priority = 60
 
@@ -129,7 +129,7 @@ def test_plateau_follows_the_validation(tmp_path: Path) -> None:
     assert lrs.epochs == [1, 1, 0.5, 0.5]
 
 
-def test_a_validation_on_its_own_steps_nothing(tmp_path: Path) -> None:
+def test_a_validation_without_training_steps_nothing(tmp_path: Path) -> None:
     net = model()
     optimizer = optim.SGD(net.parameters(), lr=1.0)
     plateau = Plateau(mode="max", patience=0, factor=0.5)
@@ -186,7 +186,7 @@ def test_an_unknown_monitor_is_an_error_before_the_first_iteration(tmp_path: Pat
         run(tmp_path, plateau, schedule={"monitor": "los"})
 
 
-def test_a_resumed_run_goes_on_with_its_lr(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_its_lr(tmp_path: Path) -> None:
     def hooks(lrs: LRs, stop_at: int) -> dict[str, Hook]:
         stopper, checkpoint = Stopper(stop_at=stop_at), CheckpointHook()
         return {"lrs": lrs, "param_scheduler": ParamSchedulerHook(), "stopper": stopper, "checkpoint": checkpoint}
@@ -209,7 +209,7 @@ def test_a_resumed_run_goes_on_with_its_lr(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tensor", [False, True])
 def test_the_lr_is_summarised_after_training(tmp_path: Path, tensor: bool) -> None:
-    # Up to 0.5 at the sixth of twelve, where only a record sees it, and down again.
+    # Rises until the sixth of twelve iterations, where only a record reads it, then falls.
     net = model()
     lr = torch.tensor(1.0) if tensor else 1.0
     optimizer = optim.SGD(net.parameters(), lr=lr)

@@ -1,4 +1,4 @@
-"""The options of `scheduler` in real runs: what each iteration used, as the hook has stepped it."""
+"""The options of `scheduler` in real runs: the values that each iteration used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = EPOCHS * BATCHES
 
 
 class Used(Hook):
-    """A key of the first group, as each iteration used it."""
+    """The value of a key of the first group in each iteration."""
 
     priority = 60
 

@@ -1,4 +1,4 @@
-"""ProfilerHook: traces of real runs, and a profiler that never stays on."""
+"""ProfilerHook: traces of real runs, and a profiler that always stops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STARTED: list[ProfilerHook] = []
 
 
 def stop_all() -> None:
-    """Stop what a failing test has left on: it would crash the process as it ends."""
+    """Stop the profiler of a failing test, which would crash the process at its end."""
     for hook in STARTED:
         if hook._profile is not None:
             hook._handlers.clear()
@@ -96,7 +96,7 @@ def test_by_default_three_iterations_in_a_file_and_a_table(tmp_path: Path, caplo
     assert _steps(trace) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
     events = json.loads(trace.read_text())["traceEvents"]
     assert {"aten::addmm", "Optimizer.step#SGD.step", "[memory]"} <= {event.get("name") for event in events}
-    # After the second iteration the third to the fifth are recorded, then nothing any more.
+    # The third to the fifth iteration are recorded.
     assert watcher.recording == [2, 3, 4]
     assert not _recording()
     messages = [record.getMessage() for record in caplog.records]
@@ -131,7 +131,7 @@ def test_cycles_each_have_a_trace(tmp_path: Path) -> None:
     assert _steps(tmp_path / "tf_tracing_logs" / "chrome_trace.json") == ["ProfilerStep#5"]
 
 
-def test_the_chrome_trace_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_the_chrome_trace_is_at_the_given_path(tmp_path: Path) -> None:
     _run(tmp_path, ProfilerHook(json_trace_path="here/trace.json"))
     [trace] = _tensorboard_traces(tmp_path)
     assert (tmp_path / "here" / "trace.json").read_bytes() == trace.read_bytes()
@@ -185,7 +185,7 @@ def test_an_error_in_a_handler_does_not_end_training(tmp_path: Path, caplog: pyt
     def broken(trace: Any) -> None:
         raise OSError("disk full")
 
-    # Two cycles, the second begins as the first ends: torch crashes when it sees the error in between.
+    # The second cycle begins when the first ends: torch would crash at an error in between.
     schedule = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
     watcher = _run(tmp_path, ProfilerHook(schedule=schedule, on_trace_ready=broken))
     assert watcher.recording == [1, 3]
@@ -294,7 +294,7 @@ def on_rank(distributed: Distributed, run_dir: str) -> None:
     ).train()
 
 
-def test_of_several_ranks_the_first_is_profiled_and_says_so(tmp_path: Path) -> None:
+def test_only_rank_0_is_profiled(tmp_path: Path) -> None:
     on_ranks(2, on_rank, str(tmp_path))
     [trace] = _tensorboard_traces(tmp_path)
     content = json.loads(trace.read_text())

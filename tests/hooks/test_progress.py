@@ -1,4 +1,4 @@
-"""ProgressHook and ConsoleHandler in a terminal of their own, and without one."""
+"""ProgressHook and ConsoleHandler with a terminal and without one."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
     assert "20/20" in bars[-1]
     assert "val loss" in bars[-1]
     assert all(len(bar) <= COLUMNS for bar in bars)
-    # Whole lines, of the log and of print, in their order, none of them mixed with the bar.
+    # Whole lines of the log and of print, in order, not mixed with the bar.
     assert [line for line in lines if line in (LONG, "warning: a warning", "printed")] == [
         LONG, "warning: a warning", "printed",
     ]  # fmt: skip
     assert sum(re.match(r"train +1/2 +5/20 +1\.0e-01 +0:00:0\d ", line) is not None for line in lines) == 1
     assert re.search("\x1b\\[[0-9;]*32m *val [^\n]*best", written), "the best validation is green"
-    # The terminal is given back: cursor on, sys.stdout its own.
+    # The terminal is restored: the cursor is on, and so is the original sys.stdout.
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert "stdout is TextIOWrapper" in lines
 
@@ -202,7 +202,7 @@ class Stdout(Hook):
 
 @pytest.mark.usefixtures("capsys")
 @pytest.mark.parametrize("fail", [False, True])
-def test_stdout_is_given_back_before_anything_else_is_printed(tmp_path: Path, fail: bool) -> None:
+def test_stdout_is_restored_before_anything_else_is_printed(tmp_path: Path, fail: bool) -> None:
     stdout = Stdout(fail=fail)
     model = nn.Linear(2, 1)
     engine = Engine(

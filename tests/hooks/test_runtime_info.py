@@ -1,4 +1,4 @@
-"""RuntimeInfoHook: what it tells about a real run."""
+"""RuntimeInfoHook: the facts of a real run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reader(Hook):
 
 
 class TwoLosses(Task):
-    """Returns everything that may be mistaken for a loss, and three that are."""
+    """Returns outputs that look like a loss, and three that are."""
 
     def forward(self, batch: Any) -> dict[str, Any]:
         outputs = super().forward(batch)

@@ -20,7 +20,7 @@ from tests.ranks import on_ranks
 
 
 def data(samples: int = 8) -> TensorDataset:
-    """The number of each sample stands in its first input."""
+    """Samples whose first input is their number."""
     inputs = torch.zeros(samples, 3)
     inputs[:, 0] = torch.arange(samples)
     return TensorDataset(inputs, torch.zeros(samples, 2))
@@ -59,7 +59,7 @@ def test_without_the_hook_every_epoch_is_the_same(tmp_path: Path) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_the_sampler_inside_a_batch_sampler_is_told(tmp_path: Path) -> None:
+def test_the_sampler_of_a_batch_sampler_gets_the_epoch(tmp_path: Path) -> None:
     batch_sampler = BatchSampler(distributed(0), batch_size=2, drop_last=False)
     seen = orders(tmp_path, DataLoader(data(), batch_sampler=batch_sampler))
     plain = orders(tmp_path, DataLoader(data(), batch_size=2, sampler=distributed(0)))
@@ -73,7 +73,7 @@ def test_hydraloops_loader_shuffles_by_seed_and_epoch(tmp_path: Path) -> None:
     assert len({tuple(order) for order in seen.values()}) == 3
 
 
-def test_a_resumed_run_goes_on_in_the_order_it_left(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_its_order(tmp_path: Path) -> None:
     def loader() -> Any:
         return build_loader(data(), shuffle=True, seed=1, batch_size=2)
 
@@ -94,7 +94,7 @@ def test_a_resumed_run_goes_on_in_the_order_it_left(tmp_path: Path) -> None:
 
 
 def orders_of_rank(distributed: Distributed, run_dir: str) -> dict[int, list[int]]:
-    """What this rank sees of a run of all of them."""
+    """The samples of this rank in a run of all ranks."""
     rank, ranks = distributed.rank, distributed.world_size
     loader = build_loader(data(), shuffle=True, seed=1, batch_size=2, rank=rank, world_size=ranks)
     return orders(Path(run_dir), loader, val=False, distributed=distributed)

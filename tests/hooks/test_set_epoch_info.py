@@ -1,4 +1,4 @@
-"""SetEpochInfoHook: who is told which epoch, and what is said where nobody can be."""
+"""SetEpochInfoHook: which objects get which epoch, and the warnings."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tests.config.composed import REPOSITORY
 
 
 class Told:
-    """Writes the epochs down."""
+    """Records the epochs."""
 
     def set_epoch(self, epoch: int) -> None:
         self.epochs = [*getattr(self, "epochs", []), epoch]
 
 
 class TaskTold(Told, Task):
-    """A task that is told."""
+    """A task with the method."""
 
 
 class ModelTold(Told, nn.Linear):
-    """A model that is told."""
+    """A model with the method."""
 
 
 class Data(Dataset[tuple[Tensor, Tensor]]):
-    """Eight samples that say which epoch their maker has heard of last: `[-1.0]` is none."""
+    """Eight samples with the last epoch that their data set was given, at first `[-1.0]`."""
 
     epoch = -1
 
@@ -93,7 +93,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_task_model_and_data_set_are_told_each_epoch_from_0(
+def test_task_model_and_data_set_get_each_epoch_from_0(
     workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, seen = engine_of(tmp_path, Data(), task=TaskTold, model=ModelTold, workers=workers)
@@ -104,7 +104,7 @@ def test_task_model_and_data_set_are_told_each_epoch_from_0(
     assert warnings(caplog) == []
 
 
-def test_a_data_set_inside_of_others_is_told(tmp_path: Path) -> None:
+def test_a_wrapped_data_set_gets_the_epoch(tmp_path: Path) -> None:
     _, seen = engine_and_seen = engine_of(tmp_path, Subset(Subset(Data(), range(8)), range(4)))
     engine_and_seen[0].train()
     assert seen.inputs == {0: {0.0}, 1: {1.0}, 2: {2.0}}
@@ -120,9 +120,7 @@ def test_a_run_resumed_inside_an_epoch_tells_that_epoch_again(tmp_path: Path) ->
     assert seen.inputs == {1: {1.0}, 2: {2.0}}
 
 
-def test_persistent_workers_do_not_hear_it_and_one_warning_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_persistent_workers_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine, seen = engine_of(tmp_path, Data(), workers=2, persistent=True)
     engine.train()
     assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {0.0}}
@@ -131,7 +129,7 @@ def test_persistent_workers_do_not_hear_it_and_one_warning_says_so(
     assert "data.loader.persistent_workers=false" in warning
 
 
-def test_persistent_workers_are_nobodys_matter_where_no_data_set_is_told(
+def test_persistent_workers_are_no_warning_without_such_a_data_set(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
@@ -141,7 +139,7 @@ def test_persistent_workers_are_nobodys_matter_where_no_data_set_is_told(
     assert warnings(caplog) == []
 
 
-def test_where_nobody_has_the_method_one_warning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_without_the_method_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
     engine_of(tmp_path, plain)[0].train()
     assert warnings(caplog) == [

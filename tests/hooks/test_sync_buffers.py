@@ -1,4 +1,4 @@
-"""SyncBuffersHook: the mean over ranks that have really seen other data; in checkpoints, validation and training on."""
+"""SyncBuffersHook: the mean over ranks with different data; in checkpoints, validation and later training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 class Watch(Hook):
-    """The buffers at some mount points, before (priority 0) or behind (100) the hook under test."""
+    """The buffers at some mount points, before (priority 0) or after (100) the tested hook."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Buffers] = {}
@@ -66,13 +66,13 @@ class Watch(Hook):
 
 
 class First(Watch):
-    """In front of all others."""
+    """Before all others."""
 
     priority = 0
 
 
 class Last(Watch):
-    """Behind all others; asks for a checkpoint as an epoch ends."""
+    """After all others; requests a checkpoint at the end of an epoch."""
 
     priority = 100
 
@@ -84,7 +84,7 @@ class Last(Watch):
 def run(
     distributed: Distributed, run_dir: str, hook: str, settings: dict[str, Any]
 ) -> tuple[dict[str, Buffers], dict[str, Buffers]]:
-    """Buffers before and behind the hook, of a run in which each rank has batches of its own."""
+    """Buffers before and after the hook, in a run in which each rank has different batches."""
     torch.manual_seed(0)
     net = Net()
     distributed.prepare(net)
@@ -109,7 +109,7 @@ def run(
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    net.seen[1] += distributed.rank * 3 + 1  # behind the engine, which gives all ranks rank 0's as it begins
+    net.seen[1] += distributed.rank * 3 + 1  # after the engine has given rank 0's to all ranks at the start
     net.mask[1] = not distributed.is_main
     engine.train()
     return first.seen, last.seen
@@ -120,7 +120,7 @@ def mean(of: list[Buffers], name: str) -> Tensor:
 
 
 def assert_averaged(befores: list[Buffers], afters: list[Buffers], names: list[str]) -> None:
-    """The ranks had different statistics, and have their mean now."""
+    """The ranks had different statistics, and now have the mean."""
     for name in names:
         assert not torch.equal(befores[0][name], befores[1][name])
         for after in afters:
@@ -140,7 +140,7 @@ def test_at_each_epochs_end_all_ranks_have_the_mean(strategy: str, tmp_path: Pat
         saved = load(tmp_path / "checkpoints" / f"saved_{int(point[-1]) // 4}.pth")["state_dict"]
         for name in NORM:
             assert torch.equal(saved[name], afters[0][name]), "before the checkpoint is written"
-    for first, last in results:  # and a validation behind it changes nothing more
+    for first, last in results:  # the validation after it changes nothing
         assert torch.equal(first["before_val 4"][NORM[0]], last["before_val 4"][NORM[0]])
 
 

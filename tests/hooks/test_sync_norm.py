@@ -1,4 +1,4 @@
-"""SyncNormHook: statistics of ranks that have seen other data, before each evaluation; on the average weights, too."""
+"""SyncNormHook: statistics of ranks with different data, before each evaluation; also with averaged weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_only_statistics_of_normalisation_layers_are_averaged(tmp_path: Path) ->
 
 
 def collectives(distributed: Distributed, run_dir: str) -> int:
-    """How many collectives among the devices one averaging of three layers takes."""
+    """Number of collectives for averaging three layers once."""
     net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.InstanceNorm1d(1))
     engine = Engine(
         task=Regression(net, nn.MSELoss()),
@@ -73,7 +73,7 @@ Weights = dict[str, Tensor]
 
 
 class Averages(Hook):
-    """The averages of all ranks in front of and behind the other hooks, and what the model has in evaluations."""
+    """The averages before and after the other hooks, and the model's tensors in evaluations."""
 
     def __init__(self, ema: EMAHook, seen: dict[str, Weights]) -> None:
         self._ema, self._seen = ema, seen
@@ -100,13 +100,13 @@ class Averages(Hook):
 
 
 class FirstAverages(Averages):
-    """In front of all others."""
+    """Before all others."""
 
     priority = 0
 
 
 class LastAverages(Averages):
-    """Behind all others."""
+    """After all others."""
 
     priority = 100
 
@@ -114,7 +114,7 @@ class LastAverages(Averages):
 def with_ema(
     distributed: Distributed, run_dir: str, order: list[str], options: dict[str, Any], settings: dict[str, Any]
 ) -> tuple[dict[str, Weights], dict[str, float], Tensor]:
-    """Averages by mount point, the metrics, the raw statistics afterwards; of ranks that have other data."""
+    """Averages by mount point, the metrics, and the raw statistics at the end, of ranks with different data."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     distributed.prepare(net)
@@ -140,7 +140,7 @@ def with_ema(
 
 
 def assert_mean_of_averages(zero: dict[str, Weights], one: dict[str, Weights], before: str, after: str) -> None:
-    """The ranks' averages of the statistics differed, and what came of them is their mean, on both ranks."""
+    """The ranks' averages of the statistics differed; both ranks now have the mean."""
     for name in (MEAN, VAR):
         assert not torch.allclose(zero[before][name], one[before][name])
         mean = (zero[before][name].double() + one[before][name].double()) / 2
@@ -159,7 +159,7 @@ def test_averages_of_statistics_are_those_of_all_ranks_when_they_are_evaluated(s
         assert torch.equal(zero[f"evaluated {epoch}"][MEAN], zero[f"val {epoch} last"][MEAN])
         assert torch.equal(zero[f"evaluated {epoch}"]["0.weight"], zero[f"val {epoch} first"]["0.weight"])
     assert metrics == others
-    assert torch.equal(raw, same), "what was put into the model for the validation is out again"
+    assert torch.equal(raw, same), "the model has its own values after the validation"
     (best,) = (tmp_path / "checkpoints").glob("best_*.pth")
     checkpoint = load(best)
     saved = zero[f"val {checkpoint['meta']['epoch']} last"]

@@ -1,4 +1,4 @@
-"""SyncRandomSizeHook: which sizes the model gets, when, and that they are the same wherever they should be."""
+"""SyncRandomSizeHook: which sizes the model gets and when, equal on all ranks and in resumed runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Size = tuple[int, int]
 
 
 class Watched(nn.Module):
-    """A classifier that writes down the sizes of its inputs, in training and in evaluation."""
+    """A classifier that records the sizes of its inputs, in training and in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_a_new_size_every_interval_within_the_range_and_in_proportion(tmp_path: 
     assert {height for height, _ in found} == {6, 7, 8, 9, 10}  # 0.7 and 1.3 of 8 are 5.6 and 10.4
     assert {(height, width) for height, width in found} == {(6, 9), (7, 10), (8, 12), (9, 14), (10, 15)}
     counts = [found.count(size) for size in set(found)]
-    assert min(counts) > 20, "of 200 iterations each of five should have some 40"
+    assert min(counts) > 20, "each of five sizes in about 40 of 200 iterations"
 
 
 def test_a_size_holds_for_the_interval(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_evaluation_and_what_comes_after_training_are_at_the_original_size(tmp_p
     engine.model.train()
     engine.model(torch.zeros(2, 1, 8, 12))
     assert engine.model.sizes[True][-1] == (8, 12)  # type: ignore[index]
-    engine.train()  # of an engine that is used again the hook leaves nothing behind, either
+    engine.train()  # the hook is also removed from an engine that is used again
     assert not engine.model._forward_pre_hooks
 
 
@@ -192,7 +192,7 @@ def test_images_are_interpolated(tmp_path: Path) -> None:
         val_interval=None,
     )
     engine.train()
-    assert given[0].shape == (2, 1, 8, 12), "the batch stays as it is"
+    assert given[0].shape == (2, 1, 8, 12), "the batch is unchanged"
     pooled = nn.functional.avg_pool2d(engine.model.last, 2)  # type: ignore[arg-type]
     assert torch.nn.functional.cosine_similarity(pooled.flatten(), given[0].flatten(), dim=0) > 0.9
 
@@ -216,7 +216,7 @@ def test_a_resumed_run_has_the_sizes_it_would_have_had(tmp_path: Path) -> None:
     assert rest == whole[7:]
 
 
-def test_a_task_with_boxes_is_told_and_nothing_is_interpolated(tmp_path: Path) -> None:
+def test_a_task_with_boxes_gets_the_size_and_nothing_is_interpolated(tmp_path: Path) -> None:
     engine = engine_of(tmp_path / "told", SyncRandomSizeHook(interval=4, max_ratio=3.0), task=Boxes)
     engine.train()
     assert set(engine.model.sizes[True]) == {(8, 12)}  # type: ignore[index, arg-type]
@@ -224,7 +224,7 @@ def test_a_task_with_boxes_is_told_and_nothing_is_interpolated(tmp_path: Path) -
     assert engine.task.told == [same[0], same[4], same[8], same[12]]
 
 
-def test_a_task_that_is_told_needs_an_image_in_the_batch(tmp_path: Path) -> None:
+def test_a_task_with_the_method_needs_an_image_in_the_batch(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, SyncRandomSizeHook(), task=Boxes, shape=(3,))
     with pytest.raises(UserError, match=r"^hooks.sync_random_size: .* \[N, C, H, W\], and the batch has none"):
         engine.train()
@@ -244,7 +244,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class OneSize(nn.Module):
-    """Takes images of 8 x 12 and no others; in evaluation it may fail for another reason."""
+    """Takes only images of 8 x 12; in evaluation it may fail for another reason."""
 
     def __init__(self, fails: bool | None = None) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class OneSize(nn.Module):
         return logits
 
 
-def test_behind_an_error_at_another_size_stands_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_at_another_size_is_explained_by_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_of(tmp_path, SyncRandomSizeHook(min_ratio=2.0, max_ratio=2.1), model=OneSize())
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         engine.train()
@@ -320,7 +320,7 @@ def test_a_compiled_model_is_not_compiled_for_each_size(tmp_path: Path) -> None:
 
 
 def _sizes_of_a_rank(distributed: Distributed, run_dir: str) -> list[Size]:
-    torch.manual_seed(distributed.rank)  # as each rank has random numbers of its own
+    torch.manual_seed(distributed.rank)  # the ranks have different random numbers
     hook = SyncRandomSizeHook(interval=2, max_ratio=3.0)
     return sizes(Path(run_dir), hook, distributed=distributed, max_epochs=4)
 

@@ -148,13 +148,13 @@ def test_a_run_is_in_its_event_files(tmp_path: Path) -> None:
     assert summary == f"{lines} of {lines} records sent, tensorboard --logdir {tmp_path}/tensorboard"
 
 
-def test_a_validation_on_its_own_is_there_too(tmp_path: Path) -> None:
+def test_a_validation_without_training_is_sent(tmp_path: Path) -> None:
     metrics = engine_with(tmp_path, TensorBoardLoggerHook()).validate()
     (event,) = read(tmp_path).Scalars("val/loss")
     assert (event.step, event.value) == (0, pytest.approx(metrics["loss"]))
 
 
-def test_a_file_in_its_way_is_one_warning_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_at_the_path_of_the_folder_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tensorboard").write_text("mine")
     engine = engine_with(tmp_path, TensorBoardLoggerHook())
     assert engine.train().status == "finished"
@@ -171,7 +171,7 @@ def test_whoever_insists_on_it_gets_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 class Counting(TensorBoardLoggerHook):
-    """Without the follower: what the training process does."""
+    """Without the follower, to test the training process."""
 
     def before_run(self, engine: Engine) -> None:
         """Start nothing."""
@@ -197,7 +197,7 @@ def test_gradients_and_the_weights_they_were_taken_at(tmp_path: Path) -> None:
         assert found[name]["num"] == 3
 
 
-def test_gradients_are_those_behind_grad_clip(tmp_path: Path) -> None:
+def test_gradients_are_those_after_grad_clip(tmp_path: Path) -> None:
     engine_with(tmp_path, Counting(histograms=4), more={"grad_clip": GradClipHook(clip_value=1e-3)}).train()
     found = counts(tmp_path, 4)
     assert found["gradients/weight"]["max"] <= 1.001e-3

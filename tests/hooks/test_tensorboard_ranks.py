@@ -1,4 +1,4 @@
-"""TensorBoardLoggerHook on several ranks: the first one's part is counted, and nobody waits for anybody."""
+"""TensorBoardLoggerHook on several ranks: rank 0's shard is counted, without waiting for other ranks."""
 
 from __future__ import annotations
 

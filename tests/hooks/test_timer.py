@@ -28,7 +28,7 @@ from tests.helpers import at, logged
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -53,7 +53,7 @@ class SlowBatches:
 
 
 class SlowTask(Task):
-    """A second a training step, more in those that are `slow`; a hundred a validation batch."""
+    """A training step takes a second, or more if `slow`; a validation batch a hundred."""
 
     clock: Clock
     slow: Mapping[int, float]
@@ -70,7 +70,7 @@ class SlowTask(Task):
 
 
 class Watcher(Hook):
-    """Keeps what the timer says after each iteration; takes long after an epoch, and for a checkpoint after the second
+    """Keeps the facts of the timer after each iteration; takes long after an epoch, and for a checkpoint after the second
     iteration."""
 
     priority = 60
@@ -197,7 +197,7 @@ def _sleepy_move(batch: Any) -> Any:
 
 _NAP = 0.03
 _SLEEPY: dict[str, tuple[dict[str, Any], bool]] = {
-    # What sleeps, and whether that is waiting for data.
+    # The part that sleeps, and whether the iteration waits for it as data.
     "a data set": ({"loader": DataLoader(Sleepy(_NAP))}, True),
     "collating": ({"loader": DataLoader(Sleepy(), collate_fn=_sleepy_collate)}, True),
     "the copy": ({"move": _sleepy_move}, True),
@@ -230,7 +230,7 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
         monkeypatch.setattr(engine, "_move", sleeps["move"])
     engine.train()
     timing, records = engine.messages.read("timing"), logged(tmp_path / "metrics.jsonl")
-    # The median, and shares against each other: a busy machine may stop any of these iterations for a while.
+    # The median and relative shares: a busy machine may delay any of these iterations.
     assert (statistics.median(record["data_time"] / record["time"] for record in records) > 0.5) == waiting
     in_hooks = engine.stages.all_seconds[0] / timing.total
     assert (timing.data_share > in_hooks) == waiting

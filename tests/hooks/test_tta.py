@@ -1,4 +1,4 @@
-"""TestTimeAugmentationHook: the test is that of the mean over the views, and nothing else is any different."""
+"""TestTimeAugmentationHook: the test uses the mean over the views; everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHIFTED = ("identity", "shift")
 
 
 class Outputs(Hook):
-    """Keeps what was said of each sample of the last validation and of the test."""
+    """Keeps the outputs for each sample of the last validation and of the test."""
 
     def __init__(self) -> None:
         self.val: list[Tensor] = []
@@ -53,7 +53,7 @@ class Outputs(Hook):
 
 
 class Net(nn.Module):
-    """Logits `[N, 3]` of images, with something that evaluates in another way than it trains."""
+    """Logits `[N, 3]` of images; its evaluation mode differs from its training mode."""
 
     num_classes = 3
 
@@ -153,7 +153,7 @@ def test_the_test_is_that_of_the_mean_and_training_is_as_without(tmp_path: Path)
     assert augmented.test_metrics["accuracy"] == pytest.approx(right)
 
 
-def test_a_test_on_its_own_and_again(tmp_path: Path) -> None:
+def test_a_test_without_training_and_again(tmp_path: Path) -> None:
     engine = _engine(tmp_path, TestTimeAugmentationHook())
     model = engine.model
     first = engine.test()
@@ -171,7 +171,7 @@ def test_the_model_is_put_back_after_an_error(tmp_path: Path) -> None:
     assert engine.model is model
 
 
-def test_during_the_test_hooks_and_task_find_the_model_behind_it(tmp_path: Path) -> None:
+def test_during_the_test_hooks_and_task_reach_the_original_model(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Looking(Hook):
@@ -234,7 +234,7 @@ def test_a_compiled_model_is_called_compiled(tmp_path: Path) -> None:
 
 
 def metrics_of_a_rank(distributed: Distributed, run_dir: str) -> dict[str, float]:
-    """The test's metrics on a rank, after training of none."""
+    """The test's metrics on a rank, without training."""
     engine = _engine(Path(run_dir) / str(distributed.rank), TestTimeAugmentationHook(), distributed=distributed)
     return engine.test()
 
@@ -308,7 +308,7 @@ def test_auto_goes_by_the_loss(
 
 
 def brighter(inputs: Tensor) -> Tensor:
-    """A view of a user's own."""
+    """A custom view."""
     return inputs + 1
 
 
@@ -368,7 +368,7 @@ def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, 
     assert raised.value.key == "hooks.tta.transforms"
     assert engine.progress.iteration == 0
     engine.model.compile(backend="eager")
-    with pytest.raises(UserError, match="the input of the test is a tensor"):  # which takes no step
+    with pytest.raises(UserError, match="the input of the test is a tensor"):  # no step is tried
         engine.train()
     assert engine.progress.iteration == 0
 
@@ -469,7 +469,7 @@ def test_a_shift_as_large_as_the_image_is_refused(shift: int, tmp_path: Path) ->
         assert "less than 6" in str(raised.value.remedy)
     assert engine.progress.iteration == 0
     _engine(tmp_path, TestTimeAugmentationHook(transforms=SHIFTED, shift=5)).test()
-    _engine(tmp_path, TestTimeAugmentationHook(shift=100)).test()  # an option of a view that is not taken
+    _engine(tmp_path, TestTimeAugmentationHook(shift=100)).test()  # an option of a view that is not used
 
 
 def test_views_that_the_model_cannot_take_are_refused_before_training(tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ def test_a_task_that_refuses_two_samples_is_tested_as_ever(tmp_path: Path) -> No
 
 
 class InPlace(Net):
-    """Normalises its input where it is."""
+    """Normalises its input in place."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images.sub_(0.5).mul_(2))
@@ -536,7 +536,7 @@ def test_inputs_that_are_no_tensor_are_copied_for_each_view_too() -> None:
 
 
 @pytest.mark.parametrize(("tested", "why"), [(False, "engine.test=false"), (True, "data.test=null")])
-def test_a_run_without_a_test_is_told_once(
+def test_a_run_without_a_test_is_one_warning(
     tested: bool, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = _engine(tmp_path, TestTimeAugmentationHook())
@@ -562,7 +562,7 @@ def test_a_model_that_returns_no_tensor_is_refused(tmp_path: Path) -> None:
     assert raised.value.key == "hooks.tta"
 
 
-def test_a_task_that_goes_around_the_forward_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_does_not_call_forward_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Around(Classification):
         def evaluate(self, batch: Sequence[Tensor]) -> dict[str, Any]:
             logits = self.model.layers(batch[0])  # type: ignore[operator]

@@ -35,7 +35,7 @@ WIDTH = 16 * 8 + 18
 
 
 class Left(nn.Module):
-    """Says 1 where the left half of an image is brighter: what it says is seen in the image."""
+    """Predicts 1 if the left half of an image is brighter, so that the prediction is visible in the image."""
 
     def __init__(self, sign: float = 1.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Left(nn.Module):
 
 
 def _images(count: int, channels: int = 1) -> Tensor:
-    """Every other one bright on the left, the first among them."""
+    """Every second image is bright on the left, beginning with the first."""
     images = torch.zeros(count, channels, 8, 8)
     images[::2, ..., :4] = 1
     images[1::2, ..., 4:] = 1
@@ -55,7 +55,7 @@ def _images(count: int, channels: int = 1) -> Tensor:
 
 
 def _data(count: int = 6, *, wrong: int = 0, channels: int = 1) -> InMemoryDataset:
-    """Images and what is to be said of them, wrong ones in front."""
+    """Images and their labels, wrong ones first."""
     labels = (torch.arange(count) % 2 == 0).long()
     labels[:wrong] = 1 - labels[:wrong]
     return InMemoryDataset(_images(count, channels), labels, classes=["right", "left"])
@@ -123,7 +123,7 @@ def test_a_picture_of_each_evaluation_and_its_record(tmp_path: Path, caplog: pyt
         {"mode": "val", "epoch": 2, "iteration": 4, "picture": "visualization/val_iter_4.png"},
         {"mode": "test", "epoch": 2, "iteration": 4, "picture": "visualization/test_iter_4.png"},
     ]
-    assert ["picture" in record for record in records] == [False, True] * 3, "behind the record of the metrics"
+    assert ["picture" in record for record in records] == [False, True] * 3, "after the record of the metrics"
     assert [message.split()[:2] for message in caplog.messages] == [["val", "picture:"]] * 2 + [["test", "picture:"]]
     assert len({(tmp_path / "visualization" / name).read_bytes() for name in _pictures(tmp_path)}) == 3, (
         "by their titles"
@@ -156,7 +156,7 @@ def test_label_and_prediction_are_written_below_by_name(tmp_path: Path, monkeypa
 
 
 class Coarse(Dataset[Any]):
-    """Another data set's images under labels, and on a scale, of its own."""
+    """Wraps a data set, with different labels and another scale."""
 
     classes = ("animal", "vehicle")
     mean, std = 100.0, 200.0
@@ -223,7 +223,7 @@ def test_texts_change_the_picture() -> None:
     right, wrong = (grid([Tile(pixels, "3", "3", is_right)], "t", size=128) for is_right in (True, False))
     below = (0, 29 + 128 + 12, WIDTH, right.height)
     signs = [picture.crop(below).convert("L").point(lambda value: 255 * (value > 220)) for picture in (right, wrong)]
-    assert signs[0].tobytes() != signs[1].tobytes(), "a sign beside the colour"
+    assert signs[0].tobytes() != signs[1].tobytes(), "a sign in addition to the colour"
 
 
 def test_a_name_too_long_for_its_tile_is_shortened() -> None:
@@ -245,7 +245,7 @@ def test_with_ema_the_predictions_are_the_averages(tmp_path: Path) -> None:
 
         def after_train_iter(self, engine: Engine, *arguments: Any) -> None:
             with torch.no_grad():
-                model.sign.fill_(-1.0)  # the raw model says the opposite from now on
+                model.sign.fill_(-1.0)  # from now on the raw model predicts the opposite
 
     task = Classification(model, nn.CrossEntropyLoss())
     _engine(
@@ -285,7 +285,7 @@ def test_the_interval_counts_batches(tmp_path: Path) -> None:
     data = _data(16)
     data.inputs[4:8] = 0.5  # the second batch
     _engine(tmp_path, VisualizationHook(interval=2, num_images=4), data).validate()
-    assert (128, 128, 128) in _colours(_open(tmp_path)), "it is the first one due"
+    assert (128, 128, 128) in _colours(_open(tmp_path)), "it is the first one of the interval"
 
 
 def test_the_size_of_an_image(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_ranges_of_pixels() -> None:
     assert seen(-1.0, 0.0, 1.0, float("inf"), -float("inf"), float("nan")) == [0, 128, 255, 255, 0, 0]
     assert seen(float("nan"), float("inf"), -float("inf")) == [0, 255, 0]
     assert seen(-3.0, -3.0) == [0, 0]
-    assert seen(0.2, 0.6, mean=[1, 2], std=[1, 2]) == [51, 153], "two numbers are none of one channel's"
+    assert seen(0.2, 0.6, mean=[1, 2], std=[1, 2]) == [51, 153], "two numbers do not fit one channel"
     first, second = to_pixels([torch.zeros(1, 2, 2), torch.full((1, 3, 3), 4.0)])
     assert (first.unique().tolist(), second.unique().tolist()) == ([0], [255]), "one scale for all"
 
@@ -380,7 +380,7 @@ def test_what_is_the_same_in_another_shape_and_maps_of_classes() -> None:
 
 
 class Silent(Task):
-    """Says nothing of the single samples."""
+    """Has no outputs for single samples."""
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
         return {"loss": super().evaluate(batch)["loss"]}
@@ -440,7 +440,7 @@ def test_images_of_several_sizes(tmp_path: Path) -> None:
 
 
 class Copies(HostSyncs):
-    """Counts copies to the host as well."""
+    """Also counts copies to the host."""
 
     NAMES = HostSyncs.NAMES | {"to"}
 
@@ -461,14 +461,14 @@ def test_a_host_sync_only_where_a_batch_is_drawn(tmp_path: Path) -> None:
     assert syncs(VisualizationHook(interval=100)) == 0
 
 
-def test_what_is_kept_is_the_images_drawn_whatever_becomes_of_the_batch(tmp_path: Path) -> None:
+def test_only_copies_of_the_drawn_images_are_kept(tmp_path: Path) -> None:
     hook = VisualizationHook(per_batch=1)
     engine = _engine(tmp_path, hook)
     batch = (_images(64), torch.ones(64, dtype=torch.int64))
     outputs = {"predictions": torch.ones(64, dtype=torch.int64)}
     hook.after_val_iter(engine, 0, batch, outputs)
     for tensor in (*batch, *outputs.values()):
-        tensor.zero_()  # a loader may fill the memory of a batch again
+        tensor.zero_()  # a loader may reuse the memory of a batch
     (sample,) = hook._samples
     assert sample.image.equal(_images(1)[0])
     assert (sample.label, sample.prediction) == (1, 1)
@@ -486,7 +486,7 @@ def test_what_is_kept_is_the_images_drawn_whatever_becomes_of_the_batch(tmp_path
         ({}, {"test": False}, None),
     ],
 )
-def test_a_run_without_a_picture_is_told_once(
+def test_a_run_without_a_picture_is_one_warning(
     options: dict[str, int],
     settings: dict[str, Any],
     told: str | None,
@@ -526,7 +526,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
 
 
 def run_on_a_rank(distributed: Distributed, run_dir: str) -> None:
-    """Train on a rank, into a folder of its own."""
+    """Train on a rank, into a separate folder."""
     _engine(Path(run_dir) / str(distributed.rank), VisualizationHook(), _data(10), distributed=distributed).train()
 
 

@@ -1,4 +1,4 @@
-"""WandbLoggerHook: what it refuses, what it hands to its follower, and a run with it."""
+"""WandbLoggerHook: errors, the options of its follower, and a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from tests.helpers import batches, make_engine
     ],
 )
 def test_a_mistake_names_its_option(options: dict[str, Any], key: str) -> None:
-    """With what to do."""
     with pytest.raises(UserError) as caught:
         WandbLoggerHook(**options)
     assert caught.value.key == key
@@ -42,7 +41,7 @@ def test_a_mistake_names_its_option(options: dict[str, Any], key: str) -> None:
 
 
 def test_the_longest_names_are_taken() -> None:
-    """And everything else goes to the follower as it is."""
+    """All options are passed to the follower unchanged."""
     given: dict[str, Any] = {
         "mode": "offline", "project": "p" * 128, "entity": "e", "group": "g" * 128, "job_type": "j", "tags": ["t" * 64],
         "notes": "n", "name": "n" * 128, "pictures": False, "log_code": True, "checkpoints": "all",
@@ -65,7 +64,7 @@ def test_a_second_one_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_nobodys_settings")
 def test_variables_of_wandb_count_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option stands above its variable; one that is empty is none."""
+    """An option has precedence over its variable; an empty variable does not count."""
     for name in ("PROJECT", "ENTITY", "RUN_GROUP", "JOB_TYPE", "NOTES", "NAME"):
         monkeypatch.setenv(f"WANDB_{name}", f"of {name}")
     monkeypatch.setenv("WANDB_TAGS", "a, b,")
@@ -84,7 +83,7 @@ def test_variables_of_wandb_count_where_no_option_does(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("_nobodys_settings")
 def test_secrets_in_names_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before they go anywhere."""
+    """Before they are written or sent."""
     monkeypatch.setenv("HF_TOKEN", "hf_Ab3Ab3")
     monkeypatch.setenv("WANDB_TAGS", "ok,hf_Ab3Ab3")
     options = WandbLoggerHook(notes="with password=hunter2hunter2", group="token=zzzzzzzzzz")._options
@@ -95,8 +94,8 @@ def test_secrets_in_names_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_nobodys_settings")
 @pytest.mark.parametrize("how", ["option", "variable"])
-def test_disabled_is_said_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """No process, no cursor: a later `sync.py` knows nothing of W&B."""
+def test_disabled_is_reported_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """No process and no cursor: `sync.py` later does not use W&B."""
     if how == "variable":
         monkeypatch.setenv("WANDB_MODE", "disabled")
     engine = _engine(tmp_path, WandbLoggerHook(mode="disabled" if how == "option" else "auto"))
@@ -108,7 +107,7 @@ def test_disabled_is_said_and_starts_nothing(tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def _nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key, no mode, whatever the machine has."""
+    """Without the machine's API key and mode."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -120,7 +119,7 @@ def _engine(run_dir: Path, hook: WandbLoggerHook, **options: Any) -> Engine:
 
 
 def _steps(run_dir: Path) -> str:
-    """Of the rows in its offline file; W&B's library is kept out of the tests' own process."""
+    """Steps of the rows in its offline file, read in another process, which imports W&B's library."""
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
     reading = "import sys, pathlib, hydraloop.tracking.wandb.file as f; print(f.steps(pathlib.Path(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", reading, str(file)], capture_output=True, text=True, check=True)
@@ -141,7 +140,7 @@ def test_a_run_is_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_nobodys_settings")
-def test_a_validation_on_its_own_is_there_too(tmp_path: Path) -> None:
+def test_a_validation_without_training_is_sent(tmp_path: Path) -> None:
     """Its record begins the run."""
     _engine(tmp_path, WandbLoggerHook(flush_timeout=60.0)).validate()
     assert _steps(tmp_path) == "[0]"

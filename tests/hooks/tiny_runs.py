@@ -1,4 +1,4 @@
-"""Real runs of a real engine that take milliseconds: what the tests of the training hooks share."""
+"""Real runs that take milliseconds, for the tests of the training hooks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BATCHES = 4
 
 
 class Scripted:
-    """A metric whose values are given, one for each evaluation."""
+    """A metric with given values, one for each evaluation."""
 
     def __init__(self, values: Iterable[float], higher_is_better: bool | None = None) -> None:
         self.values = iter(values)
         self.higher_is_better = higher_is_better
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Look at a batch, in vain."""
+        """Ignore a batch."""
 
     def compute(self) -> Tensor:
         return torch.tensor(next(self.values), dtype=torch.float64)
