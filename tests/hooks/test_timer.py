@@ -70,8 +70,7 @@ class SlowTask(Task):
 
 
 class Watcher(Hook):
-    """Keeps the facts of the timer after each iteration; takes long after an epoch, and for a checkpoint after the second
-    iteration."""
+    """Keeps the timer's facts after each iteration; slow after an epoch, and in a checkpoint after iteration 2."""
 
     priority = 60
 
