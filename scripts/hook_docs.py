@@ -66,7 +66,8 @@ class Option:
         source = (one if one.exists() else several).read_text(encoding="utf-8")
         classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
         (own,) = [node for node in classes if node.name == self.cls]
-        return re.split(r"\n\n(?:Args|Raises):", inspect.cleandoc(ast.get_docstring(own) or ""))[0]
+        text = re.split(r"\n\n(?:Args|Raises):", inspect.cleandoc(ast.get_docstring(own) or ""))[0]
+        return re.sub(r"\s+Options:\s+`\w+`\.", "", text)  # the table has them
 
     @property
     def defaults(self) -> dict[str, Any]:

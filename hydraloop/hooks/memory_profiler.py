@@ -48,17 +48,10 @@ class MemoryProfilerHook(Hook):
         check_at_least(1, interval=interval)
         self._due = Every(interval).due
 
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if self._due(engine.progress.iteration):
-            _report(engine, "train")
-
-    def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if self._due(batch_idx + 1):
-            _report(engine, "val")
-
-    def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if self._due(batch_idx + 1):
-            _report(engine, "test")
+    def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any], mode: Mode) -> None:
+        """Report every `interval` iterations of training, and batches of an evaluation."""
+        if self._due(engine.progress.iteration if mode == "train" else batch_idx + 1):
+            _report(engine, mode)
 
 
 def _report(engine: Engine, mode: Mode) -> None:

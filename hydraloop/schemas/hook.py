@@ -1,4 +1,4 @@
-"""What the options of all hooks have in common, and how they are put into Hydra's ConfigStore."""
+"""The options that all hooks have, and how hooks are stored in Hydra's ConfigStore."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Optional, Tuple, Union
@@ -11,8 +11,8 @@ from omegaconf import MISSING
 class HookConf:
     """Base of the options of a hook.
 
-    A subclass sets `_target_`, and as class variables what its hook class says about itself, so that a dry run can show
-    the order of the hooks without importing torch. Without `mount_points`, the dry run does not list the hook by point.
+    A subclass sets `_target_`, and class variables with the values of its hook class, so that a dry run can show the
+    order of the hooks without importing torch. Without `mount_points`, the dry run does not list the hook by point.
     """
 
     default_priority: ClassVar[int] = 50

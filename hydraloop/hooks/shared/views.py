@@ -18,26 +18,6 @@ Merge = Callable[[Tensor], Tensor]
 """Merges the outputs of all views `[V, N, ...]` into `[N, ...]`."""
 
 
-def identity(images: Tensor) -> Tensor:
-    """Return the images unchanged."""
-    return images
-
-
-def hflip(images: Tensor) -> Tensor:
-    """Swap left and right."""
-    return images.flip(-1)
-
-
-def vflip(images: Tensor) -> Tensor:
-    """Swap top and bottom."""
-    return images.flip(-2)
-
-
-def turned(quarters: int) -> View:
-    """Rotate anticlockwise by 90 degrees times `quarters`; an odd number swaps height and width."""
-    return lambda images: torch.rot90(images, quarters, (-2, -1))
-
-
 def shifted(down: int, right: int) -> View:
     """Move images by pixels; the edge is repeated to fill the gap."""
 
@@ -59,12 +39,12 @@ def named_views(shift: int) -> dict[str, tuple[View, ...]]:
         shift: pixels by which the four views of `shift` are moved.
     """
     return {
-        "identity": (identity,),
-        "hflip": (hflip,),
-        "vflip": (vflip,),
-        "rot90": (turned(1),),
-        "rot180": (turned(2),),
-        "rot270": (turned(3),),
+        "identity": (lambda images: images,),
+        "hflip": (lambda images: images.flip(-1),),
+        "vflip": (lambda images: images.flip(-2),),
+        "rot90": (lambda images: images.rot90(1, (-2, -1)),),
+        "rot180": (lambda images: images.rot90(2, (-2, -1)),),
+        "rot270": (lambda images: images.rot90(3, (-2, -1)),),
         "shift": (shifted(-shift, 0), shifted(shift, 0), shifted(0, -shift), shifted(0, shift)),
     }
 
