@@ -381,13 +381,6 @@ def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: 
     assert "checkpoints/epoch_1.pth, iteration" in run.log
 
 
-def test_a_mistake_causes_no_restart(project: Project) -> None:
-    done = project.train(*QUICK, TWO, TROUBLE, "+hooks.trouble.what=mistake", "distributed.max_restarts=3")
-    assert done.code == 1
-    assert done.text.count("a mistake of all ranks") == 1
-    assert (project.run.path / "rank1.log").read_text().count("rank 1, process") == 1
-
-
 @pytest.mark.slow
 def test_sixty_jobs_of_two_ranks(tmp_path: Path) -> None:
     for turn in range(20):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hydraloop import UserError
@@ -91,7 +92,8 @@ def test_a_restarted_job_continues_from_its_own_newest_checkpoint(tmp_path: Path
     assert job.restarted().checkpoint == str(GIVEN)
     checkpoint = tmp_path / "checkpoints" / "epoch_1.pth"
     checkpoint.parent.mkdir()
-    checkpoint.write_bytes(b"")
+    torch.save({}, checkpoint)
+    assert job.restarted().checkpoint == str(checkpoint)
     assert Job.from_json(job.to_json()) == job
     os.utime(checkpoint, (0, 0))
     assert job.restarted().checkpoint == str(GIVEN), "an earlier run wrote the checkpoint"

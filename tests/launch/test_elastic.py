@@ -1,0 +1,47 @@
+"""Restarts of the ranks that hydraloop starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydraloop import UserError
+from hydraloop.launch import elastic
+from hydraloop.launch.failure import Ended, RankError, Terminated
+from hydraloop.launch.job import Job
+
+FAILED = Ended(error=RankError("rank 1: ValueError: x"), trained=False)
+
+
+def launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Ended], *, max_restarts: int
+) -> tuple[Ended, int]:
+    """Return how a job ends whose attempts end as given, and the number of attempts that were not made."""
+    left = list(attempts)
+    monkeypatch.setattr(elastic, "_launch", lambda job, processes: left.pop(0))
+    job = Job(config="{}", run_dir=str(tmp_path), checkpoint=None, began=0.0)
+    return elastic.launch(job, processes=2, max_restarts=max_restarts), len(left)
+
+
+def test_a_failure_is_restarted_until_an_attempt_succeeds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended, left = launch(monkeypatch, tmp_path, [FAILED, FAILED, Ended(1.0), FAILED], max_restarts=3)
+    assert (ended, left) == (Ended(1.0), 1)
+    assert caplog.messages[0] == "restart 1 from the beginning, after: rank 1: ValueError: x"
+    assert len(caplog.messages) == 2
+
+
+def test_the_last_attempt_s_error_is_the_job_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trained = Ended(error=RankError("rank 0 was killed"), trained=True)
+    ended, left = launch(monkeypatch, tmp_path, [trained, FAILED, Ended(1.0)], max_restarts=1)
+    assert (ended, left) == (Ended(error=FAILED.error, trained=True), 1), "the first attempt has trained"
+
+
+@pytest.mark.parametrize("error", [UserError("x"), KeyboardInterrupt(), Terminated(15)])
+def test_a_mistake_and_a_signal_cause_no_restart(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended, left = launch(monkeypatch, tmp_path, [Ended(error=error), Ended(1.0)], max_restarts=3)
+    assert (ended.error, left) == (error, 1)
