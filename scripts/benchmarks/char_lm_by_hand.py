@@ -63,7 +63,7 @@ class ByHand:
         warmup, first, steps = int(linear.end), float(linear.start_factor), int(cfg.engine.max_iters)
 
         def factor(step: int) -> float:
-            return (first + (1 - first) * min(step / warmup, 1.0)) * (1 + math.cos(math.pi * step / steps)) / 2
+            return (first + (1 - first) * min(step / (warmup - 1), 1.0)) * (1 + math.cos(math.pi * step / steps)) / 2
 
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
         if self.ranks > 1:

@@ -23,7 +23,7 @@ COMMANDS = {
     "train.py --help": ["train.py", "--help"],
     "train.py --dry-run": ["train.py", "--dry-run", "hooks=[ema,profiler]"],
     "import torch": ["-c", "import torch"],
-    "one iteration": ["train.py", "engine.max_iters=1", "engine.test=false"],
+    "one iteration": ["train.py", "engine.max_iters=1"],
 }
 GOALS = {
     "train.py --help": ("import hydra", 2.6),
