@@ -81,7 +81,9 @@ class TrackerHook(Hook):
         self._log, self._begun, self._logged = path, False, False
         self._strict = engine.stages.on_error(self.name) != "warn"
         settings = Settings(self.kind, self._options, self._flush_timeout)
-        self._link = Link(engine.run_dir, self.name, settings, goes_on=engine.stages.on_error(self.name) != "raise")
+        self._link = Link(
+            engine.run_dir, self.name, settings, training_continues=engine.stages.on_error(self.name) != "raise"
+        )
         self._link.start()
 
     def before_train(self, engine: Engine) -> None:

@@ -24,7 +24,7 @@ _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each restart of a follower that has died. Then it is given up."""
 _LONGEST = 4000
 """Most characters of the run's error that a follower is sent."""
-_GOES_ON = "; training continues, the records stay in the run directory"
+_TRAINING_CONTINUES = "; training continues, the records stay in the run directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Link:
         run_dir: directory of the run.
         name: name of the tracker hook, for messages.
         settings: what the follower is sent first.
-        goes_on: whether training continues if the follower fails.
+        training_continues: whether training continues if the follower fails.
     """
 
-    def __init__(self, run_dir: Path, name: str, settings: Settings, *, goes_on: bool = True) -> None:
+    def __init__(self, run_dir: Path, name: str, settings: Settings, *, training_continues: bool = True) -> None:
         self._run_dir, self._name, self._settings = run_dir, name, settings
-        self._goes_on = _GOES_ON if goes_on else ""
+        self._suffix = _TRAINING_CONTINUES if training_continues else ""
         self._errors = run_dir / FOLDER / f"{name}.log"
         self._child: Child | None = None
         self._begun = self._warned = self._given_up = self._over = False
@@ -118,7 +118,7 @@ class Link:
         for pause in _PAUSES:
             if problem is None:
                 return
-            self._warn(f"{problem} and is restarted", goes_on="" if self._ends else self._goes_on)
+            self._warn(f"{problem} and is restarted", suffix="" if self._ends else self._suffix)
             with self._changed:
                 self._changed.wait_for(lambda: self._begun or self._ends)
                 self._changed.wait_for(lambda: self._ends, timeout=pause)
@@ -181,7 +181,7 @@ class Link:
                 self.trouble = None
             self._changed.notify_all()
         if kind == "trouble":
-            self._warn(text, goes_on=self._goes_on)
+            self._warn(text, suffix=self._suffix)
         elif kind == "well":
             log.info("%s: works again", self._name)
         elif kind == "remark":
@@ -191,10 +191,10 @@ class Link:
         with self._changed:
             self.trouble = problem
             self._changed.notify_all()
-        log.warning("%s: %s%s", self._name, mask_text(problem), self._goes_on)
+        log.warning("%s: %s%s", self._name, mask_text(problem), self._suffix)
 
-    def _warn(self, text: str, *, goes_on: str) -> None:
+    def _warn(self, text: str, *, suffix: str) -> None:
         """Log a warning; after the first one of a run, at level INFO."""
         level = logging.INFO if self._warned else logging.WARNING
         self._warned = True
-        log.log(level, "%s: %s%s", self._name, mask_text(text), goes_on)
+        log.log(level, "%s: %s%s", self._name, mask_text(text), suffix)
