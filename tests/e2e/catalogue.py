@@ -330,7 +330,7 @@ DEFAULT_HOOKS = (
         "engine.max_epochs=1 default_hooks.progress.enabled=true",
         tests="""
         hooks/test_progress.py::test_bar_in_a_terminal
-        test_no_bar_in_a_pipe
+        test_without_a_bar_nothing_is_printed
         """,
     ),
 )
@@ -407,7 +407,7 @@ CUSTOM_HOOKS = (
         "`early_stopping`",
         "engine.max_epochs=4 hooks=[early_stopping] hooks.early_stopping.patience=1 hooks.early_stopping.min_delta=0.9",
         tests="""
-        hooks/test_early_stopping.py::test_a_run_stops_at_the_epoch_at_which_mmengines_does
+        hooks/test_early_stopping.py::test_it_stops_at_the_epoch_at_which_mmengine_does
         test_mmengines_own_class_says_the_same
         test_a_resumed_run_stops_at_the_same_epoch
         test_ranks_stop_together
