@@ -378,7 +378,7 @@ CUSTOM_HOOKS = (
         "engine.max_epochs=1 hooks=[profiler] hooks.profiler.on_trace_ready=tb_trace",
         tests="""
         hooks/test_profiler.py::test_by_default_three_iterations_in_a_file_and_a_table
-        test_the_chrome_trace_goes_where_it_is_told
+        test_the_chrome_trace_is_at_the_given_path
         """,
     ),
     _row(
@@ -478,7 +478,7 @@ CUSTOM_HOOKS = (
         "`set_epoch_info`",
         "engine.max_epochs=1 hooks=[set_epoch_info] data=digits_augmented",
         tests="""
-        hooks/test_set_epoch_info.py::test_task_model_and_data_set_are_told_each_epoch_from_0
+        hooks/test_set_epoch_info.py::test_task_model_and_data_set_get_each_epoch_from_0
         test_the_augmentation_of_the_digits_grows
         """,
     ),
@@ -519,7 +519,7 @@ CUSTOM_HOOKS = (
         "`mode_switch`",
         "engine.max_epochs=2 data=digits_augmented hooks=[mode_switch] hooks.mode_switch.num_last_epochs=1",
         tests="""
-        hooks/test_mode_switch.py::test_the_last_epochs_are_switched_exactly_whoever_loads
+        hooks/test_mode_switch.py::test_exactly_the_last_epochs_are_switched_for_each_loader
         test_persistent_workers_are_started_anew_once
         test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs
         """,
