@@ -39,11 +39,10 @@ def find_data_file(name: str, *, root: str | None) -> Path:
         path = Path(folder) / "datasets" / "data" / name
         if path.is_file():
             return path
-    raise UserError(
-        f"{name} comes with scikit-learn, which is {'without it here' if folders else 'not installed'}",
-        key="root",
-        remedy=f"pip install scikit-learn, or name a folder with {name}.",
+    problem = (
+        f"scikit-learn does not contain {name}" if folders else f"{name} needs scikit-learn, which is not installed"
     )
+    raise UserError(problem, key="root", remedy=f"pip install scikit-learn, or name a folder with {name}.")
 
 
 @lru_cache(maxsize=8)

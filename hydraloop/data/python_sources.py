@@ -52,7 +52,7 @@ class PythonSources(Dataset[tuple[Tensor, Tensor]]):
         self, split: str, block_size: int = 128, root: str | None = None, megabytes: float | None = 8.0
     ) -> None:
         if split not in SPLITS:
-            raise UserError(f"there is no split {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")
+            raise UserError(f"cannot be {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")
         if block_size < 1:
             raise UserError(f"{block_size} is below 1", key="block_size", remedy="Use 1 or more.")
         if megabytes is not None and megabytes <= 0:

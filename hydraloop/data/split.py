@@ -30,7 +30,7 @@ def stratified_split(labels: Tensor, split: str, *, val: float = 0.1, test: floa
         UserError: the split is unknown.
     """
     if split not in SPLITS:
-        raise UserError(f"there is no split {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")
+        raise UserError(f"cannot be {split!r}", key="split", remedy=f"Use {', '.join(SPLITS)}.")
     generator = torch.Generator().manual_seed(seed)
     parts: list[Tensor] = []
     for label in torch.unique(labels):

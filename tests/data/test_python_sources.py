@@ -178,7 +178,7 @@ def test_through_a_loader(workers: int) -> None:
 @pytest.mark.parametrize(
     ("options", "key", "said"),
     [
-        ({"split": "tset"}, "split", "no split 'tset'"),
+        ({"split": "tset"}, "split", "cannot be 'tset'"),
         ({"split": "train", "block_size": 0}, "block_size", "below 1"),
         ({"split": "train", "megabytes": 0.0}, "megabytes", "not above 0"),
         ({"split": "train", "root": "/nowhere"}, "root", "/nowhere is not a folder"),
