@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format, lint, types and the direction of imports: everything CI checks besides the tests.
+# Checks format, lint, types and imports, like CI.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 "$venv/bin/ruff" format --check .

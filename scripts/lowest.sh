@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests with the lower bounds of pyproject.toml: scripts/lowest.sh [pytest arguments]. PYTHON=… as for test.sh.
-# Installs into .venv-lowest first, once: 6 GB, since PyPI's build of that torch is for CUDA. No GPU is needed.
+# Runs the tests with the lowest supported versions (pyproject.toml): scripts/lowest.sh [pytest arguments].
+# Installs them into .venv-lowest the first time: 6 GB, because PyPI's torch is built for CUDA. Needs no GPU.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PYTHON="${PYTHON:-python3.11}" HYDRALOOP_VENV="${HYDRALOOP_VENV:-$root/.venv-lowest}"
