@@ -52,6 +52,10 @@ class EngineState:
         lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
     """
 
+    metrics: dict[str, float]
+    """Of the last validation."""
+    test_metrics: dict[str, float]
+    """Of the last test."""
     best: Best | None = None
     """The best validation (`report_best`); the test uses its checkpoint."""
     last_checkpoint: Path | None = None
@@ -128,9 +132,7 @@ class EngineState:
         if self.accumulate > 1 or self.distributed.world_size > 1:
             self._window = Window(self.accumulate, self.epoch_length, self.distributed, share_of(loaders.train))
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
-        self.metrics: dict[str, float] = {}
-        """Of the last validation."""
-        self.test_metrics: dict[str, float] = {}
+        self.metrics, self.test_metrics = {}, {}
 
     @property
     def model(self) -> nn.Module:
