@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests: scripts/test.sh [pytest arguments]; -m slow runs the long ones.
+# Runs the tests: scripts/test.sh [pytest arguments]; -m slow runs the long ones, scripts/nightly.sh the longest.
 # The whole suite runs in two processes (-n 8: in eight, -n 0: in one, as --pdb needs); with a path among the arguments in
-# one, which starts sooner. A file's tests stay in one process, for they share what its fixtures made. Files are taken in
-# their order, which has the longest, those of tests/e2e, among the first: so both processes end at about the same time.
+# one, which starts sooner. A file's tests stay in one process, because they share fixtures. tests/conftest.py puts the
+# longest files first, so that both processes end at about the same time.
 # Installs everything into .venv first, once. Needs Python 3.11, 3.12 or 3.13, and pip; PYTHON=python3.13 chooses one.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -16,6 +16,6 @@ if $whole; then
     set -- -n 2 --dist loadfile --no-loadscope-reorder "$@"
 fi
 case " $* " in
-    *slow* | *" -m "* | *tracker_pages*) bash scripts/browser.sh ;; # the usual tests need no browser
+    *nightly* | *tracker_pages*) bash scripts/browser.sh ;; # other tests need no browser
 esac
 exec "$venv/bin/python" -m pytest "$@"

@@ -1,8 +1,8 @@
-"""A function on several ranks: real processes over gloo, started once and used again by all tests.
+"""Run a function on several ranks: real processes with gloo, started once and used by all tests.
 
     results = on_ranks(2, train, 0.1)        # train(distributed, 0.1) in two processes; a list of what they return
 
-The function has to be importable (a module's own, not a lambda). Source of the idea: torchtnt's spawn_multi_process.
+The function must be importable: defined in a module, not a lambda. Source of the idea: torchtnt's spawn_multi_process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from hydraloop.schemas.distributed import DistributedConf
 
 _SECONDS = 120
-"""After which ranks that have not answered are taken to wait for each other."""
+"""Ranks that have not answered by then are assumed to wait for each other."""
 
 
 class RankError(AssertionError):
-    """What a rank raised, with its traceback as text."""
+    """A rank raised; the message is its traceback."""
 
 
 class _Pool:
@@ -66,7 +66,8 @@ class _Pool:
         return [results[rank] for rank in range(world_size)]
 
     def _grow(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "hydraloop.engine.distributed.process_group"])
         while len(self._processes) < size:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -75,7 +76,7 @@ class _Pool:
             self._processes.append((process, ours))
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for process, connection in self._processes:
             process.kill()
             process.join()
@@ -87,22 +88,22 @@ _pool = _Pool()
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """`function(distributed, *args)` on each of `world_size` ranks. Returns what they return, by rank.
+    """Call `function(distributed, *args)` on each of `world_size` ranks. Returns their results by rank.
 
     Args:
         options: of `DistributedConf`.
 
     Raises:
-        RankError: a rank raised, died, or they wait for each other.
+        RankError: a rank raised or died, or the ranks wait for each other.
     """
     return list(_pool.run(world_size, function, args, options))
 
 
 @contextlib.contextmanager
 def _free_port() -> Iterator[int]:
-    """One that nothing listens on. Meanwhile no other process gets it, such as the ranks of a test beside this one."""
+    """A free port, reserved until the context ends, so that no test in another process gets it."""
     with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rank 0 does the same, and may listen on it
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rank 0 does the same and may listen on it
         kept.bind(("localhost", 0))
         yield int(kept.getsockname()[1])
 
@@ -130,7 +131,7 @@ def _serve(connection: Connection) -> None:
             distributed = connect(DistributedConf(**options), "cpu")
             result = function(distributed, *args)
             distributed.close()
-            if torch.distributed.is_initialized():  # one that has failed, on purpose, does not close its group
+            if torch.distributed.is_initialized():  # a function that fails on purpose leaves it open
                 torch.distributed.destroy_process_group()
         except BaseException:
             connection.send((True, traceback.format_exc()))

@@ -9,7 +9,7 @@ import pytest
 from tests.compat.packages import environment
 from tests.e2e.projects import Done, Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SECRET = "9f86d081884c7d659a2feaa0"
 

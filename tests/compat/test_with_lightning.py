@@ -11,7 +11,7 @@ import pytest
 from tests.compat.packages import environment, outcomes_of
 from tests.e2e.projects import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

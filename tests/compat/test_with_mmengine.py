@@ -14,7 +14,7 @@ import pytest
 from tests.compat.packages import REPOSITORY, environment, outcomes_of
 from tests.e2e.projects import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 STORED_SCHEDULES = REPOSITORY / "tests" / "optim" / "mmengine_values.json"
 
 

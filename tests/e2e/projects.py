@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from tests.e2e.warm import SERVER, environment_of_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -86,7 +87,9 @@ class Project:
         return self.python("train.py", *arguments, **environment)
 
     def python(self, *arguments: str, stdin: str | None = None, **environment: str) -> Done:
-        """`python …` in the project's folder, hydraloop being importable."""
+        """`python …` in the project's folder, hydraloop being importable. A script starts with torch imported."""
+        if arguments[0].endswith(".py") and stdin is None and "PYTHONPATH" not in environment:
+            return Done(*SERVER.run(arguments, self.path, _environment() | environment))
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.path,
@@ -101,11 +104,8 @@ class Project:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def many(self, commands: Sequence[Sequence[str]], **environment: str) -> list[Done]:
-        """Several command lines one after the other in one process, which imports torch only once."""
-        lines = json.dumps([list(line) for line in commands])
-        done = self.python(str(Path(__file__).with_name("many.py")), stdin=lines, **environment)
-        assert done.code == 0, done.text
-        return [Done(**one) for one in json.loads((self.path / "many.json").read_text(encoding="utf-8"))]
+        """Several command lines, one after the other."""
+        return [self.train(*line, **environment) for line in commands]
 
     def commit(self) -> None:
         """Put all files under git, in a first commit."""
@@ -162,9 +162,7 @@ class Project:
 
 
 def _environment() -> dict[str, str]:
-    changed = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "200"}
-    changed["WANDB_MODE"] = "offline"  # whatever key whoever runs the tests has
-    left_out = ("HYDRA_FULL_ERROR", "PYTHONWARNINGS")
-    trackers = ("MLFLOW_", "WANDB_")
-    kept = {name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(trackers)}
-    return kept | changed
+    """Without the settings and the trackers' accounts of the person who runs the tests."""
+    left_out = ("HYDRA_FULL_ERROR", "MLFLOW_", "WANDB_")
+    kept = {name: value for name, value in environment_of_python().items() if not name.startswith(left_out)}
+    return kept | {"COLUMNS": "200", "WANDB_MODE": "offline"}

@@ -71,7 +71,7 @@ def test_the_table_has_a_line_for_each_row() -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[Command, tuple[Done, Run]]:
-    """All commands, one after the other in one process and one folder; each with its run."""
+    """All commands, one after the other in one folder; each with its run."""
     project = Project.make(tmp_path_factory.mktemp("catalogue") / "project")
     runs = [_run_dir(command) or f"runs/{number}" for number, command in enumerate(COMMANDS)]
     lines = [
@@ -107,7 +107,7 @@ def test_the_command_runs_on_the_digits(command: Command, done: dict[Command, tu
 def test_all_hooks_at_once_train_the_digits_in_the_order_they_ask_for(project: Project) -> None:
     hooks = [name for name in options("hooks") if name != "npu_profiler"]  # which needs torch_npu
     augmented = ["data=digits_augmented"] if "digits_augmented" in options("data") else []
-    done = project.train(f"hooks=[{','.join(hooks)}]", *augmented, "engine.max_epochs=2")
+    done = project.train(f"hooks=[{','.join(hooks)}]", *augmented, "engine.max_epochs=2", "engine.verbose=true")
     assert done.code == 0, done.text
     assert project.run.result["status"] == "finished"
     assert list(project.run.config.hooks) == hooks

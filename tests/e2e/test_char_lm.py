@@ -89,7 +89,7 @@ def test_the_context_and_the_held_out_parts_follow_the_train_part(trained: Proje
     assert checkpoint["meta"]["config"].count("block_size: 32") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_half_of_the_experiment_gets_below_three_bits(project: Project) -> None:
     done = project.train("experiment=char_lm", "engine.max_iters=600", "engine.val_interval=null")
     assert done.code == 0, done.text

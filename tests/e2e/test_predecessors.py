@@ -119,7 +119,10 @@ class Finished:
 
     def __init__(self, project: Project) -> None:
         project.write("translated.py", TRANSLATED)
-        lines = [["engine.max_epochs=1", f"hydra.run.dir='runs/{name}'", *line.split()] for name, line in LINES.items()]
+        lines = [
+            ["engine.max_epochs=1", "engine.verbose=true", f"hydra.run.dir='runs/{name}'", *line.split()]
+            for name, line in LINES.items()
+        ]
         self.done: dict[str, Done] = dict(zip(LINES, project.many(lines), strict=True))
         self.runs = {name: Run(project.path / "runs" / name) for name in LINES}
         for name, done in self.done.items():
@@ -137,7 +140,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """All lines, run in one process."""
+    """All lines, one after the other."""
     return Finished(Project.make(tmp_path_factory.mktemp("predecessors") / "project"))
 
 

@@ -119,7 +119,7 @@ def test_every_hook_is_a_target_with_all_its_methods(mutants: Any) -> None:
         mutants.targets(["nonsense"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_mutant_of_any_hook_survives() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

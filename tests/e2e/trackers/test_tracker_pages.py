@@ -14,7 +14,7 @@ pages = pytest.importorskip("tests.e2e.trackers.pages", reason="selenium is not 
 PATIENT = [f"hooks.{name}.flush_timeout=60" for name in ("mlflow", "tensorboard")]
 
 pytestmark = [
-    pytest.mark.slow,  # two jobs, two servers and a browser
+    pytest.mark.nightly,  # two jobs, two servers and a browser
     pytest.mark.skipif(pages.why_no_browser() is not None, reason=str(pages.why_no_browser())),
 ]
 
