@@ -314,25 +314,20 @@ def test_ranks_end_after_the_launching_process_was_killed(project: Project) -> N
 # Restarts. -----------------------------------------------------------------------------------------------------------
 
 
-def restarting(project: Project) -> list[str]:
-    """Return the command line of a run whose rank 1 is killed once, after the checkpoint of epoch 1."""
+EPOCH = 8
+"""Iterations in an epoch of the run below, on two ranks."""
+
+
+def restarting(project: Project, *, at: int) -> list[str]:
+    """Return the command line of a run whose rank 1 is killed once, before an iteration."""
     once = project.path / "once"
     return ["experiment=spirals", "engine.max_epochs=2", "engine.test=false", "data.loader.batch_size=64", TROUBLE,
-            "+hooks.trouble.what=kill", f"+hooks.trouble.once={once}", "+hooks.trouble.at=LATE"]  # fmt: skip
-
-
-def epoch_length(project: Project) -> int:
-    """Return the number of iterations in an epoch on two ranks."""
-    line = [*(one for one in restarting(project) if "trouble" not in one), "engine.max_epochs=1", TWO]
-    done = project.train(*line, "hydra.run.dir=length")
-    assert done.code == 0, done.text
-    return int(Run(project.path / "length").result["progress"]["iteration"])
+            "+hooks.trouble.what=kill", f"+hooks.trouble.once={once}", f"+hooks.trouble.at={at}"]  # fmt: skip
 
 
 @pytest.mark.slow  # half a minute
 def test_restarts_continue_from_the_newest_checkpoint(project: Project) -> None:
-    length = epoch_length(project)
-    line = [one.replace("LATE", str(length + 1)) for one in restarting(project)]
+    line = restarting(project, at=EPOCH + 1)
     done = project.train(*line, TWO, "distributed.max_restarts=1", "hydra.run.dir=ours")
     assert done.code == 0, done.text
     assert (project.path / "once").exists()
@@ -341,17 +336,15 @@ def test_restarts_continue_from_the_newest_checkpoint(project: Project) -> None:
     assert theirs.code == 0, theirs.text
     for run in (Run(project.path / "ours"), project.run):
         assert run.result["status"] == "finished"
-        assert run.result["progress"]["iteration"] == 2 * length
-        assert f"epoch_1.pth, iteration {length}" in run.log
+        assert run.result["progress"]["iteration"] == 2 * EPOCH
+        assert f"epoch_1.pth, iteration {EPOCH}" in run.log
         assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
         assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
 
 
 @pytest.mark.slow  # a minute
 def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(project: Project) -> None:
-    length = epoch_length(project)
-    line = [one.replace("LATE", str(2 * length + 1)) for one in restarting(project)]
-    line = [*line, "engine.max_epochs=3"]
+    line = [*restarting(project, at=2 * EPOCH + 1), "engine.max_epochs=3"]
     ours, theirs = project.path / "ours", project.path / "theirs"
     plain = [one for one in line if "trouble" not in one]
     done = project.train(*plain, TWO, f"hydra.run.dir={ours}")
@@ -367,13 +360,13 @@ def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(project: Proje
     assert done.code == 0, done.text
     for run in (Run(ours), Run(theirs)):
         resumed = re.findall(r"resumed from .*checkpoints/(epoch_\d)\.pth, iteration (\d+)", run.log)
-        assert resumed == [("epoch_1", str(length)), ("epoch_2", str(2 * length))]
-        assert run.result["progress"]["iteration"] == 3 * length
+        assert resumed == [("epoch_1", str(EPOCH)), ("epoch_2", str(2 * EPOCH))]
+        assert run.result["progress"]["iteration"] == 3 * EPOCH
 
 
 @pytest.mark.slow
 def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: Project) -> None:
-    line = [one.replace("LATE", "17") for one in restarting(project)]
+    line = restarting(project, at=2 * EPOCH + 1)
     done = torchrun(project, "--nproc-per-node=1", "--max-restarts=1", "train.py", *line, "+hooks.trouble.rank=0")
     assert done.code == 0, done.text
     run = project.run
