@@ -92,28 +92,21 @@ def build_schedule(
         length = max(1, run.epochs if by_epoch else run.steps)
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
 
-    plateau = isinstance(made, Plateau)
-    if plateau != (monitor is not None):
-        raise UserError(
-            "a plateau needs a metric" if plateau else f"{type(made).__name__} does not follow a metric",
-            key=f"{key}.monitor",
-            remedy=f"Set {key}.monitor=loss for the validation loss." if plateau else "Leave it out.",
-        )
+    _check_monitor(made, monitor, key)
     _check_begin_and_end(begin, end, key)
     _check_length(made, begin, end, run, key, by_epoch=by_epoch)
     if convert_to_iter_based:
-        if plateau or not by_epoch:
+        if isinstance(made, Plateau) or not by_epoch:
             raise UserError(
                 "there are no epochs to convert",
                 key=f"{key}.convert_to_iter_based",
-                remedy=f"Set {key}.by_epoch=true, so that begin, end and lengths count epochs, or "
-                f"{key}.convert_to_iter_based=false.",
+                remedy=f"Set {key}.by_epoch=true to count epochs, or {key}.convert_to_iter_based=false.",
             )
         steps = max(1, run.steps_per_epoch)  # 0 without training data
         made, by_epoch = _in_steps(made, steps), False
         begin, end = begin * steps, None if end is None else end * steps
     if end is None:
-        end = sys.maxsize if plateau else max(run.epochs if by_epoch else run.steps, begin + 1)
+        end = sys.maxsize if isinstance(made, Plateau) else max(run.epochs if by_epoch else run.steps, begin + 1)
     return Schedule(
         name,
         made,
@@ -147,6 +140,15 @@ def _in_steps(function: Function, steps: int) -> Function:
     for name, value in lengths.items():
         lengths[name] = value * steps if isinstance(value, int) else [number * steps for number in value]
     return dataclasses.replace(cast(Any, function), **lengths) if lengths else function
+
+
+def _check_monitor(function: Function, monitor: str | None, key: str) -> None:
+    if isinstance(function, Plateau) and monitor is None:
+        remedy = f"Set {key}.monitor=loss for the validation loss."
+        raise UserError("a plateau needs a metric", key=f"{key}.monitor", remedy=remedy)
+    if monitor is not None and not isinstance(function, Plateau):
+        problem = f"{type(function).__name__} does not follow a metric"
+        raise UserError(problem, key=f"{key}.monitor", remedy="Leave it out.")
 
 
 def _check_begin_and_end(begin: Any, end: Any, key: str) -> None:
