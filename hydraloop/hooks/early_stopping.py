@@ -76,7 +76,7 @@ class EarlyStoppingHook(Hook):
         self._improved_to: float | None = None  # the value of the last improvement
         self.stopped: str | None = None
         """Why training stopped; None if it did not."""
-        self._stopped_by: dict[str, float | None] = {}  # the options that did
+        self._stopped_by: dict[str, float | None] = {}  # the options that stopped it
         self._higher = True
         self._training = False
 

@@ -59,7 +59,7 @@ class ParamSchedulerHook(Hook):
         """Apply the schedules at the first step."""
         for schedule in self._schedules:
             if schedule.monitor is not None:
-                check_validated(engine, key=f"{schedule.key}.monitor")
+                check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
         self._written = {}
         self._apply(engine)
         group = engine.optimizer.param_groups[0]

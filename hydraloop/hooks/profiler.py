@@ -123,7 +123,7 @@ class ProfilerHook(Hook):
             raise UserError(
                 f"profiling ends after {recorded} iterations, but the schedule begins to record at {before + 1}",
                 key=f"{self.key}.schedule",
-                remedy=f"Record all of them with {self.key}.schedule=null, or raise {self.key}.profile_times.",
+                remedy=f"Record all of them with {self.key}.schedule=null, or increase {self.key}.profile_times.",
             )
 
     def before_train(self, engine: Engine) -> None:

@@ -32,7 +32,7 @@ class SetEpochInfoHook(Hook):
         self._told: list[Any] = []
 
     def before_train(self, engine: Engine) -> None:
-        """Find the methods; warn if there is none, or if workers will not be told."""
+        """Find the methods; warn if there are no methods, or if persistent workers will not get the epoch."""
         modules = [module for module in (engine.task, engine.model) if hasattr(module, "set_epoch")]
         data_sets = data_sets_with("set_epoch", engine.loaders.train)
         self._told = [*modules, *data_sets]
@@ -41,8 +41,8 @@ class SetEpochInfoHook(Hook):
             log.warning("%s does nothing: there is no set_epoch(epoch) in %s", self.key, names)
         if data_sets and keeps_workers(engine.loaders.train):
             log.warning(
-                "%s: set_epoch of %s reaches this process only, its persistent workers have copies; "
-                "set data.loader.persistent_workers=false, or let it write to a tensor in shared memory",
+                "%s: set_epoch of %s reaches only this process: persistent workers have copies of the data set; "
+                "set data.loader.persistent_workers=false, or write the epoch to a tensor in shared memory",
                 self.key,
                 ", ".join(type(data).__name__ for data in data_sets),
             )

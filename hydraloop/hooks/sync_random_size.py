@@ -92,7 +92,7 @@ class SyncRandomSizeHook(Hook):
         if self._tell is not None and not self._told:
             images = next((tensor for tensor in tensors_of(batch) if _is_image(tensor)), None)
             if images is None:
-                raise self._no_image("the batch has none")
+                raise self._no_image("the batch has no such tensor")
             self._tell(self._size_of(images))
             self._told = True
 
@@ -149,7 +149,7 @@ class SyncRandomSizeHook(Hook):
 
     def _no_image(self, problem: str) -> UserError:
         return UserError(
-            f"it changes the size of floating images [N, C, H, W], and {problem}",
+            f"this hook resizes images of floats [N, C, H, W], but {problem}",
             key=self.key,
             remedy="Leave the hook out, or add set_input_size(size) to the task.",
         )

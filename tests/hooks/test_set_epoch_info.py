@@ -125,7 +125,7 @@ def test_persistent_workers_are_one_warning(tmp_path: Path, caplog: pytest.LogCa
     engine.train()
     assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {0.0}}
     (warning,) = warnings(caplog)
-    assert warning.startswith("hooks.set_epoch_info: set_epoch of Data reaches this process only")
+    assert warning.startswith("hooks.set_epoch_info: set_epoch of Data reaches only this process")
     assert "data.loader.persistent_workers=false" in warning
 
 

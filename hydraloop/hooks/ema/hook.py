@@ -133,7 +133,7 @@ class EMAHook(Hook):
             checkpoint["meta"]["averaged_weights"] = self.name
 
     def average_of(self, tensor: Tensor) -> Tensor | None:
-        """Return the average of one of the model's tensors, to be changed in place; None if there is none (yet).
+        """Return the average of one of the model's tensors, to be changed in place; None before the first update.
 
         `sync_norm` and `sync_buffers` use it to average over the ranks.
         """

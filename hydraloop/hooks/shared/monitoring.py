@@ -23,8 +23,11 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
         raise UserError(f"there is no metric {name!r}", key=key, remedy=suggestion(name, engine.metric_names))
 
 
-def check_validated(engine: Engine, *, key: str) -> None:
+def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> None:
     """Reject an option that needs a validation in a run without one.
+
+    Args:
+        instead: what to do in a run without one; None: set `key` to null.
 
     Raises:
         UserError: names `key`.
@@ -33,7 +36,7 @@ def check_validated(engine: Engine, *, key: str) -> None:
         raise UserError(
             "this needs a validation, and the run has none",
             key=key,
-            remedy="Set data.val and engine.val_interval=1, or leave this out.",
+            remedy=f"Set data.val and engine.val_interval=1, or {instead or f'set {key}=null'}.",
         )
 
 
