@@ -35,9 +35,9 @@ def check_lengths(engine: Engine) -> list[int]:
         The number of train batches on each rank.
     """
     mine = {split: len(getattr(engine.loaders, split) or ()) for split in _SPLITS}
-    told: list[dict[str, int]] = engine.distributed.gather(mine)
+    gathered: list[dict[str, int]] = engine.distributed.gather(mine)
     for split in _SPLITS if engine.distributed.sharded else _SPLITS[:1]:
-        lengths = [one[split] for one in told]
+        lengths = [one[split] for one in gathered]
         if len(set(lengths)) > 1:
             raise UserError(
                 f"the ranks have different numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with "
@@ -45,7 +45,7 @@ def check_lengths(engine: Engine) -> list[int]:
                 key=f"data.{split}",
                 remedy="Give each rank the same number of batches, as hydraloop's loader does.",
             )
-    return [one["train"] for one in told]
+    return [one["train"] for one in gathered]
 
 
 def check_evaluable(loader: Loader | None, key: str) -> None:

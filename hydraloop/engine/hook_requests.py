@@ -40,7 +40,7 @@ class Requests:
         self._alone = engine.distributed.world_size == 1
         self._checkpoints: dict[str, tuple[Write, Hook | None]] = {}
         self._not_agreed: dict[str, tuple[Write | None, Hook | None]] = {}
-        self._not_told = False  # whether `_not_agreed` has checkpoints that the other ranks do not know of
+        self._unannounced = False  # whether `_not_agreed` has checkpoints that the other ranks do not know of
         self._asked_to_stop: str | None = None
         self._stops = False  # whether all ranks have agreed to stop
         self._flag = torch.zeros(1, dtype=torch.int32)
@@ -71,7 +71,7 @@ class Requests:
             self.pending = True
         else:
             self._not_agreed[tag] = (write, owner)
-            self._not_told = True
+            self._unannounced = True
 
     def forget_stop(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
@@ -94,7 +94,7 @@ class Requests:
             if self._read_flag():
                 self._agree()
             stops = self._asked_to_stop is not None and self.stop_reason is None
-            news = stops or self._not_told or bool(self._engine.stages.newly_disabled)
+            news = stops or self._unannounced or bool(self._engine.stages.newly_disabled)
             self._flag = torch.tensor([int(news)], dtype=torch.int32)
             self._running = self._engine.distributed.start_max(self._flag)
             self.next_exchange = iteration + self._engine.distributed.agree_interval
@@ -117,17 +117,17 @@ class Requests:
             "checkpoints": {tag: write is not None for tag, (write, _) in self._not_agreed.items()},
             "disabled": sorted(stages.newly_disabled),
         }
-        told: list[dict[str, Any]] = self._engine.distributed.gather(mine)
+        gathered: list[dict[str, Any]] = self._engine.distributed.gather(mine)
         stages.newly_disabled.clear()
-        self._not_told = False
-        for one in told:
+        self._unannounced = False
+        for one in gathered:
             if one["stop"] is not None:
                 self._asked_to_stop = self._asked_to_stop or one["stop"]
                 self._stops = self.pending = True
             for name in one["disabled"]:
                 stages.disable(name)
-        for tag in dict.fromkeys(tag for one in told for tag in one["checkpoints"]):
-            writers = [one["checkpoints"].get(tag) for one in told]
+        for tag in dict.fromkeys(tag for one in gathered for tag in one["checkpoints"]):
+            writers = [one["checkpoints"].get(tag) for one in gathered]
             # With a hook's `write`, wait until all ranks have asked: the others do not have the function.
             if any(writers) and None in writers:
                 continue

@@ -147,7 +147,7 @@ def _one_call(point: str, entries: Sequence[_Entry], all_seconds: list[float]) -
         all_seconds: the seconds of all hooks, to subtract the time of hooks that a hook calls.
     """
     clock = perf_counter
-    closing = point in _CLOSING  # a hook that is switched off still closes what it opened
+    closing = point in _CLOSING  # a hook that is switched off still closes its files
 
     def call(*args: Any) -> None:
         start = clock()

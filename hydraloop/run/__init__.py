@@ -1,1 +1,1 @@
-"""The run directory on disk: its files, its lock, and what a run was started with. Imports no torch."""
+"""The run directory: its files, its lock, and how the run was started. Imports no torch."""

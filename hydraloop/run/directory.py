@@ -68,7 +68,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 
 
 def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
-    """Write what a later `resume=` needs: the config, unless it is written already, and the checkpoint folders.
+    """Write the config, unless it is written already, and the checkpoint folders, for a later `resume=`.
 
     Args:
         out_dirs: of the run's checkpoint hooks, if they are set.

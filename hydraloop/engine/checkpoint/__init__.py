@@ -1,1 +1,1 @@
-"""Checkpoints: what is in one, how a run is saved and restored."""
+"""Checkpoints: their format, and how a run is saved to one and restored from it."""

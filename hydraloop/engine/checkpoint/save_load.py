@@ -76,9 +76,9 @@ def _hook_states(engine: Engine) -> dict[str, Any]:
 
 def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
     """Leave out states that another rank does not have: gathering their sharded tensors would wait for that rank."""
-    told: list[list[str]] = engine.distributed.gather(list(states))
+    gathered: list[list[str]] = engine.distributed.gather(list(states))
     alone = {name for name, hook in engine.hooks.items() if hook.rank_zero_only}
-    return {name: state for name, state in states.items() if name in alone or all(name in names for names in told)}
+    return {name: state for name, state in states.items() if name in alone or all(name in names for names in gathered)}
 
 
 def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: bool) -> None:
@@ -99,11 +99,11 @@ def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: b
                 point_to(path)
         except Exception as raised:
             error = raised
-    told = engine.distributed.from_main(None if error is None else describe(error))
+    on_main = engine.distributed.from_main(None if error is None else describe(error))
     if error is not None:
         raise error
-    if told is not None:
-        raise PeerError(f"rank 0 could not write {path}: {told}")
+    if on_main is not None:
+        raise PeerError(f"rank 0 could not write {path}: {on_main}")
 
 
 def has_state(hook: Hook) -> bool:

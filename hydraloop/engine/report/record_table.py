@@ -58,7 +58,7 @@ class RecordTable:
         self._until_header = 0
 
     def header(self, record: Mapping[str, Any]) -> str | None:
-        """Return the header if one has to stand before this record's line: after 20 lines, and for new columns."""
+        """Return the header if it is printed before this record's line: every 20 lines, and for new columns."""
         self._names += [name for name in record if name not in self._names and name not in _NOT_SHOWN]
         before, self._columns = self._columns, self._fitting()
         self._until_header -= 1
