@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sourced by run.sh, test.sh and lint.sh: makes .venv with everything installed, or finds it made already.
-# What is installed is remembered as a hash of the files that say so; a second call compares it and continues at once.
-#   PYTHON=python3.13       the interpreter; .venv is made again if it has another
+# Sourced by run.sh, test.sh and lint.sh: creates .venv and installs everything into it, if that has not been done.
+# .venv has a hash of pyproject.toml and the constraints; if it still matches, nothing is installed.
+#   PYTHON=python3.13       the interpreter; .venv is created again if it has another
 #   HYDRALOOP_VENV=folder   instead of .venv
 #   HYDRALOOP_CONSTRAINTS=file   the versions to install, instead of constraints.txt
 set -euo pipefail

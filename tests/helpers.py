@@ -27,14 +27,14 @@ def logged(path: Path) -> list[dict[str, Any]]:
 
 
 def batches(count: int, size: int = 4, *, last: int | None = None, seed: int = 0) -> list[Batch]:
-    """`count` batches of inputs `[size, 3]` and targets `[size, 1]`, the last one of `last` samples."""
+    """Make `count` batches of inputs `[size, 3]` and targets `[size, 1]`; the last one has `last` samples."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [size] * (count - 1) + [size if last is None else last]
     return [(torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes]
 
 
 def tiny_task(seed: int = 0) -> Task:
-    """A linear model `[N, 3] -> [N, 1]` with the mean squared error, the same for the same seed."""
+    """Make a linear model `[N, 3] -> [N, 1]` with the mean squared error, initialized by `seed`."""
     model = nn.Linear(3, 1)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -55,7 +55,7 @@ def make_engine(
     engine: type[Engine] = Engine,
     **settings: Any,
 ) -> Engine:
-    """An engine on the CPU over a tiny task and SGD; two train batches unless `train` says otherwise."""
+    """Make an engine on the CPU with a tiny task, SGD and, by default, two train batches."""
     task = tiny_task() if task is None else task
     return engine(
         task=task,
@@ -68,11 +68,11 @@ def make_engine(
 
 
 class Recorder(Hook):
-    """Writes down every mount point it is called at; iterations with their `batch_idx`: `before_train_iter 0`.
+    """Records every call of a mount point; iterations with their `batch_idx`: `before_train_iter 0`.
 
     Args:
-        trace: where to write; a list of its own by default. Several recorders may share one.
-        label: in front of each entry, to tell recorders apart.
+        trace: the list to append to; a new one by default. Several recorders may share one.
+        label: a prefix of each entry.
     """
 
     def __init__(self, trace: list[str] | None = None, label: str = "") -> None:
@@ -95,10 +95,7 @@ for _point in MOUNT_POINTS:
 
 
 class At(Hook):
-    """Calls `act(engine)` the `nth` time (from 1) that one of its mount points is reached; of `at(...)`.
-
-    A mount point is given to the class that `at` makes, since the call table looks at classes.
-    """
+    """Base class of the hooks that `at` makes; `at` adds the mount point to a subclass, as the call table needs."""
 
     act: Callable[[Engine], object]
     nth = 1
@@ -106,10 +103,10 @@ class At(Hook):
 
 
 def at(point: str, act: Callable[[Engine], object], *, nth: int = 1, **attributes: Any) -> Hook:
-    """A hook that calls `act(engine)` the `nth` time that `point` is reached (0: every time).
+    """Make a hook that calls `act(engine)` at the `nth` call of `point` (0: at every call).
 
     Args:
-        attributes: of the class: `priority`, `on_error`, `rank_zero_only`.
+        attributes: class attributes: `priority`, `on_error`, `rank_zero_only`.
     """
 
     def method(self: At, engine: Engine, *arguments: Any) -> None:
@@ -123,7 +120,7 @@ def at(point: str, act: Callable[[Engine], object], *, nth: int = 1, **attribute
 
 
 def failing(point: str, error: BaseException | None = None, *, nth: int = 1, **attributes: Any) -> Hook:
-    """A hook that raises the `nth` time that `point` is reached: `RuntimeError("on purpose")` by default."""
+    """Make a hook that raises at the `nth` call of `point`, by default `RuntimeError("on purpose")`."""
 
     def act(engine: Engine) -> None:
         raise RuntimeError("on purpose") if error is None else error
@@ -132,7 +129,7 @@ def failing(point: str, error: BaseException | None = None, *, nth: int = 1, **a
 
 
 class HostSyncs(TorchFunctionMode):
-    """Counts the calls that make the host wait for a device, were the tensors on one."""
+    """Counts the calls that would make the host wait if the tensors were on a device."""
 
     NAMES = frozenset({"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"})
 
@@ -146,7 +143,7 @@ class HostSyncs(TorchFunctionMode):
 
 
 def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
-    """Where two nested values (dicts, lists, tensors to the last bit) differ."""
+    """Yield the places where two nested values (dicts, lists, tensors to the last bit) differ."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.dtype != other.dtype or not torch.equal(one, other):
             yield where

@@ -1,4 +1,4 @@
-"""The processes that a test has started, while they may end at any moment."""
+"""The processes that a test has started. They may end at any moment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def children(of: psutil.Process | None = None) -> dict[psutil.Process, list[str]]:
-    """Return the command lines of all descendants that live, by process.
+    """Return the command lines of all running descendants, by process.
 
     Args:
         of: the process that started them; None: this one.

@@ -1,4 +1,4 @@
-"""The files of scripts/ as modules, for tests of what is in them."""
+"""The files of scripts/ as modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def load_script(name: str) -> ModuleType:
-    """A file of scripts/ as a module, also for the dataclasses in it, which look theirs up."""
+    """Import a file of scripts/. It is in `sys.modules`, where its dataclasses look for it."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

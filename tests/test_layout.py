@@ -1,4 +1,4 @@
-"""The layout: no folder of code has so many files that a reader has to search in it."""
+"""The layout: no folder has more files than a reader can take in."""
 
 from __future__ import annotations
 

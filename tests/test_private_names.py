@@ -1,4 +1,4 @@
-"""Private names of other packages: each has a check here that fails when it breaks, and a reason where it is used."""
+"""Private names of other packages: each has a check here, and a comment with the reason where it is used."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _scalers_state: ["_growth_tracker"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }
-"""Which names each check is about."""
+"""The names that each check covers."""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
@@ -153,7 +153,7 @@ def test_every_private_name_has_a_check() -> None:
 
 
 def _defined(node: ast.AST) -> Iterator[str]:
-    """The names that a node of hydraloop's own code defines."""
+    """The names that a node of hydraloop's code defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         yield node.name
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -166,7 +166,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
 
 
 def _used(node: ast.AST) -> Iterator[str]:
-    """The private names in a node: attributes, imports, and text that names one to getattr, or by its package."""
+    """The private names in a node: attributes, imports, and strings that name one."""
     if isinstance(node, ast.Attribute) and _PRIVATE.fullmatch(node.attr):
         yield node.attr
     elif isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Every system of the predecessors' documents: what it is here, commands that run it on the digits, tests that hold it.
+"""Every system of the predecessors' documents: what it is here, commands that run it on the digits, and its tests.
 
 `python -m tests.e2e.catalogue` prints it as Markdown tables.
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """Arguments of `train.py`; those of a row are run in their order, in one folder."""
+    """Arguments of `train.py`. The commands of a row run in order, in one folder."""
 
     line: str
     refused: str | None = None
-    """What the message says where the line is refused, as it should be; None where it runs."""
+    """A part of the message if the line is an error on purpose; None: it runs."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Row:
     """A system of the documents."""
 
     source: str
-    """Who has it."""
+    """The frameworks that have it."""
     system: str
     """Its name there."""
     option: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def _row(source: str, system: str, option: str, *lines: str | Command, tests: str) -> Row:
-    """A row; tests one a line, those that only name a function being of the file of the line before."""
+    """A row. Tests are given one per line; a line without a file means the file of the line before."""
     commands = tuple(line if isinstance(line, Command) else Command(line) for line in lines)
     return Row(source, system, option, commands, tuple(_full_names(tests)))
 
@@ -109,12 +109,12 @@ MECHANISM = (
     _row(
         "iMIX",
         "levels HIGHEST HIGHER HIGH NORMAL LOW LOWER LOWEST; a custom hook with the level of a default hook runs "
-        "behind it",
+        "after it",
         "HIGHER and LOWER are VERY_HIGH and VERY_LOW; default hooks are registered first",
         "engine.max_epochs=1 hooks=[profiler] hooks.profiler.priority=LOWER",
         tests="""
         e2e/test_predecessors.py::test_imixs_names_of_priorities
-        test_a_custom_hook_runs_behind_the_default_hook_of_its_level
+        test_a_custom_hook_runs_after_the_default_hook_of_its_level
         """,
     ),
     _row(

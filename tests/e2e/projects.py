@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The outcome of a command."""
 
     code: int
     out: str
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def config(self) -> DictConfig:
-        """The config the job got."""
+        """The composed config of the job."""
         found = OmegaConf.load(self.path / ".hydra" / "config.yaml")
         assert isinstance(found, DictConfig)
         return found
@@ -114,7 +114,7 @@ class Project:
             subprocess.run(["git", *arguments], cwd=self.path, check=True)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """`python train.py …`, not waited for.
+        """Start `python train.py …` in a new interpreter, without waiting for it.
 
         Args:
             options: of `Popen`.
@@ -151,7 +151,7 @@ class Project:
 
     @property
     def files(self) -> set[str]:
-        """Everything in the folder but byte code."""
+        """All files in the folder except for byte code."""
         return {str(path.relative_to(self.path)) for path in self.path.rglob("*") if "__pycache__" not in path.parts}
 
     def write(self, name: str, text: str) -> None:

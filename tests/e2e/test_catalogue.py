@@ -1,4 +1,4 @@
-"""Every row of the catalogue: its tests exist, its commands run, no option is left out; all hooks together."""
+"""Every row of the catalogue: its tests exist and its commands run. No option is left out. All hooks run together."""
 
 from __future__ import annotations
 

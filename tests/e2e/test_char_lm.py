@@ -1,4 +1,4 @@
-"""`experiment=char_lm`, a small one trained through the command line, and text from it by scripts/sample.py."""
+"""`experiment=char_lm` with a small model, and text from it by scripts/sample.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with one run, of a second."""
+    """A project with one run of a second."""
     project = Project.make(tmp_path_factory.mktemp("char_lm") / "project")
     done = project.train(*TINY)
     assert done.code == 0, done.text
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    """scripts/sample.py as a module, to call without another start of torch."""
+    """scripts/sample.py as a module, which avoids importing torch again."""
     spec = spec_from_file_location("sample", SAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +52,7 @@ def script() -> Any:
 
 
 def bits_of_single_bytes() -> float:
-    """What the test part takes in bits a byte by how often each byte occurs in it, the best without any context."""
+    """Bits per byte of the test part if only the frequency of each byte is known: the best without any context."""
     counts = torch.bincount(PythonSources("test", 32, megabytes=0.02).blocks.flatten().to(torch.int64)).double()
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log2()).sum())
@@ -74,7 +74,7 @@ def test_it_learns_more_than_how_often_bytes_occur(trained: Project) -> None:
 
 def test_the_record_has_the_mean_loss_of_a_byte(trained: Project) -> None:
     losses = [record["loss"] for record in trained.run.records if "loss" in record]
-    assert losses[0] == pytest.approx(math.log(256), abs=1.0), "and not the sum over a batch"
+    assert losses[0] == pytest.approx(math.log(256), abs=1.0), "the mean, not the sum over a batch"
     assert losses[-1] < losses[0] - 1
 
 

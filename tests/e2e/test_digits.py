@@ -1,4 +1,4 @@
-"""The default task is learnt: real digits, through the command line."""
+"""The default task is learnt: real digits, with the command line."""
 
 from __future__ import annotations
 

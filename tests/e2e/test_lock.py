@@ -1,4 +1,4 @@
-"""One run directory, several processes: one trains there, the others say who does, and change nothing."""
+"""One run directory, several processes: one trains there; the others name it and change nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from tests.e2e.projects import REPOSITORY, Project, Run
 
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000", "default_hooks.checkpoint.interval=1000000",
            "default_hooks.checkpoint.save_begin=2")  # fmt: skip
-"""A run that takes hours and writes one checkpoint, after its second epoch."""
+"""A run of hours that writes one checkpoint, after its second epoch."""
 QUICK = ("experiment=spirals", "engine.max_epochs=2", "engine.test=false")
 PATIENCE = 120
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import hydraloop
+
+hydraloop.build(hydraloop.compose(sys.argv[1:]), run_dir=Path("mine")).train()
+"""
 
 
 def until(happened: Callable[[], object], what: str) -> None:
@@ -28,7 +36,7 @@ def until(happened: Callable[[], object], what: str) -> None:
 
 
 def training(project: Project, *arguments: str) -> subprocess.Popen[str]:
-    """A run without end in `mine`, in the middle of it."""
+    """Start an endless run in `mine`; return when it has a checkpoint."""
     process = project.start(*ENDLESS, "hydra.run.dir=mine", *arguments)
     last = project.path / "mine" / "checkpoints" / "last_checkpoint"
     try:
@@ -55,7 +63,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    """Its files."""
+    """Return the files in a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
@@ -74,6 +82,10 @@ def test_the_second_process_says_who_trains_and_changes_nothing(
     done = project.train(*QUICK, "hydra.run.dir=mine")
     assert done.code == 2
     assert done.err.startswith(f"error: hydra.run.dir: process {running.pid} on "), done.err
+    project.write("own.py", SCRIPT)
+    done = project.python("own.py", *QUICK, "resume=mine")
+    assert done.code == 1
+    assert f"UserError: resume: process {running.pid} on " in done.err, done.err
     assert names(project.path / "mine") == before
     assert running.poll() is None
 
@@ -111,25 +123,6 @@ def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> No
         end(sweep)
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-
-import hydraloop
-
-hydraloop.build(hydraloop.compose(sys.argv[1:]), run_dir=Path("mine")).train()
-"""
-
-
-def test_from_python_too(project: Project, running: subprocess.Popen[str]) -> None:
-    project.write("own.py", SCRIPT)
-    before = names(project.path / "mine")
-    done = project.python("own.py", *QUICK, "resume=mine")
-    assert done.code == 1
-    assert f"UserError: resume: process {running.pid} on " in done.err, done.err
-    assert names(project.path / "mine") == before
-
-
 def test_training_from_python_holds_the_lock(project: Project) -> None:
     project.write("own.py", SCRIPT)
     process = subprocess.Popen(
@@ -155,6 +148,6 @@ def test_ranks_and_their_restarts_are_not_locked_out_and_others_are(project: Pro
     done = project.train("experiment=spirals", "resume=mine")
     assert done.code == 2, done.text
     assert f"process {process.pid} on " in done.err
-    end(process)  # the ranks end soon after it, and hold the lock until then
+    end(process)  # the ranks end soon after it and hold the lock until then
     line = ["experiment=spirals", "resume=mine", "engine.max_iters=1", "engine.test=false"]
     until(lambda: project.train(*line).code == 0, "the lock is free again")

@@ -76,7 +76,7 @@ class EMAIterHook(Hook):
 
 
 class FactsHook(Hook):
-    """MMEngine's message hub, read by somebody who knows nothing else."""
+    """Reads MMEngine's message hub only."""
 
     priority = "LOWEST"
 
@@ -111,11 +111,11 @@ LINES = {
     "fp16": "precision=fp16 default_hooks.grad_clip.max_norm=0.001 engine.max_iters=3 default_hooks.logger.interval=1",
     "fp32": "default_hooks.grad_clip.max_norm=0.001 engine.max_iters=3 default_hooks.logger.interval=1",
 }
-"""A name, and what is typed."""
+"""What is typed, by name."""
 
 
 class Finished:
-    """What the lines above gave, by name."""
+    """The outcomes of the lines above, by name."""
 
     def __init__(self, project: Project) -> None:
         project.write("translated.py", TRANSLATED)
@@ -144,7 +144,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(Project.make(tmp_path_factory.mktemp("predecessors") / "project"))
 
 
-# Hooks of one's own. -------------------------------------------------------------------------------------------------
+# Custom hooks. ------------------------------------------------------------------------------------------------------
 
 
 def test_a_hook_with_mmengines_helper_is_due_as_there(finished: Finished) -> None:
@@ -178,7 +178,7 @@ def test_imixs_names_of_priorities(finished: Finished) -> None:
     assert finished.order("lower", "after_train")[1:3] == ["checkpoint (90)", "profiler (90)"]
 
 
-def test_a_custom_hook_runs_behind_the_default_hook_of_its_level(finished: Finished) -> None:
+def test_a_custom_hook_runs_after_the_default_hook_of_its_level(finished: Finished) -> None:
     order = finished.order("tied", "after_train_epoch")
     assert order.index("param_scheduler (70)") + 1 == order.index("ema (70)")
     assert "ema (30)" in finished.order("ema", "after_train_iter")
@@ -231,7 +231,7 @@ def test_the_record_has_the_norm_before_clipping(finished: Finished) -> None:
 def test_16_bits_clip_and_record_unscaled_gradients(finished: Finished) -> None:
     norms = {name: [record["grad_norm"] for record in finished.evaluated(name, "train")] for name in ("fp16", "fp32")}
     assert len(norms["fp16"]) == 3
-    assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.05), "the scale of 65536 is not in it"
+    assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.05), "without the scale of 65536"
 
 
 # Weights. ------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_load_from_and_pretrained_with_a_prefix(project: Project) -> None:
     assert project.train("engine.max_epochs=1", "engine.test=false", "hydra.run.dir=runs/first").code == 0
     first = Path(project.path, "runs/first/checkpoints/epoch_1.pth")
     state = torch.load(first, weights_only=True)["state_dict"]
-    # As MMClassification saves an ImageClassifier: the network under `backbone.`, more beside it.
+    # As MMClassification saves an ImageClassifier: the network is under `backbone.`, next to other entries.
     detector = {**{f"backbone.{name}": value for name, value in state.items()}, "neck.weight": torch.ones(3)}
     torch.save({"meta": {"epoch": 3}, "state_dict": detector}, project.path / "detector.pth")
     parts = {name: value for name, value in state.items() if name.startswith("features.")}

@@ -1,4 +1,4 @@
-"""Resuming that fails, from Python, with folders of one's own: no run loses its records, every run is found again."""
+"""Resuming that fails, from Python, or with other folders: no run loses its records, every run is found again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stopping(hydraloop.Hook):
 
 
 def records_of(run: Run) -> dict[str, bytes]:
-    """The files that say what a run was and how it ended."""
+    """The files with the config, the records and the result of a run."""
     names = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "result.json", "metrics.jsonl")
     return {name: (run.path / name).read_bytes() for name in names}
 
@@ -90,7 +90,7 @@ def test_runs_from_python_and_from_the_command_line_find_each_other(project: Pro
     done = project.python("own.py")
     assert done.code == 0, done.text
     assert project.run.result["progress"]["epoch"] == 3
-    assert run.config.engine.max_epochs == 1, "the config it was begun with"
+    assert run.config.engine.max_epochs == 1, "the config of its first attempt"
     for number, epochs in ((1, 2), (2, 3)):
         assert OmegaConf.load(run.path / f".hydra/resume_{number}/config.yaml").engine.max_epochs == epochs
 
@@ -104,7 +104,7 @@ def test_runs_from_python_and_from_the_command_line_find_each_other(project: Pro
 
 
 def records_of_python(run: Run) -> dict[str, bytes]:
-    """All files of a run but its checkpoints."""
+    """All files of a run except for its checkpoints."""
     files = [path for path in run.path.rglob("*") if path.is_file() and path.suffix != ".pth"]
     return {str(path): path.read_bytes() for path in files}
 
@@ -158,7 +158,7 @@ def test_a_directory_named_in_the_config_file(project: Project) -> None:
     done = project.train(*QUICK)
     assert done.code == 2
     assert "hydra.run.dir: runs/digits holds a run already" in done.err
-    # It is no order to go on there with another run, and nothing starts anew over a run.
+    # Another run is resumed in its own directory, and a new run never starts in the directory of a run.
     assert project.train(*QUICK, "hydra.run.dir=runs/two").code == 0
     done = project.train("resume=runs/two", "engine.max_epochs=2", "engine.test=false")
     assert done.code == 0, done.text

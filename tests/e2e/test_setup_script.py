@@ -1,4 +1,4 @@
-"""scripts/setup.sh: which interpreter gets into .venv, and when it is made again."""
+"""scripts/setup.sh: which interpreter .venv has, and when it is created again."""
 
 from __future__ import annotations
 

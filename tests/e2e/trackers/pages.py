@@ -27,9 +27,9 @@ from tests.e2e.projects import REPOSITORY
 T = TypeVar("T")
 
 ARTIFACTS = Path(os.environ.get("HYDRALOOP_TEST_ARTIFACTS", REPOSITORY / "test-artifacts"))
-"""Where pictures of pages are kept."""
+"""Folder for pictures of pages."""
 _PATIENCE = 120.0
-"""Seconds for a server to answer, or a page to show something: some 5 on an idle machine."""
+"""Seconds for a server to answer or a page to show something; it takes 5 on an idle machine."""
 _FLAGS = (
     "--headless",
     "--no-sandbox",  # root has none
@@ -45,9 +45,9 @@ _FLAGS = (
 
 
 def why_no_browser() -> str | None:
-    """Why there is none; None where there is one."""
+    """Return the reason why there is no browser, or None."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    packages = "apt-get install chromium chromium-driver, as scripts/test.sh does where it can"
+    packages = "apt-get install chromium chromium-driver, as scripts/nightly.sh does if it can"
     return f"there is no {' and no '.join(missing)}: {packages}" if missing else None
 
 
@@ -59,19 +59,19 @@ class Browser:
 
     @property
     def text(self) -> str:
-        """All that the page says."""
+        """The text of the page."""
         return self.driver.find_element(By.TAG_NAME, "body").text
 
     def shows(self, *words: str) -> None:
-        """Wait until the page says all of these."""
+        """Wait until the page shows all of these words."""
         self.until(lambda: all(word in self.text for word in words), f"{words}")
 
     def find(self, selector: str, *, text: str = "") -> WebElement:
-        """Wait for an element, by its CSS selector, that says `text`."""
+        """Wait for an element with this CSS selector that contains `text`."""
         return self.until(lambda: next((one for one in self._all(selector) if text in one.text), None), selector)
 
     def click(self, selector: str, *, text: str = "") -> None:
-        """Wait for an element and click on it; a page that is still being built may throw it away meanwhile."""
+        """Wait for an element and click on it. Retried, since a page that is loading may replace the element."""
 
         def clicked() -> bool:
             self.find(selector, text=text).click()
@@ -80,12 +80,12 @@ class Browser:
         self.until(clicked, f"{selector} to be clicked")
 
     def count(self, selector: str) -> int:
-        """How many elements there are, those of the page's own components included."""
+        """Count elements, including those in the page's shadow roots."""
         found: int = self.driver.execute_script(_COUNT, selector)
         return found
 
     def keep(self, name: str) -> Path:
-        """Take a picture, kept as a test artifact. Returns its path, which is printed too."""
+        """Take a picture and keep it as a test artifact. Prints and returns its path."""
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         path = ARTIFACTS / f"{name}.png"
         assert self.driver.save_screenshot(str(path))
@@ -93,16 +93,16 @@ class Browser:
         return path
 
     def until(self, found: Callable[[], T | None], what: str) -> T:
-        """Wait until something is there.
+        """Wait until `found` returns something true.
 
         Raises:
-            AssertionError: it does not come; the message has what the page says.
+            AssertionError: it does not; the message has the text of the page.
         """
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
                 result = found()
-            except WebDriverException:  # the element is gone, or not to be clicked yet
+            except WebDriverException:  # the element is gone or cannot be clicked yet
                 result = None
             if result:
                 return result
@@ -123,7 +123,7 @@ return count(document);
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A new one, whose profile is a new folder in `folder`."""
+    """A new browser with its profile in `folder`."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
     for flag in (*_FLAGS, f"--user-data-dir={folder / 'profile'}"):
@@ -138,7 +138,7 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 @contextmanager
 def served(arguments: Sequence[str], folder: Path, **environment: str) -> Iterator[str]:
-    """The address of a server, `python -m …` with `--port`, started in a folder; it and its children are ended."""
+    """Start a server, `python -m …` with `--port`, in a folder; yield its address, then end it and its children."""
     port = _free_port()
     address = f"http://127.0.0.1:{port}"
     given = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | environment

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: the pages of MLflow and TensorBoard in a browser. Pictures are kept."""
+"""A sweep on the pages of MLflow and TensorBoard in a browser. Pictures are kept."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ def browser(tmp_path: Path) -> Iterator[pages.Browser]:
 def test_mlflow_shows_the_parent_its_children_and_the_charts_of_one(swept: Project, browser: pages.Browser) -> None:
     (sweep,) = swept.path.glob("multirun/*/*")
     parent = f"{sweep.parent.name}/{sweep.name}"
-    quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # ten processes that runs have nothing to do with
+    quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # ten processes that these tests do not need
     with pages.served(["mlflow", "ui", "--workers", "1"], swept.path, **quick) as address:
         browser.driver.get(address)
-        browser.click("[role=button]", text="Model training")  # not what MLflow shows first, but it keeps the choice
+        browser.click(
+            "[role=button]", text="Model training"
+        )  # MLflow first shows another view, and remembers this choice
         browser.click("a", text="Experiments")
         browser.click("a", text="digits")
         browser.shows(parent)
-        assert "optimizer.lr" not in browser.text, "children are under their parent, which is folded"
+        assert "optimizer.lr" not in browser.text, "the parent is folded"
         browser.click('.ag-row [data-component-id*="runnamecell"]')
         browser.shows(parent, "optimizer.lr=0.001", "optimizer.lr=0.01")
         assert browser.count(".ag-row-level-0 a[href*='/runs/']") == 3
@@ -90,5 +92,5 @@ def _train(run: Run) -> list[dict[str, float]]:
 
 
 def _shown(value: float) -> str:
-    """A number as the page's table begins it."""
+    """The first digits of a number, as in the page's table."""
     return f"{value:.6f}"[:-1]

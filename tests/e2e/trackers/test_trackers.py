@@ -1,4 +1,4 @@
-"""`hooks=mlflow,wandb,tensorboard` as typed: what the services have of runs that end well or badly, and of sweeps."""
+"""`hooks=mlflow,wandb,tensorboard`: what the services have of runs that finish or fail, and of sweeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tracking.mlflow.server import MLflowServer
 
 ALL = "hooks=mlflow,wandb,tensorboard"
 PATIENT = [f"hooks.{name}.flush_timeout=60" for name in ("mlflow", "wandb", "tensorboard")]
-"""For what a busy machine has no time for: MLflow's tables alone take some seconds."""
+"""On a busy machine, MLflow's tables alone take some seconds."""
 TROUBLE = '''
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Trouble(Hook):
             raise ValueError("it went wrong")
 '''
 SOON = 120.0
-"""Seconds within which a follower whose run was killed has told the service."""
+"""Seconds within which the follower of a killed run reports the end."""
 
 
 def until(found: Callable[[], object], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until `found` returns something true."""
     deadline = time.monotonic() + SOON
     while not found():
         assert time.monotonic() < deadline, what
@@ -62,7 +62,7 @@ def summary(done: Done, name: str) -> str:
 
 
 class Tracked:
-    """A project with a run, its trackers looked at after one epoch; it is resumed for a second one later.
+    """A project with a run of one epoch, which a test resumes for a second one.
 
     Its code has changes that are not committed.
     """
@@ -77,7 +77,7 @@ class Tracked:
         self.first = mlflow_run(project.path)
 
     def resume(self) -> Done:
-        """Go on with other options, and with other code, which is sent."""
+        """Resume with other options and other code; the code is sent."""
         self.change("second-change")
         code = [f"hooks.{name}.log_code=true" for name in ("mlflow", "wandb")]
         options = ["engine.max_epochs=2", "optimizer.weight_decay=0.02", "resume=auto"]
@@ -89,7 +89,7 @@ class Tracked:
         file.write_text(f"{file.read_text()}# {marker}\n")
 
     def holding(self, marker: str) -> list[str]:
-        """Files below the project, but not its code, that contain a marker."""
+        """Files in the project that contain a marker, except for its code."""
         files = [path for path in self.project.path.rglob("*") if path.is_file() and "my_project" not in path.parts]
         found = [path for path in files if ".git" not in path.parts and marker.encode() in path.read_bytes()]
         return sorted(str(path.relative_to(self.project.path)) for path in found)
@@ -135,7 +135,7 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
 
 
 def test_no_tracker_has_uncommitted_code(tracked: Tracked) -> None:
-    """Wherever they keep it: in a database, in files to be uploaded, in what followers note for themselves."""
+    """Neither in a database, nor in files to be uploaded, nor in the followers' own files."""
     run = tracked.run
     assert tracked.holding("first-change") == [str((run.path / "code.patch").relative_to(tracked.project.path))]
     assert run.result["git"].keys() == {"commit", "dirty"}
@@ -147,7 +147,7 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     done = tracked.resume()
     assert done.code == 0, done.text
     expected, cut = points(run), points(run, "metrics.cut_1.jsonl")
-    assert cut.keys() == {"val/accuracy", "val/loss", "test/accuracy", "test/loss"}, "behind the checkpoint"
+    assert cut.keys() == {"val/accuracy", "val/loss", "test/accuracy", "test/loss"}, "the records after the checkpoint"
     count = len(run.records)
     assert count == 7
 
@@ -155,7 +155,7 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     assert (found.uid, found.status) == (before.uid, "FINISHED")
     assert summary(done, "mlflow") == f"{count} of {count} records sent, mlflow ui"
     for key, line in expected.items():
-        # Nothing can be taken back there: the test of the first attempt stays; the validation came out the same.
+        # MLflow removes no points: the test of the first attempt stays. The validation had the same values.
         assert found.points[key] == ([*cut[key], *line] if key.startswith("test/") else line), key
         assert found.latest[key] == line[-1], key
     changed = {key: value for key, value in found.params.items() if key.startswith("resume_1/")}
@@ -176,7 +176,7 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
 
 
 def test_trackers_have_the_code_of_a_run_with_log_code(tracked: Tracked) -> None:
-    """After it was resumed with that option, and with other code."""
+    """After it was resumed with that option and other code."""
     run = tracked.run
     kept = [run.path / "code.patch", run.path / ".hydra" / "resume_1" / "code.patch"]
     assert ["second-change" in path.read_text() for path in kept] == [False, True]
@@ -259,7 +259,7 @@ def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
     failed = mlflow_run(project.path)
     assert failed.status == "FAILED"
     assert failed.tags["error"] == "ValueError: it went wrong"
-    assert failed.points == points(project.run), "what there was is there"
+    assert failed.points == points(project.run), "all records until then"
     assert wandb_runs(project.run)[0].exit_code == 1
 
     process = started(project, 1)
@@ -275,8 +275,8 @@ def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
     process.kill()
     process.communicate()
     run = project.runs[2]
-    until(lambda: mlflow_runs(project.path)[2].status != "RUNNING", "its follower tells")
-    until(lambda: wandb_runs(run)[0].exit_code is not None, "its follower tells")
+    until(lambda: mlflow_runs(project.path)[2].status != "RUNNING", "its follower reports the end")
+    until(lambda: wandb_runs(run)[0].exit_code is not None, "its follower reports the end")
     killed = mlflow_runs(project.path)[2]
     assert (killed.status, killed.tags["status"]) == ("KILLED", "killed")
     assert killed.points == points(run)
@@ -295,7 +295,7 @@ def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
 
 
 def started(project: Project, number: int) -> subprocess.Popen[str]:
-    """A run that goes on and on, when some of its records are at MLflow and W&B."""
+    """Start an endless run; return when some of its records are in MLflow and W&B."""
     process = project.start("hooks=mlflow,wandb", "engine.max_epochs=100000", *PATIENT[:2])
     try:
         until(lambda: len(mlflow_runs(project.path)) > number, "it is at MLflow")
@@ -336,7 +336,7 @@ def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
 def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Project, tmp_path: Path) -> None:
     server = MLflowServer(_made(tmp_path / "server"))
     variables = {"MLFLOW_TRACKING_URI": server.uri}
-    quick = "hooks.mlflow.flush_timeout=12"  # it is the time that the run waits: enough to hear of it
+    quick = "hooks.mlflow.flush_timeout=12"  # the run waits so long, which is enough to notice the outage
     done = project.train("hooks=[mlflow,tensorboard]", quick, "engine.max_epochs=2", **variables)
     assert done.code == 0, done.text
     run = project.run
@@ -368,7 +368,7 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
     found: MLflowRun = mlflow_run(server.folder)
     assert found.status == "FINISHED"
     assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == points(run)
-    assert not list(project.path.glob("mlflow.db*")), "it is told where the variable says"
+    assert not list(project.path.glob("mlflow.db*")), "the variable names the place"
 
 
 def _made(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What trackers have of a run, as it lies in MLflow's database, in W&B's offline files and in TensorBoard's."""
+"""What trackers have of a run: in MLflow's database, in W&B's offline files, in TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydraloop.tracking.wandb.file import records as serialised
 from tests.e2e.projects import Run
 
 Points = dict[str, list[tuple[int, float]]]
-"""By name of a metric: iterations and values, in their order."""
+"""Iterations and values in order, by name of the metric."""
 _NO_METRICS = ("mode", "epoch", "iteration", "timestamp")
 
 
@@ -37,7 +37,7 @@ def points(run: Run, file: str = "metrics.jsonl") -> Points:
 
 @dataclass(frozen=True)
 class MLflowRun:
-    """A run in MLflow's database, as its tables have it: what is there twice is seen twice."""
+    """A run in the tables of MLflow's database; duplicates are kept."""
 
     uid: str
     name: str
@@ -46,7 +46,7 @@ class MLflowRun:
     params: dict[str, str]
     tags: dict[str, str]
     points: Points
-    """Without the machine's, `system/…`."""
+    """Without the machine's metrics, `system/…`."""
     latest: dict[str, tuple[int, float]]
     files: Path
     """Folder of its artifacts."""
@@ -160,7 +160,7 @@ def tensorboard_points(run: Run) -> Points:
 
 
 def nearly(found: Points) -> dict[str, Counter[tuple[int, str]]]:
-    """Points with values as numbers of four bytes have them, to compare."""
+    """Points with their values rounded to 32 bits, for comparison."""
     return {
         key: Counter((step, f"{struct.unpack('f', struct.pack('f', value))[0]:.5e}") for step, value in line)
         for key, line in found.items()
