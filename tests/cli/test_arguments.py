@@ -93,3 +93,20 @@ def test_dry_run_is_a_flag_among_hydras() -> None:
 def test_flags_that_say_where_the_config_is() -> None:
     args = arguments.read(["-cn", "other", "seed=1", "--config-dir", "my configs", "-m"])
     assert arguments.config_flags(args) == ["--config-name=other", "--config-dir=my configs"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-m hooks=ema,profiler",
+        "--multi hooks=ema,profiler",
+        "hooks=ema,profiler -m",
+        "hydra.mode=MULTIRUN hooks=ema,profiler",
+    ],
+)
+def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with composer() as opened:
+        checked = command.check_command(arguments.read(line.split()), opened)
+    assert checked.is_sweep
+    assert checked.axes[0] == "hooks"
+    assert "read as a list" not in capsys.readouterr().err

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.e2e.projects import REPOSITORY, Project
+from tests.e2e.projects import REPOSITORY, Done, Project
 
 MARK = "import pathlib\npathlib.Path('{}').touch()\n"
 CALLBACK = """
@@ -92,24 +92,34 @@ WITHOUT_A_RUN = "hydra."
 """Start of the keys of which the mistake is found before there is a run directory."""
 
 
-@pytest.mark.parametrize("key", EXPERIMENTS)
-def test_refused(key: str, project: Project) -> None:
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str, Done]]:
+    """The outcome of each of EXPERIMENTS, in one process."""
+    project = Project.make(tmp_path_factory.mktemp("evil") / "project")
     project.write("evil.py", MARK.format("executed"))
     project.write("evil.pt", "")
     project.write("evil/git", "#!/bin/sh\ntouch executed\n")
     (project.path / "evil" / "git").chmod(0o755)
     subprocess.run(["git", "init", "-q"], cwd=project.path, check=True)
-    config = (project.path / "conf" / "config.yaml").read_text()
-    project.write("conf/experiment/evil.yaml", f"# @package _global_\n{EXPERIMENTS[key]}")
-    done = project.train("experiment=evil", "engine.max_epochs=1")
-    assert done.code != 0
+    for number, text in enumerate(EXPERIMENTS.values()):
+        project.write(f"conf/experiment/evil{number}.yaml", f"# @package _global_\n{text}")
+    done = project.many([[f"experiment=evil{number}", "engine.max_epochs=1"] for number in range(len(EXPERIMENTS))])
+    return project, dict(zip(EXPERIMENTS, done, strict=True))
+
+
+@pytest.mark.parametrize("key", EXPERIMENTS)
+def test_refused(key: str, refused: tuple[Project, dict[str, Done]]) -> None:
+    done = refused[1][key]
+    assert done.code == (2 if key.startswith(WITHOUT_A_RUN) else 1)
     assert f"error: {key}: " in done.text
     assert "Traceback" not in done.text
+
+
+def test_what_is_refused_leaves_nothing(refused: tuple[Project, dict[str, Done]]) -> None:
+    project, done = refused
     assert not {"executed", "evil_log.py", "evil_trace.py", "evil_trace.json"} & project.files
-    assert (project.path / "conf" / "config.yaml").read_text() == config
-    if key.startswith(WITHOUT_A_RUN):
-        assert done.code == 2
-        assert not project.runs
+    assert (project.path / "conf" / "config.yaml").read_text() == (REPOSITORY / "conf" / "config.yaml").read_text()
+    assert len(project.runs) == sum(not key.startswith(WITHOUT_A_RUN) for key in done)
 
 
 def test_the_search_path_imports_no_package_that_is_not_trusted(project: Project) -> None:

@@ -25,12 +25,26 @@ import hydraloop
 if __name__ == "__main__":
     hydraloop.main()
 """
+PROBES = """
+import json, pathlib, sys
+import hydraloop
+
+codes = []
+for line in json.load(sys.stdin):
+    sys.argv = ["train.py", *line]
+    try:
+        hydraloop.main()
+        codes.append(0)
+    except SystemExit as error:
+        codes.append(error.code or 0)
+pathlib.Path("modules.json").write_text(json.dumps([codes, sorted(sys.modules)]))
+"""
 
 
 def modules_after(project: Project, *arguments: str) -> tuple[Done, set[str]]:
     """`train.py …`, and the names in `sys.modules` at its end."""
     project.write("probe.py", PROBE)
-    done = project.python("probe.py", *arguments)
+    done = project.python("probe.py", *arguments, stdin="")  # a real start
     modules = set(json.loads((project.path / "modules.json").read_text(encoding="utf-8")))
     return done, modules
 
@@ -108,52 +122,57 @@ def test_the_dry_runs_order_is_the_runs(both_hooks: tuple[Project, Done, Done]) 
     assert order_in(dry.out) == order_in(done.out)
 
 
-def test_priorities_by_name_and_number(project: Project) -> None:
-    line = ["hooks=[ema,profiler]", "hooks.ema.priority=HIGH", "hooks.profiler.priority=45"]
-    done = project.train("--dry-run", *line)
-    after_train_iter = next(line for line in order_in(done.out) if line.startswith("after_train_iter"))
-    names = re.findall(r"(\w+) \((\d+)\)", after_train_iter)
-    assert names == sorted(names, key=lambda found: int(found[1]))
-    assert ("ema", "30") in names
-    assert ("profiler", "45") in names
-    done = project.train(*line, QUICK, "engine.verbose=true")
-    assert done.code == 0, done.text
-    assert after_train_iter in order_in(done.out)
-
-
-def test_a_changed_and_a_removed_default_hook(project: Project) -> None:
-    done = project.train("default_hooks.checkpoint.interval=2", "~default_hooks.logger", "engine.max_epochs=3")
-    assert done.code == 0, done.text
-    assert not (project.run.path / "metrics.jsonl").exists()
-    assert project.run.checkpoints == ["epoch_2.pth", "epoch_3.pth"]
-    assert "logger" not in done.out
-
-
-def test_no_checkpoint_and_a_hook_of_ones_own(project: Project) -> None:
-    done = project.train(
+SINGLE = {
+    "changed and removed": ["default_hooks.checkpoint.interval=2", "~default_hooks.logger", "engine.max_epochs=3"],
+    "custom hook": [
         "default_hooks.checkpoint=null",
         "+hooks.mine._target_=my_project.hooks.MyHook",
         "+hooks.mine.priority=30",
         QUICK,
-    )
+    ],
+    "custom model and data": ["experiment=spirals", "hooks=weight_norm", "engine.max_epochs=2"],
+    "regression": ["experiment=diabetes", "debug=fast"],
+    "odd (1), lr=1": [QUICK, "engine.test=false"],
+}
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Run]]:
+    """The runs of SINGLE in one process, each in the directory of its name."""
+    project = Project.make(tmp_path_factory.mktemp("single") / "project")
+    done = project.many([[*line, f"hydra.run.dir='my runs/{name}'"] for name, line in SINGLE.items()])
+    return {name: (one, Run(project.path / "my runs" / name)) for name, one in zip(SINGLE, done, strict=True)}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_single_runs_finish(name: str, single: dict[str, tuple[Done, Run]]) -> None:
+    done, run = single[name]
     assert done.code == 0, done.text
-    assert not (project.run.path / "checkpoints").exists()
+    assert run.result["status"] == "finished"
+
+
+def test_a_changed_and_a_removed_default_hook(single: dict[str, tuple[Done, Run]]) -> None:
+    done, run = single["changed and removed"]
+    assert not (run.path / "metrics.jsonl").exists()
+    assert run.checkpoints == ["epoch_2.pth", "epoch_3.pth"]
+    assert "logger" not in done.out
+
+
+def test_no_checkpoint_and_a_custom_hook(single: dict[str, tuple[Done, Run]]) -> None:
+    done, run = single["custom hook"]
+    assert not (run.path / "checkpoints").exists()
     assert "epoch 1: weight norm" in done.out
     assert "mine (30)" in done.out
-    assert project.run.result["status"] == "finished"
 
 
-def test_a_model_and_data_of_ones_own(project: Project) -> None:
-    done = project.train("experiment=spirals", "hooks=weight_norm", "engine.max_epochs=2")
-    assert done.code == 0, done.text
+def test_a_custom_model_and_custom_data(single: dict[str, tuple[Done, Run]]) -> None:
+    done, _ = single["custom model and data"]
     assert "SpiralNet" in done.out
     assert "epoch 2: weight norm" in done.out
 
 
-def test_another_task(project: Project) -> None:
-    done = project.train("experiment=diabetes", "debug=fast")
-    assert done.code == 0, done.text
-    assert list(project.run.result["test_metrics"]) == ["mae", "rmse", "r2", "loss"]
+def test_another_task(single: dict[str, tuple[Done, Run]]) -> None:
+    assert list(single["regression"][1].result["test_metrics"]) == ["mae", "rmse", "r2", "loss"]
 
 
 def test_from_another_directory_the_files_go_to_the_working_directory(project: Project, tmp_path: Path) -> None:
@@ -179,18 +198,6 @@ def test_two_starts_in_one_second_have_a_directory_each(project: Project) -> Non
     assert [run.result["status"] for run in project.runs] == ["finished", "finished"]
 
 
-def test_a_directory_with_odd_characters(project: Project) -> None:
-    done = project.train("hydra.run.dir='my runs, (1)/lr=1'", QUICK, "engine.test=false")
-    assert done.code == 0, done.text
-    assert Run(project.path / "my runs, (1)" / "lr=1").result["status"] == "finished"
-
-
-def test_flags_between_overrides(project: Project) -> None:
-    done = project.train("seed=1", "--dry-run", "hooks=ema", "--multirun", "engine.max_epochs=1,2")
-    assert done.code == 0, done.text
-    assert "ema (50)" in done.out
-
-
 # The Python way in. --------------------------------------------------------------------------------------------------
 
 
@@ -213,41 +220,11 @@ def test_the_same_from_python(project: Project) -> None:
     assert json.loads((run_dir / "result.json").read_text())["status"] == "finished"
 
 
-def test_a_mistake_from_python_is_an_exception(project: Project) -> None:
-    project.write(
-        "own.py",
-        "import hydraloop\n"
-        "try:\n"
-        "    hydraloop.compose(['hooks=emaa'])\n"
-        "except hydraloop.UserError as error:\n"
-        "    print(error.key, '|', error.remedy)\n",
-    )
-    assert project.python("own.py").out == "hooks | Did you mean ema?\n"
-    assert not (project.path / "outputs").exists()
-
-
 # What is instant. ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["-h"],
-        ["--dry-run"],
-        ["--dry-run", "hooks=ema,profiler"],
-        ["--dry-run", "-m", "hooks=[],[ema]", "seed=1,2"],
-        ["--dry-run", "+hooks.mine._target_=my_project.hooks.MyHook"],
-        ["--cfg", "job"],
-        ["--cfg", "job", "hooks=ema,profiler"],
-        ["--cfg", "hydra"],
-        ["-c", "job", "--resolve", "--package", "engine"],
-        ["--info", "searchpath"],
-        ["--hydra-help"],
-        ["--version"],
-        ["hooks=emaa"],
-    ],
-    ids=" ".join,
+    "arguments", [["--help"], ["--dry-run", "hooks=ema,profiler"], ["--cfg", "job"], ["hooks=emaa"]], ids=" ".join
 )
 def test_torch_is_not_imported_and_nothing_is_written(arguments: Sequence[str], project: Project) -> None:
     project.write("probe.py", PROBE)
@@ -257,6 +234,30 @@ def test_torch_is_not_imported_and_nothing_is_written(arguments: Sequence[str], 
     assert "Traceback" not in done.text
     assert done.text.strip()
     assert not {"torch", "numpy", *EXPENSIVE} & modules
+    assert project.files - before == {"modules.json"}
+
+
+def test_other_flags_do_not_import_torch_either(project: Project) -> None:
+    project.write("probes.py", PROBES)
+    before = project.files
+    lines = [
+        ["-h"],
+        ["--dry-run"],
+        ["--dry-run", "-m", "hooks=[],[ema]", "seed=1,2"],
+        ["--dry-run", "+hooks.mine._target_=my_project.hooks.MyHook"],
+        ["seed=1", "--dry-run", "hooks=ema", "--multirun", "engine.max_epochs=1,2"],
+        ["--cfg", "job", "hooks=ema,profiler"],
+        ["--cfg", "hydra"],
+        ["-c", "job", "--resolve", "--package", "engine"],
+        ["--info", "searchpath"],
+        ["--hydra-help"],
+        ["--version"],
+    ]
+    done = project.python("probes.py", stdin=json.dumps(lines))
+    assert "Traceback" not in done.text
+    codes, modules = json.loads((project.path / "modules.json").read_text(encoding="utf-8"))
+    assert codes == [0] * len(lines), done.text
+    assert not {"torch", "numpy", *EXPENSIVE} & set(modules)
     assert project.files - before == {"modules.json"}
 
 
@@ -351,9 +352,6 @@ def test_a_priority_is_swept(project: Project) -> None:
     "arguments",
     [
         ["-m", "hooks=ema,profiler"],
-        pytest.param(["--multi", "hooks=ema,profiler"], marks=pytest.mark.slow),
-        pytest.param(["hooks=ema,profiler", "-m"], marks=pytest.mark.slow),
-        pytest.param(["hydra.mode=MULTIRUN", "hooks=ema,profiler"], marks=pytest.mark.slow),
         ["hooks=ema,profiler", "+debug=swept"],
     ],
     ids=" ".join,

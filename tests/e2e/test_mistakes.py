@@ -159,19 +159,32 @@ BUGS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def bugs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Run]]:
+    """The outcome of a hook with each of BUGS, and its run directory, in one process."""
+    project = Project.make(tmp_path_factory.mktemp("bugs") / "project")
+    for number, text in enumerate(BUGS.values()):
+        project.write(f"buggy{number}.py", text)
+    lines = [
+        [f"+hooks.mine._target_=buggy{number}.Buggy", "engine.max_epochs=1", f"hydra.run.dir=runs/{number}"]
+        for number in range(len(BUGS))
+    ]
+    runs = [Run(project.path / "runs" / str(number)) for number in range(len(BUGS))]
+    return dict(zip(BUGS, zip(project.many(lines), runs, strict=True), strict=True))
+
+
 @pytest.mark.parametrize("where", BUGS)
-def test_a_bug_in_the_users_own_hook_keeps_its_whole_traceback(where: str, project: Project) -> None:
-    project.write("buggy.py", BUGS[where])
-    done = project.train("+hooks.mine._target_=buggy.Buggy", "engine.max_epochs=1")
+def test_a_bug_in_a_custom_hook_keeps_its_whole_traceback(where: str, bugs: dict[str, tuple[Done, Run]]) -> None:
+    done, run = bugs[where]
     assert done.code == 1
-    for text in (done.text, project.run.log):
+    for text in (done.text, run.log):
         assert text.count("Traceback (most recent call last)") >= 1
         assert "1 / 0  # the user's line" in text
         assert "ZeroDivisionError: division by zero" in text
     assert done.text.count("1 / 0  # the user's line") == 1
     assert "Error executing job" not in done.text
-    assert project.run.result["status"] == "failed"
-    assert "ZeroDivisionError" in project.run.result["error"]
+    assert run.result["status"] == "failed"
+    assert "ZeroDivisionError" in run.result["error"]
 
 
 def test_a_bug_in_the_users_own_model(project: Project) -> None:
