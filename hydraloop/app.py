@@ -1,7 +1,7 @@
 """`hydraloop.main()`: command line -> validated config -> one run, or a sweep. Only this file reads sys.argv.
 
-Every mistake that can be found without torch is found before anything is written. What a run needs is imported when one
-starts, so that --help and --dry-run are fast.
+Mistakes that can be found without torch are found before anything is written. Modules that only a run needs are
+imported when it starts, so that --help and --dry-run are fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hydraloop.safety.secrets import remember_overrides
 def main(
     *, config_path: str = "conf", config_name: str = "config", trusted: Sequence[str] = (), folder: Path | None = None
 ) -> None:
-    """Run what the command line says, and exit.
+    """Train, or show what the command line asks for, and exit.
 
     Exit codes: 0 done, 1 a run failed, 2 a mistake in the command line; ended by Ctrl-C 130, SIGTERM 143, SIGHUP 129.
 
@@ -40,7 +40,7 @@ def main(
         config_path: the folder with config files, relative to the calling file.
         config_name: the primary config in it, without `.yaml`.
         trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
-        folder: used instead of the calling file's folder. Its Python files may be named in `_target_` too.
+        folder: used instead of the calling file's folder. A config may name the Python files in it.
     """
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     ALLOWLIST.trust_folder(folder)
@@ -56,7 +56,7 @@ def main(
     try:
         with terminable():
             _App(folder, folder / config_path, config_name, tuple(trusted), reports, leader).run(sys.argv[1:])
-    except SystemExit as error:  # argparse has printed what is wrong, or what was asked for
+    except SystemExit as error:  # argparse has printed a mistake, or the version
         if torchrun.is_several():
             leader.leave(1 if error.code else 0)
         raise

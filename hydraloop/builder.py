@@ -122,7 +122,7 @@ def _connect(cfg: DictConfig) -> Distributed:
 
 
 def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> run_directory.Resumed:
-    """The directory and checkpoint to use, as rank 0 finds them."""
+    """Return the directory and the checkpoint that rank 0 finds."""
     found: list[str | None] = [None, None]
     if distributed.is_main:
         settled = run_directory.settle(cfg, run_dir)
@@ -146,7 +146,7 @@ def _record(cfg: DictConfig, engine: Engine, *, resumed: bool, recorded: bool) -
 
 @functools.cache
 def _default_threads() -> int:
-    """torch's own number of threads, before the first run of this process."""
+    """Return torch's number of threads before the first run of this process."""
     return torch.get_num_threads()
 
 

@@ -138,7 +138,7 @@ def slots_of(cfg: DictConfig) -> list[Slot]:
 
 
 def _hook_schemas() -> dict[str, Any]:
-    """From `_target_` to the dataclass stored for it, over both hook groups."""
+    """Return {`_target_`: the dataclass stored for it} of both hook groups."""
     return {str(getattr(schema, "_target_", None)): schema for group in HOOK_GROUPS for _, schema in stored(group)}
 
 
@@ -158,9 +158,9 @@ def _check_keys(cfg: DictConfig) -> None:
 
 
 def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, list[str]]]:
-    """(key, mapping, its options) of what hydraloop itself reads, not of what a `_target_` takes.
+    """Yield (key, mapping, names of its options) of what hydraloop itself reads, not of what a `_target_` takes.
 
-    Hydra does not find these: a + on the command line adds a key to any mapping.
+    Hydra does not check these: a + on the command line adds a key to any mapping.
     """
     for name in cfg:
         if name == "hydra" or OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
@@ -177,7 +177,7 @@ def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConf
 def _check_interpolations(node: DictConfig, prefix: str = "") -> None:
     for name, raw in node.items_ex(resolve=False):
         key = f"{prefix}{name!s}"
-        # What Hydra says of a job (${hydra:runtime.output_dir}) is known once the job runs.
+        # ${hydra:runtime.output_dir} and the like have a value once the job runs.
         if key == "hydra" or OmegaConf.is_missing(node, name) or (isinstance(raw, str) and "${hydra:" in raw):
             continue
         try:
@@ -186,7 +186,7 @@ def _check_interpolations(node: DictConfig, prefix: str = "") -> None:
             raise UserError(
                 f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
                 key=key,
-                remedy="Name a key that is there (or set the variable), or write a value.",
+                remedy="Name a key that exists (or set the variable), or write a value.",
             ) from error
         if isinstance(value, DictConfig):
             _check_interpolations(value, f"{key}.")

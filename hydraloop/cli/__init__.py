@@ -1,1 +1,1 @@
-"""Between the command line and Hydra: arguments, composing, checks, help, the dry run. Nothing here imports torch."""
+"""The command line before and around Hydra: arguments, composing, checks, help and the dry run. Imports no torch."""

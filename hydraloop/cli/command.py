@@ -1,4 +1,4 @@
-"""The checked command line: overrides to Hydra's form, composed and validated, before anything is written."""
+"""Check a command line: compose and validate the config of the run, or of each job, before anything is written."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line asks for."""
+    """A command line that has passed all checks."""
 
     overrides: list[str]
     """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
     cfg: DictConfig
-    """Composed and validated, with the node `hydra`; of a sweep, the config of its first job."""
+    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
     is_sweep: bool = False
     axes: list[str] = field(default_factory=list)
     """The keys that are swept."""
 
     @property
     def typed(self) -> list[str]:
-        """The keys that the command line sets. Hydra's own list also has those of a sweep in a config file."""
+        """The keys that the command line sets, without the axes of a sweep that a config file sets."""
         return keys_of(self.overrides)
 
 
@@ -91,7 +91,7 @@ def compose_job(
 
 
 def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
-    """Return the config that Hydra composes for the sweep itself: its callbacks, sweeper and launcher are checked.
+    """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher.
 
     Raises:
         UserError: Hydra cannot compose it, or one of them is not allowed.
@@ -163,7 +163,7 @@ def _explained(compose: Callable[[Sequence[str]], DictConfig], lines: Sequence[s
 
 
 def _mode_is_multirun(lines: Sequence[str], composer: Composer) -> bool:
-    """Whether `hydra.mode` is MULTIRUN, on the command line or in a config file."""
+    """Return whether `hydra.mode` is MULTIRUN, on the command line or in a config file."""
     plain = [override.input_line or "" for override in arguments.parse(lines) if not arguments.is_sweep(override)]
     for attempt in (plain, [line for line in plain if line.startswith("hydra")]):
         try:

@@ -1,4 +1,4 @@
-"""Handler and formatter of the terminal, used in Hydra's `job_logging`. They mask secrets. Imports no torch."""
+"""The log handler and formatter for the terminal, named in Hydra's `job_logging`. They mask secrets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _COLOURS = {"header": 1, "val": 36, "test": 36, "best": 32, "WARNING": 33, "ERRO
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints the plain message for INFO, with the level's name in front for anything else; errors to standard error.
+    """Prints messages, those of other levels than INFO with the level's name. Errors go to standard error.
 
     In a terminal, the first line has a colour, unless NO_COLOR is set: `log.info(…, extra={"style": "best"})`.
 
-    The stream is looked up at each message, not kept: a progress bar that puts itself in the place of `sys.stdout` gets
-    the message and prints it above itself. One write a message, so that lines of several processes do not mix.
+    `sys.stdout` is read for each message, so that a progress bar that replaces it can print the message above itself.
+    Each message is one write, so that lines of several processes do not mix.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -40,7 +40,7 @@ class ConsoleHandler(logging.Handler):
             stream.flush()
         except RecursionError:
             raise
-        except BrokenPipeError:  # the reader has gone (`| head`); the run continues, and its log file is complete
+        except BrokenPipeError:  # the reader has ended (`| head`); the run continues, and its log file is complete
             self.setLevel(logging.CRITICAL + 1)
         except Exception:
             self.handleError(record)

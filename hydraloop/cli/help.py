@@ -1,4 +1,4 @@
-"""`--help`: what can be typed, from the schemas and the project's config folder."""
+"""The text of `--help`, from the schemas and the project's config folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydraloop.schemas.root import Config, InitConf
 _WIDTH = 110
 
 _HEAD = """\
-hydraloop trains a PyTorch model as its config says.
+hydraloop trains a PyTorch model from a config.
 
 usage: {command} [group=option …] [key=value …] [flags]
 """
@@ -25,30 +25,34 @@ usage: {command} [group=option …] [key=value …] [flags]
 _FLAGS = """\
 Flags
   --dry-run             print the composed config and the order of hooks; trains nothing, imports no torch
-  -m, --multirun        a sweep: every key=a,b,c multiplies the jobs
+  -m, --multirun        a sweep: one job for each combination of the values in key=a,b,c
   --cfg job             print the composed config (--resolve: with interpolations resolved)
-  -cn, -cp, -cd NAME    another primary config, config folder, additional config folder
+  -cn, -cp, -cd NAME    another primary config, another config folder, an additional one
   --hydra-help          Hydra's own flags (completion, --info, …)
-  HYDRA_FULL_ERROR=1    in the environment: a mistake is shown with its whole traceback
+  HYDRA_FULL_ERROR=1    in the environment: errors are shown with their traceback
 """
 
 _EXAMPLES = """\
 Examples
   {command}                                                  the default: a CNN on handwritten digits
   {command} hooks=ema,profiler                               both hooks, one run
-  {command} hooks=[ema] hooks.ema.priority=HIGH              a priority by name; a number from 0 to 100 works too
-  {command} default_hooks.checkpoint.interval=5 ~default_hooks.logger
+  {command} 'hooks=[ema]' hooks.ema.priority=HIGH            a priority by name; a number from 0 to 100 works too
+  {command} default_hooks.checkpoint.interval=5 '~default_hooks.logger'
   {command} +hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30
   {command} experiment=diabetes optimizer.lr=3e-3
   {command} experiment=char_lm precision=bf16 engine.accumulate=2
-  {command} distributed.nproc_per_node=2                     two processes; torchrun works, too
+  {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
-  {command} resume=auto                                      go on where the newest checkpoint stands
+  {command} resume=auto                                      continue from the latest complete checkpoint
 """
 
 
 def format_help(composer: Composer, command: str) -> str:
-    """The whole help text."""
+    """Return the help text.
+
+    Args:
+        command: as it is shown in the examples, `python train.py`.
+    """
     parts = [
         _HEAD.format(command=command),
         _FLAGS,

@@ -1,4 +1,4 @@
-"""Running jobs, or showing configs, through Hydra. Errors come back as exceptions, and Hydra's records are masked."""
+"""Run jobs, or show configs, through Hydra. Errors are raised, and secrets in Hydra's records are masked."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def sweep_dir() -> Path:
 
 
 def _masked(job: Job) -> Callable[[DictConfig], Any]:
-    """The job, with its secrets masked in what Hydra has written before, and from then on in every log message."""
+    """Return the job with its secrets masked: in the files that Hydra has written, and in all log messages."""
 
     def run(cfg: DictConfig) -> Any:
         settings = HydraConfig.get()
@@ -110,7 +110,7 @@ def quoted(path: Path) -> str:
 
 @contextmanager
 def _arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Hydra reads sys.argv."""
+    """Set `sys.argv` for Hydra, which reads it."""
     before = sys.argv
     sys.argv = [before[0], *argv]
     try:
@@ -121,9 +121,9 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """With HYDRA_FULL_ERROR=1, Hydra raises what it otherwise cuts, prints and turns into an exit code.
+    """Make Hydra raise errors, instead of printing them without their traceback and exiting.
 
-    In any case Hydra writes one line before it raises. It is left out, because hydraloop reports the error.
+    This is what HYDRA_FULL_ERROR=1 does. Hydra still prints one line, which is left out: hydraloop reports the error.
     """
     before, stderr = os.environ.get(FULL_ERROR), sys.stderr
     os.environ[FULL_ERROR] = "1"
@@ -139,7 +139,7 @@ def _errors_raised() -> Iterator[None]:
 
 
 class _WithoutLine:
-    """A text stream that drops what begins with `start`."""
+    """A text stream that drops texts that begin with `start`."""
 
     def __init__(self, stream: TextIO, start: str) -> None:
         self._stream = stream

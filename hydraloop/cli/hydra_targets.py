@@ -1,6 +1,6 @@
-"""What Hydra itself makes from a config (callbacks, launcher, sweeper, log handlers): the allowlist covers it, too.
+"""Apply the allowlist to what Hydra itself makes from a config: callbacks, launcher, sweeper and log handlers.
 
-The text of the config is checked, not what it resolves to: `${now:}` and others resolve to another value in the run.
+The written text is checked, not its resolved value: `${now:}` and others have another value in the run.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from hydraloop.safety.public_targets import within
 
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")
-_PLUGINS = ("hydra._internal.core_plugins", "hydra_plugins.hydraloop")
-"""Packages of Hydra's own classes, which have no public name, and of hydraloop's plugins. Those of others have options
-that run code: submitit's `setup`, optuna's `custom_search_space`."""
+_PLUGINS = "hydra._internal.core_plugins"
+"""Hydra's own classes, which have no public name. Other plugins have options that run code: submitit's `setup`,
+optuna's `custom_search_space`."""
 _CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)
-"""Hydra's other one, PickleJobInfoCallback, writes the config into a pickle file with its secrets."""
+"""Not PickleJobInfoCallback, which writes the config with its secrets into a pickle file."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
 _ATTRIBUTES = "."
-"""Key of what Python sets on a handler after it is made; its file name is an attribute."""
+"""Key of the attributes that Python sets on a handler after it is made, such as its file name."""
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 _WHOLE = re.compile(r"\s*\$\{.*\}\s*", re.DOTALL)
-"""An interpolation that can become a section; one with more text around it is always text."""
+"""An interpolation that can become a section; with other text around it, it stays text."""
 _LOG_CLASSES = {
     "formatters": (
         "hydraloop.cli.console.MaskingFormatter",
@@ -45,12 +45,12 @@ _LOG_CLASSES = {
         *(f"logging.handlers.{name}Handler" for name in ("RotatingFile", "TimedRotatingFile", "WatchedFile", "Memory")),
     ),
 }
-"""By section, since Python calls a formatter's class with the text of `format`, which a handler takes for a file name.
-Handlers that send records to another machine have to be trusted."""
+"""By section, because a handler that is named as a formatter takes the text of `format` for a file name.
+Handlers that send records to another machine must be trusted."""
 
 
 def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
-    """Refuse what Hydra would import and call on its own, unless it is Hydra's, or the allowlist has it.
+    """Refuse classes that Hydra would import and call, unless they are Hydra's own or on the allowlist.
 
     Args:
         typed: keys that the command line sets. They may name log files anywhere, and use interpolations.
@@ -85,7 +85,7 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
 
 
 def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
-    """(key, last part of the key, value as it is written) of each value in a container; `.` is not looked into."""
+    """Yield (key, last part of the key, value as written) of each value in a container, except inside `.`."""
     if isinstance(node, dict) and name != _ATTRIBUTES:
         for inner, value in node.items():
             yield from _leaves(value, f"{key}.{inner!s}", str(inner))
@@ -97,40 +97,42 @@ def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _interpolates(value: Any, *, anywhere: bool) -> bool:
-    """Whether a value is an interpolation, which may become a whole section, or has one in it."""
+    """Return whether a value is an interpolation, which may become a section, or (`anywhere`) has one in it."""
     return isinstance(value, str) and "${" in value and (anywhere or _WHOLE.fullmatch(value) is not None)
 
 
 def _not_written(key: str) -> UserError:
     return UserError(
-        "an interpolation is refused here, since it can become a target or a file that nobody has checked",
+        "an interpolation is refused here, because it can become a target or a file that was not checked",
         key=key,
-        remedy=f"In a config file, write the value itself; or type it on the command line: {key}=…",
+        remedy=f"In a config file, write the value itself, or type it on the command line: {key}=…",
     )
 
 
 def _check_target(target: Any, key: str) -> None:
     if not isinstance(target, str):
-        raise UserError("is not the path of a class", key=key, remedy="Write package.module.Class.")
+        raise UserError(f"{target!r} is not the path of a class", key=key, remedy="Write package.module.Class.")
     if target not in _CALLBACKS and not _is_plugin(target):
         hydra_versions.allow(target, ALLOWLIST.locate(target, key.removesuffix("._target_")))
 
 
 def _is_plugin(target: str) -> bool:
-    """Whether it is a class of Hydra's own or of hydraloop's plugins, in the module that defines it."""
+    """Return whether it is one of Hydra's own classes, in the module that defines it."""
     module, _, name = target.rpartition(".")
-    if not within(module, _PLUGINS):
+    if not within(module, (_PLUGINS,)):
         return False
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError:
         return False
-    return isinstance(found, type) and within(found.__module__, _PLUGINS)
+    return isinstance(found, type) and within(found.__module__, (_PLUGINS,))
 
 
 def _check_factory(target: Any, key: str) -> None:
     if not isinstance(target, str) or ":" in target:
-        raise UserError("is not the path of a class", key=key, remedy="Write logging.FileHandler, or the like.")
+        raise UserError(
+            f"{target!r} is not the path of a class", key=key, remedy="Write logging.FileHandler or similar."
+        )
     section = "formatters" if ".formatters." in key else "filters" if ".filters" in key else "handlers"
     if target not in _LOG_CLASSES[section]:
         try:

@@ -1,7 +1,7 @@
-"""What a config file may not set, since it could run code or overwrite files; whoever types it on the command line may.
+"""Refuse options in config files that could run code or overwrite files.
 
-A config can come from anywhere, a command line only from the user. So environment variables outside a list, and files
-that are not in the run directory, are accepted if their own key is typed: `++hydra.job.env_set.NAME=value`.
+A config can come from anywhere, but a command line only from the user. So environment variables outside a list, and
+files outside the run directory, are accepted only if their key is typed: `++hydra.job.env_set.NAME=value`.
 """
 
 from __future__ import annotations
@@ -17,41 +17,38 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
 
+_DEVICES = """
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES
+    ZE_AFFINITY_MASK
+"""
+_NUMERICS_AND_KERNELS = """
+    CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS NVIDIA_TF32_OVERRIDE
+    TORCH_ALLOW_TF32_CUBLAS_OVERRIDE PYTORCH_ENABLE_MPS_FALLBACK
+"""
+_MEMORY = """
+    PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING
+    PYTORCH_MPS_HIGH_WATERMARK_RATIO PYTORCH_MPS_LOW_WATERMARK_RATIO MALLOC_ARENA_MAX
+"""
+_THREADS = """
+    OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS NUMEXPR_MAX_THREADS
+    VECLIB_MAXIMUM_THREADS RAYON_NUM_THREADS TOKENIZERS_PARALLELISM OMP_PROC_BIND OMP_PLACES GOMP_CPU_AFFINITY
+    KMP_AFFINITY KMP_BLOCKTIME
+"""
+_COMMUNICATION = """
+    NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_SHM_DISABLE
+    NCCL_IB_DISABLE NCCL_IB_HCA NCCL_IB_TIMEOUT NCCL_IB_GID_INDEX NCCL_ALGO NCCL_PROTO NCCL_BUFFSIZE NCCL_NTHREADS
+    NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_CROSS_NIC NCCL_NVLS_ENABLE NCCL_ASYNC_ERROR_HANDLING NCCL_BLOCKING_WAIT
+    TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_BLOCKING_WAIT TORCH_NCCL_AVOID_RECORD_STREAMS
+    TORCH_NCCL_ENABLE_MONITORING TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC TORCH_NCCL_HIGH_PRIORITY GLOO_SOCKET_IFNAME
+    TP_SOCKET_IFNAME TORCH_DISTRIBUTED_DEBUG
+"""
+"""Not NCCL_NET_PLUGIN, which loads a library."""
+_MESSAGES_AND_OFFLINE = """
+    TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES HYDRA_FULL_ERROR TQDM_DISABLE WANDB_MODE TF_CPP_MIN_LOG_LEVEL
+    WANDB_SILENT HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE TRANSFORMERS_VERBOSITY
+"""
 ENVIRONMENT = frozenset(
-    (
-        # Which devices are seen, and in what order.
-        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-        *("ASCEND_RT_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-        # Numerics, and when kernels are loaded and run.
-        *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"),
-        *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "PYTORCH_ENABLE_MPS_FALLBACK"),
-        # Memory: splitting and releasing of blocks.
-        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
-        *("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO", "MALLOC_ARENA_MAX"),
-        # Numbers of threads, and their cores.
-        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS"),
-        *("VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
-        *("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_BLOCKTIME"),
-        # Communication: network interface, protocols, timeouts, messages. Not NCCL_NET_PLUGIN, which loads a library.
-        *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_P2P_DISABLE"),
-        *(
-            "NCCL_P2P_LEVEL",
-            "NCCL_SHM_DISABLE",
-            "NCCL_IB_DISABLE",
-            "NCCL_IB_HCA",
-            "NCCL_IB_TIMEOUT",
-            "NCCL_IB_GID_INDEX",
-        ),
-        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-        *("NCCL_CROSS_NIC", "NCCL_NVLS_ENABLE", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT"),
-        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_AVOID_RECORD_STREAMS"),
-        *("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_HIGH_PRIORITY"),
-        *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "TORCH_DISTRIBUTED_DEBUG"),
-        # Messages, and no network.
-        *("TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "HYDRA_FULL_ERROR", "TQDM_DISABLE", "WANDB_MODE"),
-        "TF_CPP_MIN_LOG_LEVEL",
-        *("WANDB_SILENT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY"),
-    )
+    (_DEVICES + _NUMERICS_AND_KERNELS + _MEMORY + _THREADS + _COMMUNICATION + _MESSAGES_AND_OFFLINE).split()
 )
 """Variables that a config may set: exact names, none of which names a program, library, folder or address."""
 
@@ -61,7 +58,7 @@ _JOB_NAME = re.compile(r"\$\{hydra[.:]job\.name\}")
 
 
 def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
-    """Refuse variables and files that only the command line may name.
+    """Refuse variables and files that were not typed on the command line.
 
     Args:
         cfg: with the node `hydra`.
@@ -84,13 +81,13 @@ def check_file(path: object, key: str, job: Any) -> None:
     """Refuse a log file that is not in the run directory, or whose name does not end in `.log`.
 
     Args:
-        path: as it is written. It begins with `${hydra.runtime.output_dir}/`; of other interpolations it may have
-            `${hydra.job.num}` and `${hydra.job.name}`, if that name has none.
+        path: as written. Allowed are `${hydra.runtime.output_dir}/` at the start, `${hydra.job.num}`, and
+            `${hydra.job.name}` if that name has no interpolation.
         key: its full key, for the error.
-        job: `hydra.job`, as it is written.
+        job: `hydra.job`, as written.
 
     Raises:
-        UserError: the path.
+        UserError: names the key.
     """
     text = str(path)
     inside = _OUTPUT_DIR.match(text)
@@ -103,14 +100,16 @@ def check_file(path: object, key: str, job: Any) -> None:
             f"{text} {problem}",
             key=key,
             remedy="In a config file, name one in the run directory that ends in .log: "
-            f"${{hydra.runtime.output_dir}}/name.log. Any other has to be typed on the command line: {key}=…",
+            f"${{hydra.runtime.output_dir}}/name.log. Any other path must be typed on the command line: {key}=…",
         )
 
 
 def _check_environment(job: Any, typed: Collection[str]) -> None:
     variables = job.get("env_set") if isinstance(job, dict) else job
     if variables is not None and not isinstance(variables, dict):
-        raise UserError(f"{variables} is not a mapping", key="hydra.job.env_set", remedy="Write it out.")
+        raise UserError(
+            f"{variables} is not a mapping", key="hydra.job.env_set", remedy="Write NAME: value for each variable."
+        )
     copied = job.get("env_copy") if isinstance(job, dict) else None
     for name, value in (variables or {}).items():
         key = f"hydra.job.env_set.{name}"
@@ -128,12 +127,12 @@ def _check_output_subdir(folder: Any) -> None:
         raise UserError(
             f"{folder} could hold a config.yaml that the run would overwrite",
             key="hydra.output_subdir",
-            remedy="In a config file, use .hydra; any other has to be typed: hydra.output_subdir=…",
+            remedy="In a config file, use .hydra. Any other folder must be typed: hydra.output_subdir=…",
         )
 
 
 def _check_sweep_subdir(sweep: Any) -> None:
-    """Refuse a job's folder that is plainly outside its sweep, typed or not. Others are checked when the job starts."""
+    """Refuse a job's folder outside its sweep, typed or not. Other folders are checked when they are made."""
     subdir, base = (str(sweep.get(name)) for name in ("subdir", "dir")) if isinstance(sweep, dict) else ("", "")
     path = posixpath.normpath(subdir.removeprefix(f"{base.rstrip('/')}/").replace("\\", "/"))
     if path.startswith("/") or path.split("/")[0] == ".." or PureWindowsPath(path).drive:

@@ -1,4 +1,4 @@
-"""Composing from Python: the same configs as on the command line."""
+"""`hydraloop.compose`: a config from Python, composed and checked as on the command line."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def compose(
     trusted: Sequence[str] = (),
     folder: Path | None = None,
 ) -> DictConfig:
-    """The config of one run, checked as on the command line.
+    """Return the config of one run, checked as on the command line.
 
-    `hydraloop.build` treats the overrides of this very object (not of a copy) as typed when it resumes a run.
+    When `hydraloop.build` resumes a run with this object (not with a copy), it treats the overrides as typed.
 
     Args:
         overrides: as typed on the command line, `["hooks=[ema]", "optimizer.lr=1e-2"]`.
         config_path: the folder with config files, relative to the calling file (in a notebook: the working directory).
         config_name: the primary config in it, without `.yaml`.
-        trusted: packages whose classes a config may name in `_target_`, besides the allowlist's own.
-        folder: stands for the calling file's folder.
+        trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
+        folder: used instead of the calling file's folder.
 
     Raises:
         UserError: a mistake in the overrides or the config files.

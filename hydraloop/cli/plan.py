@@ -1,4 +1,4 @@
-"""The dry run: what would be trained, and the hooks by mount point, from schemas alone."""
+"""The dry run: the composed config, and the hooks by mount point. Only schemas are read, no hook is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hydraloop.validate import slots_of
 
 
 def format_plan(cfg: DictConfig) -> str:
-    """What `--dry-run` prints."""
+    """Return what `--dry-run` prints."""
     shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     waits_for_job = "${hydra:" in str(OmegaConf.to_container(shown))  # ${hydra:job.num} has no value yet
     return "\n".join(
@@ -20,6 +20,6 @@ def format_plan(cfg: DictConfig) -> str:
             "# Hooks by mount point, in the order they are called (priority)",
             format_order(slots_of(cfg)),
             "",
-            "Nothing was trained and nothing written. Leave --dry-run out to start.",
+            "Nothing was trained or written. Leave --dry-run out to start.",
         ]
     )

@@ -1,4 +1,4 @@
-"""Where Hydra looks for config files: folders, and packages that the allowlist has, since Hydra imports a package."""
+"""Check `hydra.searchpath`. Hydra imports the packages in it, so they must be on the allowlist."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _KEY = "hydra.searchpath"
 _OF_HYDRA = "hydra.conf"
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+\}")
 _SCHEMES = ("pkg", "structured")
-"""Those whose rest is the name of a module that Hydra imports."""
+"""These are followed by the name of a module, which Hydra imports."""
 
 
 def check_search_path(name: str, overrides: Sequence[str]) -> None:
     """Refuse packages that are not trusted, before Hydra composes with them. A composer has to be open.
 
     Args:
-        name: of the primary config, which may have `hydra.searchpath`; it counts nowhere else.
+        name: of the primary config, the only one in which Hydra reads `hydra.searchpath`.
 
     Raises:
         UserError: names the entry.
@@ -46,7 +46,7 @@ def _in_primary(name: str) -> object:
             raw = _written(config)
             if "${" in _ENVIRONMENT.sub("", raw):
                 raise UserError(
-                    "an interpolation is refused here, since it can become a package that nobody has checked",
+                    "an interpolation is refused here, because it can become a package that was not checked",
                     key=_KEY,
                     remedy="Write the folder itself, or use ${oc.env:NAME}.",
                 )
@@ -55,7 +55,7 @@ def _in_primary(name: str) -> object:
 
 
 def _written(config: DictConfig) -> str:
-    """`hydra.searchpath` as it is written; all of `hydra` if that is an interpolation."""
+    """Return `hydra.searchpath` as written; all of `hydra` if that is an interpolation."""
     hydra = OmegaConf.to_container(config, resolve=False)
     hydra = hydra.get("hydra") if isinstance(hydra, dict) else None
     return str(hydra.get("searchpath") if isinstance(hydra, dict) else hydra)

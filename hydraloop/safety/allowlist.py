@@ -1,8 +1,9 @@
 """Which `_target_`s a config may name: the name is checked before anything is imported, the object after.
 
-A config can come from anywhere (a colleague, a sweep's file, the web), and instantiating it calls whatever it names.
-Allowed are hydraloop's components and parts of torch and torchmetrics (`public_targets.py`), the project's files, and
-what `hydraloop.main(trusted=[…])` adds. Of all these, only classes, classmethods and functions of a module.
+A config can come from anywhere (a colleague, a sweep's file, the web), and to instantiate it is to call the functions
+that it names. Allowed are hydraloop's components and parts of torch and torchmetrics (`public_targets.py`), the
+project's files, and what `hydraloop.main(trusted=[…])` adds; of these, only classes, classmethods and functions of a
+module.
 
 Hydra's own checks do not replace this. Hydra 1.3 blocks a list of known dangerous targets; 1.4 allows targets by their
 names, and knows neither the project's folder nor which part of a library is public.

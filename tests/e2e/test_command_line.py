@@ -1,4 +1,4 @@
-"""Every line of the design's "What a user types", typed."""
+"""The command lines of the design, in real processes."""
 
 from __future__ import annotations
 
@@ -272,14 +272,14 @@ def test_what_they_print(project: Project) -> None:
         ]
     )
     assert "ema (50)" in dry.out
-    assert "Nothing was trained and nothing written." in dry.out
+    assert "Nothing was trained or written." in dry.out
     assert "hooks:\n  ema:\n    _target_: hydraloop.hooks.EMAHook" in shown.out
     assert "  profiler:" in shown.out
     assert "max_epochs: 20" in package.out
     assert "seed" not in package.out
     assert str(project.path / "conf") in search.out
     assert completed.code == 2
-    assert "there is no config 'other'" in completed.err
+    assert "the config 'other' does not exist" in completed.err
 
 
 def test_other_configs_and_folders(project: Project) -> None:
@@ -392,7 +392,7 @@ def test_resuming_the_newest_run_in_its_own_directory(project: Project) -> None:
     before = first.records
     done = project.train("engine.max_epochs=3", "engine.test=false", "resume=auto")
     assert done.code == 0, done.text
-    assert len(project.runs) == 2, "it goes on in the same directory"
+    assert len(project.runs) == 2, "it continues in the same directory"
     after = first.records
     # A checkpoint is written before its epoch is validated: a resumed run first makes that up, and has it once.
     assert before[-1]["mode"] == "val"
