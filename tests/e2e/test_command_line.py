@@ -304,7 +304,13 @@ def test_other_configs_and_folders(project: Project) -> None:
 def test_tab_completion(project: Project) -> None:
     project.write("probe.py", PROBE)
     done = project.python(
-        "probe.py", "-sc", "query=bash", COMP_LINE="python probe.py optimizer=", COMP_POINT="26", _HYDRA_OLD_COMP="0"
+        "probe.py",
+        "-sc",
+        "query=bash",
+        COMP_LINE="python probe.py optimizer=",
+        COMP_POINT="26",
+        _HYDRA_OLD_COMP="0",
+        stdin="",
     )
     assert done.code == 0, done.text
     assert "optimizer=adamw" in done.out
