@@ -263,11 +263,14 @@ DEFAULT_HOOKS = (
     _row(
         "MMEngine ParamSchedulerHook; MMCV LrUpdaterHook, MomentumUpdaterHook; iMIX LRSchedulerHook",
         "ParamSchedulerHook",
-        "`param_scheduler`; `scheduler=`cosine, warmup_cosine, linear, multistep, onecycle, poly, plateau, momentum",
+        "`param_scheduler`; `scheduler=`constant, linear, step, multistep, exponential, poly, cosine, warmup_cosine, "
+        "cosine_restart, onecycle, plateau, momentum",
         "engine.max_epochs=1 scheduler=[warmup_cosine,momentum]",
         "engine.max_epochs=1 scheduler=[linear,multistep]",
         "engine.max_epochs=1 scheduler=onecycle",
         "engine.max_epochs=1 scheduler=[poly,plateau]",
+        "engine.max_epochs=1 scheduler=[constant,step,exponential]",
+        "engine.max_epochs=1 scheduler=cosine_restart",
         tests="""
         hooks/test_param_scheduler.py::test_a_schedule_steps_after_each_optimizer_step
         test_a_schedule_by_epoch_steps_once_an_epoch
