@@ -20,6 +20,8 @@ from typing import Any
 
 from hydraloop.schemas.distributed import DistributedConf
 
+_PRELOADED = ["pytest", "hydraloop.engine.distributed.process_group", "hydraloop.builder", "torch.distributed.fsdp"]
+"""Modules that the processes are forked with."""
 _SECONDS = 120
 """Ranks that have not answered by then are assumed to wait for each other."""
 
@@ -67,7 +69,7 @@ class _Pool:
 
     def _grow(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "hydraloop.engine.distributed.process_group"])
+        context.set_forkserver_preload(_PRELOADED)
         while len(self._processes) < size:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

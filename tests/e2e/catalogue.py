@@ -468,7 +468,7 @@ CUSTOM_HOOKS = (
         "`num_class_check`",
         "engine.max_epochs=1 hooks=[num_class_check]",
         Command(
-            "hooks=[num_class_check] task.model.num_classes=12", refused="it is 12, and Digits of data.train has 10"
+            "hooks=[num_class_check] task.model.num_classes=12", refused="it is 12, but Digits of data.train has 10"
         ),
         tests="""
         hooks/test_num_class_check.py::test_another_number_of_classes_is_refused_with_both_numbers_and_where_they_are
