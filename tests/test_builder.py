@@ -25,7 +25,7 @@ def composed(*lines: str) -> DictConfig:
 
 
 def changed(cfg: DictConfig, **values: Any) -> DictConfig:
-    """Past all types and checks, as from a config made by hand."""
+    """Change values without type checks, as in a config that was not composed."""
     with open_dict(cfg):
         for key, value in values.items():
             OmegaConf.update(cfg, key.replace("__", "."), value, merge=False, force_add=True)

@@ -8,8 +8,8 @@ from hydraloop.errors import UserError, close_names, suggestion
 
 
 def test_the_message_has_key_problem_and_remedy() -> None:
-    error = UserError("1.5 is no number of workers", key="data.loader.num_workers", remedy="Use 0 for none.")
-    assert str(error) == "data.loader.num_workers: 1.5 is no number of workers\n  Use 0 for none."
+    error = UserError("1.5 is not a number of workers", key="data.loader.num_workers", remedy="Use 0 for none.")
+    assert str(error) == "data.loader.num_workers: 1.5 is not a number of workers\n  Use 0 for none."
     assert str(UserError("it does not compose")) == "it does not compose"
 
 

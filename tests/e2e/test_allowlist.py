@@ -154,7 +154,7 @@ def test_what_only_the_command_line_may_set(project: Project) -> None:
 
 
 def test_following_the_remedies_works(project: Project) -> None:
-    """For a class that its package re-exports: of both packages, each named by an error of its own."""
+    """For a class that its package re-exports: both packages must be trusted, and each is named by its own error."""
     for package in ("first", "second"):
         folder = project.path.parent / "elsewhere"
         (folder / package).mkdir(parents=True)

@@ -48,7 +48,7 @@ class NoLoss(Task):
 
 @pytest.fixture(scope="module")
 def composing(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Done], set[str]]:
-    """What came of each line of COMPOSING, and the files they left behind."""
+    """The outcome of each line of COMPOSING, and the files that they have left."""
     project = Project.make(tmp_path_factory.mktemp("composing") / "project")
     before = project.files
     done = project.many([line.split() for line in COMPOSING])
@@ -57,7 +57,7 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Done]
 
 @pytest.fixture(scope="module")
 def building(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Run]]:
-    """What came of each line of BUILDING, and its run directory."""
+    """The outcome of each line of BUILDING, and its run directory."""
     project = Project.make(tmp_path_factory.mktemp("building") / "project")
     project.write("misspelt.py", MISSPELT)
     project.write("lossless.py", LOSSLESS)

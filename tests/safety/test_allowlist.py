@@ -341,7 +341,7 @@ def test_a_function_of_torch_without_a_place_of_its_own_is_built(name: str) -> N
 
 
 def test_the_rest_of_hydraloop_is_refused_where_it_lies_in_the_projects_folder(allowlist: Allowlist) -> None:
-    """As in hydraloop's own repository, whose train.py stands beside the package."""
+    """As in hydraloop's own repository, whose train.py is next to the package."""
     allowlist.trust_folder(Path(__file__).resolve().parents[2])
     for target in (
         "hydraloop.safety.allowlist.ALLOWLIST.trust",
