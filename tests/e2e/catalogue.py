@@ -102,7 +102,7 @@ MECHANISM = (
         engine/test_hook.py::test_the_scale_is_mmengines
         test_numbers_and_names_in_any_case
         engine/test_hook_order.py::test_priority_then_default_before_custom_then_registration
-        e2e/test_command_line.py::test_priorities_by_name_and_number
+        e2e/test_command_line.py::test_a_priority_is_swept
         e2e/test_predecessors.py::test_a_hook_with_mmengines_helper_is_due_as_there
         """,
     ),
@@ -146,8 +146,8 @@ MECHANISM = (
         "engine.max_epochs=1 +hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digits=2",
         "engine.max_epochs=1 hooks=[weight_norm]",
         tests="""
-        e2e/test_command_line.py::test_no_checkpoint_and_a_hook_of_ones_own
-        test_a_model_and_data_of_ones_own
+        e2e/test_command_line.py::test_no_checkpoint_and_a_custom_hook
+        test_a_custom_model_and_custom_data
         safety/test_allowlist.py::test_refused
         """,
     ),
