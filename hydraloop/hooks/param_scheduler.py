@@ -92,9 +92,13 @@ class ParamSchedulerHook(Hook):
         """Summarise the lr, if the hook has scheduled something."""
         begin, end, last = engine.began_at, engine.progress.iteration, self._lr()
         if self._group is not None and self._schedules and end > begin:
-            self._summary = f"{self._first:.3g} at iteration {begin:,}, {last:.3g} at iteration {end:,}"
-            if self._highest > max(self._first, last):
-                self._summary += f", at most {self._highest:.3g}"
+            first, last_shown, highest = (f"{lr:.3g}" for lr in (self._first, last, max(self._highest, last)))
+            if first == last_shown == highest:
+                self._summary = f"{first} throughout"
+            else:
+                self._summary = f"{first} at iteration {begin:,}, {last_shown} at iteration {end:,}"
+                if highest not in (first, last_shown):
+                    self._summary += f", at most {highest}"
         self._group = None
 
     def _step(self, engine: Engine, *, by_epoch: bool) -> None:
