@@ -145,9 +145,9 @@ def test_an_empty_prompt_begins_a_file(trained: Project, script: Any, capsys: py
     ("arguments", "said"),
     [
         (["--length", "0"], "0 is below 1"),
-        (["--length", "2.5"], "'2.5' is no whole number"),
+        (["--length", "2.5"], "'2.5' is not a whole number"),
         (["--temperature", "-1"], "-1 is below 0"),
-        (["--temperature", "nan"], "nan is no number"),
+        (["--temperature", "nan"], "nan is not a number"),
         (["--top-k", "0"], "0 is below 1"),
         (["--weights", "best"], "invalid choice"),
     ],
