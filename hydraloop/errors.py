@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -42,6 +42,11 @@ def _rebuild(cls: type[UserError], problem: str, key: str | None, remedy: str | 
     return cls(problem, key=key, remedy=remedy)
 
 
+def any_of(names: Sequence[str]) -> str:
+    """Join names: `a`, `a or b`, `a, b or c`."""
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names that resemble `name`, the best first. Case is ignored."""
     by_lower = {other.lower(): other for other in known}
@@ -54,7 +59,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = close_names(name, names)
     if close:
-        return f"Did you mean {' or '.join(close)}?"
+        return f"Did you mean {any_of(close)}?"
     if not names:
         return "There are none."
     return f"Known: {', '.join(sorted(names))}."

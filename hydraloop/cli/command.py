@@ -116,7 +116,9 @@ def _check_sweep(
             raise UserError(problem, key=error.key, remedy=error.remedy) from error
         if cfg.resume is not None:
             raise UserError(
-                "the jobs of a sweep would continue in one directory", key="resume", remedy="Use load_from=…"
+                "the jobs of a sweep would continue in one directory",
+                key="resume",
+                remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
             )
         first = first or cfg
     assert first is not None, "a product of axes with values has an element"
@@ -144,7 +146,7 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         remedy = f"Options: {', '.join(composer.options(group))}."
         if group not in _REQUIRED:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
-            remedy = f"For none, use {none}. {remedy}"
+            remedy = f"To select none, use {none}. {remedy}"
         shown = "null" if value is None else "an empty value" if value == "" else repr(value)
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 

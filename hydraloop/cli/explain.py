@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from hydraloop.cli.arguments import is_sweep
 from hydraloop.cli.compose import Composer
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -73,7 +73,7 @@ def _missing_option(error: MissingConfigException, composer: Composer) -> UserEr
             key="--config-name",
             remedy=str(error).replace("\n", " ").strip(),
         )
-    return UserError(f"{group} has no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
+    return UserError(f"there is no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
 
 
 def _culprit(text: str, overrides: Sequence[Override]) -> Override | None:
@@ -115,7 +115,7 @@ def _not_selected(override: Override, cfg: DictConfig, composer: Composer) -> Us
     if name in options:
         selected = [str(other) for other, node in cfg[group].items() if node is not None]
         works = f"'{group}=[{','.join([*selected, name])}]' {line if option else ''}".rstrip()
-        return UserError("this hook is not selected", key=key, remedy=f"This works: {works}")
+        return UserError("this hook is not selected", key=key, remedy=f"Use {works}")
     if option in ("", "_target_"):
         return UserError("this hook does not exist yet", key=key, remedy=f"To add it, write a +: +{line}")
     return UserError(
@@ -134,7 +134,7 @@ def _bad_override(
         return UserError(
             f"{culprit.input_line} is not a list of hooks",
             key=key,
-            remedy=f"For none, use {key}=[]; for some {key}=[a,b]",
+            remedy=f"To select none, use {key}=[]. To select some, use {key}=[a,b].",
         )
     if "does not support deletion" in cause:
         return UserError("it cannot be deleted", key=key, remedy=f"Use {key}=null for none, or give it a value.")
@@ -161,7 +161,7 @@ def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
         return suggestion(key, composer.groups())
     same_end = [other for other in _leaves(cfg) if other.endswith(f".{key.rpartition('.')[2]}")]
     if "." in key and 0 < len(same_end) <= 3:
-        return f"Did you mean {' or '.join(same_end)}?"
+        return f"Did you mean {any_of(same_end)}?"
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(_select(cfg, parent), DictConfig):  # up to a mapping that exists
         parent, _, name = parent.rpartition(".")

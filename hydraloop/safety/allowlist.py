@@ -60,8 +60,8 @@ class Allowlist:
         """Return the call that trusts these packages and those that are trusted now, for messages."""
         names = ", ".join(f'"{name}"' for name in sorted({*self._trusted, *packages}))
         if self.is_in_main:
-            return f"say so in train.py: hydraloop.main(trusted=[{names}])."
-        return f"say so where you compose the config: hydraloop.compose(…, trusted=[{names}])."
+            return f"write in train.py: hydraloop.main(trusted=[{names}])."
+        return f"write where you compose the config: hydraloop.compose(…, trusted=[{names}])."
 
     def locate(self, target: str, key: str) -> Any:
         """Return the object that a `_target_` names.
@@ -166,10 +166,9 @@ class Allowlist:
         package = package or _package(target, target)
         folder = "train.py" if self.is_in_main else "the file that calls compose()"
         return UserError(
-            f"{target}{where} is not among what a config may instantiate",
+            f"a config may not instantiate {target}{where}",
             key=f"{key}._target_",
-            remedy=f"If you trust it, {self.remedy(package)} Your own classes work in any file under the folder of "
-            f"{folder}.",
+            remedy=f"If you trust it, {self.remedy(package)} Classes in the folder of {folder} are always allowed.",
         )
 
 

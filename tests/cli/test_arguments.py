@@ -81,7 +81,7 @@ def test_null_and_nothing_are_not_hooks(typed: str) -> None:
     with composer() as opened, pytest.raises(UserError) as caught:
         command.compose_job([typed], opened)
     assert caught.value.key == group
-    assert str(caught.value.remedy).startswith(f"For none, use {group}=[].")
+    assert str(caught.value.remedy).startswith(f"To select none, use {group}=[].")
 
 
 def test_dry_run_is_a_flag_among_hydras() -> None:

@@ -115,7 +115,7 @@ def test_a_mistake_in_composing_in_a_real_process(project: Project) -> None:
     before = project.files
     done = project.train("hooks=emaa")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: hooks: hooks has no option 'emaa'\n  Did you mean ema?\n"
+    assert done.err == "error: hooks: there is no option 'emaa'\n  Did you mean ema?\n"
     assert project.files == before
 
 
@@ -135,7 +135,7 @@ def test_the_full_error_is_there_for_who_asks(project: Project) -> None:
     done = project.train("hooks=emaa", HYDRA_FULL_ERROR="1")
     assert done.code == 2
     assert "Traceback (most recent call last)" in done.err
-    assert "hydraloop.errors.UserError: hooks: hooks has no option 'emaa'" in done.err
+    assert "hydraloop.errors.UserError: hooks: there is no option 'emaa'" in done.err
     done = project.train("+hooks.mine._target_=my_project.hooks.MyHok", HYDRA_FULL_ERROR="1")
     assert done.code == 1
     assert "Traceback (most recent call last)" in done.text

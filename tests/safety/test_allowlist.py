@@ -252,7 +252,7 @@ def test_refused(target: str, allowlist: Allowlist) -> None:
         allowlist.locate(target, "hooks.x")
     assert caught.value.key == "hooks.x._target_"
     assert target in caught.value.problem
-    assert "is not among what a config may instantiate" in caught.value.problem
+    assert "a config may not instantiate" in caught.value.problem
     assert "hydraloop.compose(…, trusted=[" in str(caught.value.remedy)
 
 
@@ -348,7 +348,7 @@ def test_the_rest_of_hydraloop_is_refused_where_it_lies_in_the_projects_folder(a
         "hydraloop.run.environment.git_diff",
         "hydraloop.build",
     ):
-        with pytest.raises(UserError, match="not among what a config may instantiate"):
+        with pytest.raises(UserError, match="a config may not instantiate"):
             allowlist.locate(target, "hooks.x")
     assert allowlist.locate("my_project.model.SpiralNet", "hooks.x").__name__ == "SpiralNet"
 
@@ -359,7 +359,7 @@ def test_nothing_outside_is_imported_to_find_out(allowlist: Allowlist, tmp_path:
     (elsewhere / "outside.py").write_text(side_effect(tmp_path / "imported"))
     sys.path.append(str(elsewhere))
     try:
-        with pytest.raises(UserError, match="not among what a config may instantiate"):
+        with pytest.raises(UserError, match="a config may not instantiate"):
             allowlist.locate("outside.Thing", "hooks.x")
     finally:
         sys.path.remove(str(elsewhere))
@@ -377,7 +377,7 @@ def test_a_link_out_of_the_project_is_not_followed(
     is_file = place.endswith(".py")
     (project / place).symlink_to(elsewhere / "outside.py" if is_file else elsewhere)
     target = place.removesuffix(".py").replace("/", ".") + (".Thing" if is_file else ".outside.Thing")
-    with pytest.raises(UserError, match="not among what a config may instantiate"):
+    with pytest.raises(UserError, match="a config may not instantiate"):
         allowlist.locate(target, "hooks.x")
     assert not (tmp_path / "imported").exists()
 
@@ -394,7 +394,7 @@ def test_an_environment_in_the_project_is_not_the_projects(
     (project / folder).mkdir()
     (project / folder / "pyvenv.cfg").touch()
     (project / folder / "thing.py").write_text(side_effect(tmp_path / "imported"))
-    with pytest.raises(UserError, match="not among what a config may instantiate"):
+    with pytest.raises(UserError, match="a config may not instantiate"):
         allowlist.locate(f"{folder.replace('/', '.')}.thing.Thing", "hooks.x")
     assert not (tmp_path / "imported").exists()
 
@@ -493,7 +493,7 @@ def test_nested_targets_are_refused_before_anything_is_called(
     parts = importlib.import_module("own_project.parts")
     made: list[object] = []
     monkeypatch.setattr(parts.Net, "__init__", lambda self, width=1, other=None: made.append(self))
-    with pytest.raises(UserError, match="not among what a config may instantiate") as caught:
+    with pytest.raises(UserError, match="a config may not instantiate") as caught:
         instantiate(OmegaConf.create({"task": {"model": node}, "name": "abort"}).task.model, "task.model")
     assert caught.value.key == f"{key}._target_"
     assert made == []

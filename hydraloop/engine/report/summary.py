@@ -126,7 +126,7 @@ def _time(engine: Engine, run: float) -> dict[str, str]:
     if in_hooks:
         parts.append(f"{in_hooks / run:.0%} in hooks")
     if parts:
-        rows["time"] = f"of {duration(run)}, {' and '.join(parts)}"
+        rows["time"] = f"{duration(run)}: {', '.join(parts)}"
     if in_hooks:
         rows["hooks"] = ", ".join(f"{name} {duration(taken)}" for taken, name in cells[:_MOST_HOOKS] if taken)
         rows["hooks"] += ", …" if len(cells) > _MOST_HOOKS else ""

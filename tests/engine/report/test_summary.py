@@ -169,7 +169,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "0.1429, a_metric_2 0.2857, " in format_summary(engine)
     assert max(map(len, format_summary(engine).splitlines())) <= 100
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
-    assert re.fullmatch(r"of 12.00s, 0% waiting for data and 5\d% in hooks", rows["time"])
+    assert re.fullmatch(r"12.00s: 0% waiting for data, 5\d% in hooks", rows["time"])
     assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
@@ -240,7 +240,7 @@ def test_the_most_expensive_hooks_are_listed(tmp_path: Path) -> None:
     for index in range(9):
         engine.stages.seconds[f"hook_{index}"][0] = 2.0**index
     rows = _rows(format_summary(engine, 1022.0))
-    assert rows["time"] == "of 0:17:02, 50% in hooks"
+    assert rows["time"] == "0:17:02: 50% in hooks"
     assert rows["hooks"] == "hook_8 0:04:16, hook_7 0:02:08, hook_6 64.00s, …"
 
 
