@@ -28,7 +28,7 @@ from hydraloop.engine.device.seeding import seed_everything, use_deterministic_k
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.inputs import Settings
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.tasks.task import Task
 
 Batch = tuple[Tensor, Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from hydraloop.compat.adapter import adapters
 from hydraloop.compat.stand_in import Context, StandIn
-from hydraloop.engine.inputs import Loader
+from hydraloop.engine.loaders import Loader
 
 
 class State(StandIn):

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.loader import build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.inputs import Loaders
+from hydraloop.engine.loaders import Loaders
 from hydraloop.safety.instantiate import instantiate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loader
+from hydraloop.engine.loaders import Loader
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydraloop.engine.inputs import Loader, share_of
+from hydraloop.engine.loaders import Loader, share_of
 from hydraloop.engine.stages import Call
 from hydraloop.engine.train_mode import in_eval_mode
 

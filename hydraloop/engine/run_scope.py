@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from hydraloop.engine.inputs import end_workers
+from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError

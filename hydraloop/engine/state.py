@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import nn, optim
 
@@ -19,10 +19,11 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.hook_order import Slot
 from hydraloop.engine.hook_requests import Requests
-from hydraloop.engine.inputs import Loader, Loaders, Settings, Stateful, from_position, share_of
 from hydraloop.engine.interval import Every
+from hydraloop.engine.loaders import Loader, Loaders, from_position, share_of
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.progress import Progress
+from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Call, Stages
 from hydraloop.errors import UserError
 from hydraloop.run.lock import RunLock
@@ -30,6 +31,15 @@ from hydraloop.run.result import Best, Result
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+
+class Stateful(Protocol):
+    """What the engine needs of a schedule."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def sets(self, name: str) -> bool:
+        """Return whether it sets this entry of the parameter groups (`lr`) to numbers from the config."""
 
 
 class EngineState:

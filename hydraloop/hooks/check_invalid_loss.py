@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Ordered
 from hydraloop.engine.interval import Every
+from hydraloop.engine.loaders import Ordered
 from hydraloop.errors import PeerError
 from hydraloop.hooks.shared.option_checks import check_at_least
 

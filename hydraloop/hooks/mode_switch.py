@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import end_workers
+from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.data_sets import data_sets_with
 from hydraloop.hooks.shared.option_checks import check_at_least

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import keeps_workers
+from hydraloop.engine.loaders import keeps_workers
 from hydraloop.hooks.shared.data_sets import data_sets_with
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from hydraloop.cli import hydra_run
 from hydraloop.cli.command import Command
-from hydraloop.cli.reports import Reports
+from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.run_directories import JobDirectories, settle_run, settle_sweep
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
 
 from hydraloop.engine.checkpoint.format import peek
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim.functions import Function
 from hydraloop.optim.plateau import Plateau

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hydraloop.errors import UserError
-from hydraloop.optim.ranges import ABOVE_0, COUNT, COUNT_FROM_0, FROM_0, SHARE, SHARE_ABOVE_0, check_ranges, one_of
+from hydraloop.optim.option_ranges import (
+    ABOVE_0,
+    COUNT,
+    COUNT_FROM_0,
+    FROM_0,
+    SHARE,
+    SHARE_ABOVE_0,
+    check_ranges,
+    one_of,
+)
 
 
 class Function:

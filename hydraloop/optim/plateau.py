@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from hydraloop.optim.functions import Function
-from hydraloop.optim.ranges import BETWEEN_0_AND_1, COUNT_FROM_0, FROM_0, one_of
+from hydraloop.optim.option_ranges import BETWEEN_0_AND_1, COUNT_FROM_0, FROM_0, one_of
 
 
 @dataclass

@@ -39,7 +39,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import EMAHook
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.tasks.task import Task

@@ -24,7 +24,8 @@ from hydraloop.compat.mmengine_hook import INSTEAD
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal, run_all

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hydraloop.data.loader import Loader, build_loader
-from hydraloop.engine.inputs import Ordered
+from hydraloop.engine.loaders import Ordered
 
 
 def _loader(samples: int, *, shuffle: bool, rank: int, world_size: int) -> Loader:

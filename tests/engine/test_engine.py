@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks.task import Task
 from tests.helpers import Recorder, at, batches, failing, make_engine, tiny_task

@@ -14,7 +14,8 @@ import hydraloop
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import Slot, slot_of
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Stages
 from hydraloop.errors import UserError
 from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task

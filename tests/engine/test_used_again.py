@@ -10,7 +10,8 @@ import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
 from hydraloop.optim import Cosine, Function, Schedule, Step

@@ -20,7 +20,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms

@@ -20,7 +20,8 @@ import torch
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
 from hydraloop.run.result import Result

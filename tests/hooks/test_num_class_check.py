@@ -16,7 +16,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from hydraloop.data import Augmented, InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.num_class_check import NumClassCheckHook
 from hydraloop.tasks import Classification

@@ -23,7 +23,8 @@ from torch import nn
 from hydraloop.cli.console import ConsoleHandler
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import progress
 from hydraloop.hooks.progress import ProgressHook
@@ -38,7 +39,8 @@ import logging, sys, torch
 from pathlib import Path
 from hydraloop.cli.console import ConsoleHandler
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks import IterTimerHook, LoggerHook, ProgressHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task

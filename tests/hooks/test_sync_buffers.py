@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import SyncBuffersHook, SyncNormHook
 from hydraloop.hooks.shared.over_ranks import average_over_ranks
 from hydraloop.tasks import Regression

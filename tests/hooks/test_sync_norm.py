@@ -13,7 +13,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, EMAHook, SyncBuffersHook, SyncNormHook
 from hydraloop.tasks import Regression
 from tests.hooks.test_sync_buffers import NORM, assert_averaged, run

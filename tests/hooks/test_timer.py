@@ -18,8 +18,9 @@ from hydraloop.engine import engine as engine_module
 from hydraloop.engine import stages
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.report.timing import Durations
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import timer
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.timer import IterTimerHook

@@ -21,7 +21,8 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,

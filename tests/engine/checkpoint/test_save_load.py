@@ -14,7 +14,8 @@ from torch import nn
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings, from_position
+from hydraloop.engine.loaders import Loaders, from_position
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.optim import Cosine, Schedule

@@ -17,7 +17,8 @@ from hydraloop.engine.device.model_preparation import (
     use_channels_last,
 )
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import (
     CheckpointHook,

@@ -20,7 +20,8 @@ from hydraloop.engine.device.precision import FP16, TF32, Autocast, Precision, m
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.schemas.precision import BF16Conf, FP16Conf, FP32Conf, TF32Conf
 from tests.helpers import HostSyncs, at, batches, differences, tiny_task

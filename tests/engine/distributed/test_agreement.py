@@ -13,7 +13,8 @@ from hydraloop.data.loader import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset

@@ -14,7 +14,8 @@ from hydraloop.data.tensors import InMemoryDataset
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Regression
 from tests.helpers import failing

@@ -18,9 +18,10 @@ import hydraloop
 from hydraloop.builder import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings
+from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.report.summary import clock, duration, format_start, format_summary, number, shown
 from hydraloop.engine.report.timing import Timing
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.launch.failure import Terminated

@@ -1,19 +1,13 @@
-"""What an engine is given: loaders (and functions on them), schedules, and settings.
-
-`Settings.training_length` converts epochs to iterations.
-"""
+"""What the engine needs of loaders: a length and batches. Starting at a batch inside an epoch, and ending workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from torch.utils.data import DataLoader
-
-from hydraloop.engine.progress import Progress
 
 
 class Loader(Sized, Iterable[Any], Protocol):
@@ -91,55 +85,3 @@ class Loaders:
     train: Loader | None = None
     val: Loader | None = None
     test: Loader | None = None
-
-
-class Stateful(Protocol):
-    """What the engine needs of a schedule."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def sets(self, name: str) -> bool:
-        """Return whether it sets this entry of the parameter groups (`lr`) to numbers from the config."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of the engine; `hydraloop.schemas.engine.EngineConf` gives the reasons of the defaults."""
-
-    max_epochs: int = 20
-    max_iters: int | None = None
-    accumulate: int = 1
-    val_interval: int | None = 1
-    val_begin: int = 0
-    val_by_epoch: bool = True
-    test: bool = True
-    device: str = "auto"
-    peak_tflops: float | None = None
-    prefetch: bool = True
-    verbose: bool = False
-    channels_last: bool = False
-    """Whether images are stored channels last on the device."""
-    resume: Path | None = None
-    """The checkpoint file to resume from."""
-    resume_strict: bool = True
-    optimizer_overrides: frozenset[str] = frozenset()
-    """Hyperparameters (`lr`) whose values in the config replace those of the resumed checkpoint."""
-    load_from: Path | None = None
-    """A checkpoint file or state dict to take weights from."""
-    weights: str = "averaged"
-    """`averaged` or `raw`: which weights `load_from`, validation and test use if there are both."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values for every checkpoint's `meta` (the config, the experiment's name)."""
-
-    def training_length(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
-        """Return how many (iterations, epochs) the whole run has.
-
-        Args:
-            epoch_length: iterations in an epoch; epochs that are already completed may have had another length.
-            progress: where the run is now.
-        """
-        epoch_began_at = progress.iteration - progress.batch_in_epoch
-        if self.max_iters is None:
-            return epoch_began_at + max(self.max_epochs - progress.epoch, 0) * epoch_length, self.max_epochs
-        left = max(self.max_iters - epoch_began_at, 0)
-        return self.max_iters, progress.epoch + -(-left // max(epoch_length, 1))

@@ -12,7 +12,8 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.data.loader import Loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.inputs import Loaders, Settings, end_workers, keeps_workers
+from hydraloop.engine.loaders import Loaders, end_workers, keeps_workers
+from hydraloop.engine.settings import Settings
 from tests.helpers import at, failing, tiny_task
 
 
