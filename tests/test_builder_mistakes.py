@@ -29,7 +29,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "+data.train.foo=1": ("data.train.foo", "root"),
     "experiment=spirals data.train.samples=0": ("data.train", ""),
     "data.loader.batch_size=0": ("data.loader.batch_size", "Use 1 or more."),
-    "data.loader.num_workers=-1": ("data.loader.num_workers", "Use 0 for none."),
+    "data.loader.num_workers=-1": ("data.loader.num_workers", "Use 0 to load in the training process."),
     "task.loss._target_=torch.nn.CrossEntropyLos": ("task.loss._target_", "Did you mean CrossEntropyLoss"),
     "task.metrics.accuracy.top_k=0": ("task.metrics.accuracy", "top_k must be at least 1"),
     "task.model.width=???": ("task.model.width", "Give it one: task.model.width=…"),

@@ -11,7 +11,7 @@ from tests.e2e.projects import Done, Project, Run
 
 COMPOSING: dict[str, tuple[str, str]] = {
     # command line: (key, remedy)
-    "hooks=ema,profilr": ("hooks", "Did you mean profiler or"),
+    "hooks=ema,profilr": ("hooks", "Did you mean profiler, "),
     "-m hooks=[ema],[emaa]": ("hooks", "Did you mean ema?"),
     "-cn nope": ("--config-name", "config search path"),
     "-cp nope": ("--config-path", "Create it, with a config.yaml in it."),
