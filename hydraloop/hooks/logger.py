@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydraloop.engine.device.gpu_peak import peak_tflops
+from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.report.record_table import RecordTable, terminal_width

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
+from hydraloop.hooks.checkpoint.best_metrics import SaveBest
+from hydraloop.hooks.checkpoint.file_records import BestFile, Records
 from hydraloop.hooks.checkpoint.folder import CheckpointFolder, in_file_name
-from hydraloop.hooks.checkpoint.kept_files import BestFile, Records
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
-from hydraloop.hooks.checkpoint.save_best import SaveBest
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.run.checkpoint_files import SUFFIX

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydraloop.engine.device.gpu_peak import peak_tflops
+from hydraloop.engine.device.peak_flops import peak_tflops
 
 
 @pytest.mark.parametrize(
