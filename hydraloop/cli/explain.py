@@ -59,7 +59,7 @@ def _several_values(override: Override) -> UserError:
     else:
         other = f"for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\""
     return UserError(
-        f"{value} is several values, and this is a single run", key=key, remedy=f"For a sweep add -m; {other}"
+        f"{value} has several values, but this is not a sweep", key=key, remedy=f"For a sweep add -m; {other}"
     )
 
 

@@ -168,7 +168,7 @@ class LoggerHook(Hook):
             return ""
         # Without `save_best`, a resumed run does not know its earlier validations.
         unknown = engine.began_at > 0 and engine.best is None
-        return f"best since iteration {engine.began_at}" if unknown else "best"
+        return "best since the resume" if unknown else "best"
 
 
 def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:

@@ -468,6 +468,13 @@ def test_an_out_dir_elsewhere_leads_back_to_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_checkpoints_are_not_written_where_python_reads_pth_files(tmp_path: Path) -> None:
+    """Python stops at a binary `.pth` file there, and executes lines of it that begin with `import`."""
+    with pytest.raises(UserError, match=r"hooks\.checkpoint\.out_dir: Python reads \.pth files in .*site-packages"):
+        run(tmp_path / "run", CheckpointHook(out_dir=tmp_path / "lib" / "site-packages"), max_epochs=1)
+    assert not (tmp_path / "lib").exists()
+
+
 def test_the_files_of_another_run_are_not_overwritten(tmp_path: Path) -> None:
     run(tmp_path / "one", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=1)
     before = load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"]

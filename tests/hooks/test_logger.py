@@ -184,7 +184,7 @@ def test_the_mark_is_of_the_metric_that_is_saved(tmp_path: Path, caplog: pytest.
     assert _notes(tmp_path / "loss", caplog, [0.5, 0.6, 0.7], save_best="loss") == ["best", "", ""]
 
 
-@pytest.mark.parametrize(("save_best", "notes"), [("auto", ["", "best"]), (None, ["best since iteration 8"] * 2)])
+@pytest.mark.parametrize(("save_best", "notes"), [("auto", ["", "best"]), (None, ["best since the resume"] * 2)])
 def test_a_resumed_run_compares_with_what_it_knows(
     save_best: str | None, notes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

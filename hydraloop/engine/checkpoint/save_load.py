@@ -18,7 +18,7 @@ from hydraloop.engine.device import seeding
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.distributed.fsdp import full, shard_optimizer_state, shard_state
 from hydraloop.engine.hook import Hook
-from hydraloop.errors import PeerError, UserError, suggestion
+from hydraloop.errors import PeerError, UserError
 from hydraloop.run.checkpoint_files import point_to
 from hydraloop.run.environment import versions
 from hydraloop.run.result import describe
@@ -130,7 +130,10 @@ def load(engine: Engine) -> dict[str, Any] | None:
         check_resumable(checkpoint, settings.resume)
         _resume(engine, checkpoint)
         rng = seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
-        log.info("resumed from %s, iteration %d", settings.resume, engine.progress.iteration)
+        done = engine.progress.iteration
+        log.info("resumed from %s, iteration %d", settings.resume, done)
+        if done >= engine.max_iters:
+            log.warning("the resumed run has already trained for %d iterations; set engine.max_epochs higher", done)
     elif settings.load_from is not None:
         checkpoint = load_file(settings.load_from, key="load_from")
         _load_weights(engine, evaluation_weights(checkpoint, settings.weights), "load_from")
@@ -219,8 +222,8 @@ def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], str
     for name in targets.keys() - states.keys():
         _differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
     for name in states.keys() - targets.keys():
-        problem = f"the checkpoint has its state, this run does not use it. {suggestion(name, targets)}"
-        _differs(strict, f"{entry}.{name}", problem, "Add it, or set")
+        problem = "the checkpoint has its state, but this run does not use it"
+        _differs(strict, f"{entry}.{name}", problem, "Repeat the options of the resumed run, or set")
     for name, target in targets.items():
         if name in states:
             target.load_state_dict(states[name])

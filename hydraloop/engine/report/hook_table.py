@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from hydraloop.engine.hook import MOUNT_POINTS
 from hydraloop.engine.hook_order import Slot
 
-COLUMNS = 90
-"""Width of lists of hooks and metrics: with a label, they fit into 100 columns."""
+COLUMNS = 68
+"""Width of lists of hooks and metrics: with a label, they fit into 80 columns."""
 
 
 def by_mount_point(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
@@ -42,7 +42,7 @@ def format_folded(slots: Sequence[Slot], defaults: Mapping[str, int]) -> tuple[s
         defaults: by name, the priority of the hook's class.
 
     Returns:
-        The list of all hooks with a legend, 90 columns wide; the lines of mount points, empty if there are none.
+        The list of all hooks with a legend, 68 columns wide; the lines of mount points, empty if there are none.
     """
 
     def named(slot: Slot) -> bool:
@@ -55,9 +55,12 @@ def format_folded(slots: Sequence[Slot], defaults: Mapping[str, int]) -> tuple[s
             rows[point] = ", ".join(
                 name for index, name in enumerate(names) if name != "…" or index == 0 or names[index - 1] != "…"
             )
-    legend = "called in this order at each mount point (engine.verbose=true lists the mount points)"
+    legend = "They run in this order. engine.verbose=true lists the mount points."
     if rows:
-        legend = "called in this order; below, … stands for default hooks (engine.verbose=true names them)"
+        legend = (
+            "They run in this order. Below, … means default hooks.\n"
+            "engine.verbose=true lists all hooks at all mount points."
+        )
     order = ", ".join(f"{slot.name}\xa0({slot.priority})" for slot in slots)  # a name and its number stay together
     return "\n".join([textwrap.fill(order, COLUMNS).replace("\xa0", " "), legend]), _lines(rows)
 

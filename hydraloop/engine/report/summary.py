@@ -60,7 +60,7 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
         seconds: of the whole run, its closing hooks included; None: those of `result.json`, without closing hooks.
     """
     run = seconds or (engine.result.seconds if engine.result else 0.0)
-    rows = _ended(engine, run)
+    rows = _ended(engine)
     rows.update(_best(engine))
     if engine.metrics:
         rows["validation"] = _metrics(engine.metrics)
@@ -73,7 +73,7 @@ def format_summary(engine: Engine, seconds: float | None = None) -> str:
     return "\n".join(_aligned(rows))
 
 
-def _ended(engine: Engine, run: float) -> dict[str, str]:
+def _ended(engine: Engine) -> dict[str, str]:
     result = engine.result
     if result is None:
         return {}
@@ -86,7 +86,7 @@ def _ended(engine: Engine, run: float) -> dict[str, str]:
     resumed = f", resumed at {engine.began_at:,}" if engine.began_at else ""
     return {
         "status": status,
-        "trained": f"{done:,} of {_count(engine.max_iters, 'iteration')} in {duration(run)}{resumed}",
+        "trained": f"{done:,} of {_count(engine.max_iters, 'iteration')} in {duration(result.seconds)}{resumed}",
     }
 
 
@@ -95,11 +95,7 @@ def _best(engine: Engine) -> dict[str, str]:
     rows: dict[str, str] = {}
     best = engine.best or engine.messages.read("best")
     if best is not None:
-        since = (
-            f" (of the validations since iteration {engine.began_at:,})"
-            if engine.best is None and engine.began_at
-            else ""
-        )
+        since = " (since the run was resumed)" if engine.best is None and engine.began_at else ""
         rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration:,}{since}"
     last = engine.last_checkpoint
     if engine.best is not None:
@@ -117,8 +113,8 @@ def _time(engine: Engine, run: float) -> dict[str, str]:
     timing: Timing | None = engine.messages.read("timing")
     if timing is not None:
         rows["speed"] = (
-            f"{1 / timing.mean:.3g} iterations/s: {duration(timing.mean)} each on average "
-            f"(p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, max {duration(timing.max)})"
+            f"{1 / timing.mean:.3g} iterations/s: mean {duration(timing.mean)}, p50 {duration(timing.p50)}, "
+            f"p90 {duration(timing.p90)}, max {duration(timing.max)}"
         )
         parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
     cells = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)

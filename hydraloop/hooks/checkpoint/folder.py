@@ -29,8 +29,15 @@ class CheckpointFolder:
         """Create the folder and try to write to it; if it is not `default`, write a file that names the run.
 
         Raises:
-            UserError: it cannot be written to, or contains checkpoints of another run; names `key`.
+            UserError: it cannot be written to, is a folder of Python packages, or contains checkpoints of another run;
+                names `key`.
         """
+        if self.path.resolve().name in ("site-packages", "dist-packages"):
+            raise UserError(
+                f"Python reads .pth files in {self.path} when it starts, and would read checkpoints as such",
+                key=key,
+                remedy="Use another folder.",
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".{os.getpid()}.part"

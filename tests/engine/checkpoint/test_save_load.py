@@ -160,7 +160,7 @@ def test_a_hook_whose_state_is_missing_is_named(tmp_path: Path, caplog: pytest.L
 
 def test_a_state_without_its_hook_is_named(tmp_path: Path) -> None:
     path = _checkpoint(tmp_path, {"counting": Counting()})
-    with pytest.raises(UserError, match="this run does not use it") as caught:
+    with pytest.raises(UserError, match="but this run does not use it") as caught:
         make_engine(tmp_path, {"countin": Hook()}, resume=path).train()
     assert caught.value.key == "hooks.counting"
     assert "resume_strict=false" in str(caught.value)

@@ -101,7 +101,7 @@ def _default_start(run_dir: Path, *overrides: str) -> str:
     if "engine.verbose=true" not in overrides:
         lines = text.splitlines()
         assert len(lines) <= 24
-        assert all(len(line) <= 100 for line in lines if not line.startswith("run "))
+        assert all(len(line) <= 80 for line in lines if not line.startswith("run "))
     return text
 
 
@@ -110,8 +110,7 @@ def test_default_hooks_are_folded(tmp_path: Path) -> None:
     listed = re.sub(r"\s+", " ", text[text.index("\nhooks ") :])
     assert listed == (
         " hooks runtime_info (10), grad_clip (40), timer (50), sampler_seed (50), logger (60), param_scheduler (70),"
-        " checkpoint (90), progress (100) called in this order at each mount point"
-        " (engine.verbose=true lists the mount points)"
+        " checkpoint (90), progress (100) They run in this order. engine.verbose=true lists the mount points."
     )
 
 
@@ -120,7 +119,7 @@ def test_custom_hooks_and_changed_priorities_are_listed(tmp_path: Path) -> None:
     assert "logger (60), param_scheduler (70), checkpoint (95), progress (100), early_stopping (100)" in " ".join(
         text.split()
     )
-    assert "… stands for default hooks (engine.verbose=true names them)" in text
+    assert "Below, … means default hooks." in text
     points = _by_point(text)
     assert points["before_run"] == "…, checkpoint, early_stopping"
     assert points["after_train_iter"] == "…, checkpoint, …"
@@ -159,16 +158,16 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = format_summary(engine, 12.0)
     rows = _rows(text)
     assert rows["status"] == "finished"
-    assert rows["trained"] == "6 of 6 iterations in 12.00s"
+    assert re.fullmatch(r"6 of 6 iterations in [\d.]+m?s", rows["trained"])
     assert rows["best"] == "loss 0.03000 at iteration 3"
     assert rows["checkpoint"] == os.path.join("run", "checkpoints", "best_loss_epoch_1.pth") + " (the best)"
     assert os.path.join("run", "checkpoints", "epoch_2.pth") + " (the last)\n" in text
     assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
     assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
-    assert rows["speed"] == "200 iterations/s: 5.0ms each on average (p50 4.0ms, p90 8.5ms, max 10.0ms)"
+    assert rows["speed"] == "200 iterations/s: mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms"
     engine.metrics = {f"a_metric_{index}": index / 7 for index in range(9)}
-    assert "0.1429, a_metric_2 0.2857, " in format_summary(engine)
-    assert max(map(len, format_summary(engine).splitlines())) <= 100
+    assert "0.1429, a_metric_2 0.2857,\n" in format_summary(engine)
+    assert max(map(len, format_summary(engine).splitlines())) <= 80
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
     assert re.fullmatch(r"12.00s: 0% waiting for data, 5\d% in hooks", rows["time"])
     assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
@@ -186,7 +185,7 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     engine.train()
     rows = _rows(format_summary(engine))
     assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4", rows["trained"])
-    assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(of the validations since iteration 4\)", rows["best"])
+    assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(since the run was resumed\)", rows["best"])
 
 
 @pytest.mark.parametrize(
