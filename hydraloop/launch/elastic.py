@@ -14,8 +14,9 @@ from pathlib import Path
 
 from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
-from hydraloop.launch.failure import Ended, Failure, RankError, Terminated, cause
+from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
+from hydraloop.launch.termination import GRACE
 from hydraloop.launch.training import sweep_value
 
 log = logging.getLogger(__name__)
@@ -67,22 +68,37 @@ def _launch(job: Job, processes: int) -> Ended:
             signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
         )
         error: BaseException | None = None
-        failures = []
+        exit_codes: dict[int, int] = {}
         try:
-            with _around_launcher():
+            with _around_launcher(), _none_left(folder):
                 api.elastic_launch(config, sys.executable)("-P", str(Path(__file__).with_name("worker.py")), name)
-            return Ended(sweep_value(Path(job.run_dir)))
         except ChildFailedError as failed:
-            for rank, process in failed.failures.items():
-                if not Path(process.error_file).exists():
-                    failures.append(Failure.of_exit(rank, process.exitcode, rank_log.path(job, rank)))
+            exit_codes = {rank: process.exitcode for rank, process in failed.failures.items()}
         except SignalException as told:
             error = KeyboardInterrupt() if told.sigval == signal.SIGINT else Terminated(told.sigval)
         except KeyboardInterrupt as told:  # before the launcher handled signals
             error = told
-        # Also of ranks that reported after the launcher had noticed that another one has failed.
-        failures += [Failure.from_json(path.read_bytes()) for path in folder.glob("*/attempt_0/*/error.json")]
+        failures = _failures(job, folder, processes, exit_codes)
+        if error is None and not failures:
+            return Ended(sweep_value(Path(job.run_dir)))
         return Ended(error=error or _error(failures), trained=any(failure.trained for failure in failures))
+
+
+def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]) -> list[Failure]:
+    """Return the failures of all ranks.
+
+    Args:
+        exit_codes: by rank, those other than 0.
+    """
+    # Also of ranks that reported after the launcher had noticed that another one has failed.
+    reported = {path.parent.name: path for path in folder.glob("*/attempt_0/*/error.json")}
+    done = {path.parent.name for path in folder.glob(f"*/attempt_0/*/{DONE}")}
+    failures = [Failure.from_json(path.read_bytes()) for path in reported.values()]
+    for rank in range(processes):
+        code = exit_codes.get(rank, 0)
+        if str(rank) not in reported and (code or str(rank) not in done):
+            failures.append(Failure.of_exit(rank, code, rank_log.path(job, rank)))
+    return failures
 
 
 def _error(failures: list[Failure]) -> BaseException:
@@ -105,3 +121,20 @@ def _around_launcher() -> Iterator[None]:
         for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _none_left(folder: Path) -> Iterator[None]:
+    """Kill the ranks that the launcher has left, for example after a second Ctrl-C."""
+    import psutil
+
+    try:
+        yield
+    finally:
+        left = []
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if str(folder) in process.cmdline():
+                    process.kill()
+                    left.append(process)
+        psutil.wait_procs(left, timeout=GRACE)

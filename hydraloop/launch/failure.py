@@ -22,6 +22,8 @@ Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 left no error. signal: ended by one. follows: another rank has failed first."""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
+DONE = "done"
+"""Name of the empty file that a rank writes next to its error file when it has finished."""
 _LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
 """Found in the messages of torch.distributed when another rank has ended."""
 
@@ -174,7 +176,9 @@ class Ended:
 
 def _is_of_lost(error: BaseException | None) -> bool:
     """Whether the error, or one that led to it, was raised because another rank has ended."""
-    while error is not None:
+    seen: set[int] = set()  # an error may be its own cause: raise error from error
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         of_torch = type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist")
         lost_message = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
         if isinstance(error, PeerError) or of_torch or lost_message:

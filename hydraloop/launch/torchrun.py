@@ -245,9 +245,10 @@ def earlier() -> Callable[[], Resumed] | None:
         return None
     if not _keeps_store():
         raise UserError(
-            "the restarted ranks cannot find their run, since torchrun does not keep its store",
-            key="TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-            remedy="Unset it, or leave out --max-restarts and continue the run with resume=auto.",
+            "the restarted ranks cannot find their run, since torchrun keeps no store for them",
+            key="--max-restarts",
+            remedy="Unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE and use --rdzv-backend=c10d (etcd has no such store), "
+            "or leave out --max-restarts and continue the run with resume=auto.",
         )
     store = _connect()
     if not store.check(["run"]):  # the ranks failed before there was a run

@@ -6,6 +6,7 @@ standard library, so no other module can shadow one that the launching process w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ def main(folder: Path) -> int:
     sys.path[:] = json.loads(text)["sys_path"]
 
     from hydraloop.launch import rank_log, torchrun
-    from hydraloop.launch.failure import Failure, Terminated
+    from hydraloop.launch.failure import DONE, Failure, Terminated
     from hydraloop.launch.job import Job
     from hydraloop.launch.termination import TerminationHandler, leave
     from hydraloop.launch.training import train
@@ -51,6 +52,8 @@ def main(folder: Path) -> int:
     if failed is not None:
         failed.write(error_file)
         leave(1)
+    with contextlib.suppress(FileNotFoundError):  # the launching process has ended
+        error_file.with_name(DONE).touch()
     return 0
 
 

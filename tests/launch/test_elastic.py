@@ -1,7 +1,9 @@
-"""Restarts of the ranks that hydraloop starts."""
+"""The ranks that hydraloop starts: restarts, and how they end."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,31 @@ def test_a_mistake_and_a_signal_cause_no_restart(
 ) -> None:
     ended, left = launch(monkeypatch, tmp_path, [Ended(error=error), Ended(1.0)], max_restarts=3)
     assert (ended.error, left) == (error, 1)
+
+
+def test_a_rank_that_ends_with_exit_code_0_before_it_is_done_has_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "result.json").write_text('{"best": {"value": 1.0}}', encoding="utf-8")  # of an earlier attempt
+    (tmp_path / "worker.py").write_text("import os\nos._exit(0)\n", encoding="utf-8")
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch's launcher sets it
+    monkeypatch.setattr(elastic, "__file__", str(tmp_path / "elastic.py"))
+    ended = elastic.launch(Job(config="{}", run_dir=str(tmp_path), checkpoint=None, began=0.0), processes=2)
+    assert isinstance(ended.error, RankError)
+    assert str(ended.error).startswith("rank 0 ended with exit code 0 and left no error, see ")
+    assert str(ended.error).endswith("train.log")
+
+
+def test_ranks_that_the_launcher_has_left_are_killed(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    rank, other = subprocess.Popen([*sleep, str(tmp_path)]), subprocess.Popen(sleep)
+    try:
+        with pytest.raises(KeyboardInterrupt), elastic._none_left(tmp_path):
+            raise KeyboardInterrupt
+        assert other.poll() is None, "not a rank of this job"
+        rank.wait(timeout=0)
+    finally:
+        rank.kill()
+        other.kill()
+        rank.wait()
+        other.wait()

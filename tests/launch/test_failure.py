@@ -50,6 +50,12 @@ def test_an_error_after_a_lost_connection_counts_as_lost() -> None:
     assert Failure.of(error, 0).kind == "lost"
 
 
+def test_an_error_may_be_its_own_cause() -> None:
+    error = ValueError("x")
+    error.__cause__ = error
+    assert Failure.of(error, 0).kind == "error"
+
+
 def test_the_error_of_a_rank_keeps_its_traceback() -> None:
     outcome = Failure.from_json(Failure.of(raised(ValueError("x")), 1, trained=True).to_json())
     error = outcome.error()
