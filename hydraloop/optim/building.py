@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim.functions import Function
@@ -122,17 +123,17 @@ def build_schedule(
 
 
 def _length(settings: Settings, loaders: Loaders) -> Length:
-    """Return the run's length. In a resumed run, earlier epochs may have had another length."""
+    """Return the run's length. A resumed run adds to the steps of the checkpoint, which may have had other options."""
     epoch_length = 0 if loaders.train is None else len(loaders.train)
-    steps_per_epoch = -(-epoch_length // settings.accumulate)
-    if settings.max_iters is not None:
-        whole, rest = divmod(settings.max_iters, max(epoch_length, 1))
-        return Length(whole + bool(rest), whole * steps_per_epoch + -(-rest // settings.accumulate), steps_per_epoch)
-    epochs, steps = settings.max_epochs, settings.max_epochs * steps_per_epoch
-    done = None if settings.resume is None else peek(settings.resume, key="resume")
-    if done is not None and done.epoch_length not in (None, epoch_length):  # another batch size or number of ranks
-        steps = done.optimizer_step + max(epochs - done.epoch, 0) * steps_per_epoch
-    return Length(epochs, steps, steps_per_epoch)
+    position = None if settings.resume is None else peek(settings.resume, key="resume")
+    progress, skipped = (Progress(), 0) if position is None else position
+    iterations, epochs = settings.training_length(epoch_length, progress)
+    left = max(iterations - progress.iteration, 0)
+    in_this_epoch = min(left, max(epoch_length - progress.batch_in_epoch, 0))
+    whole, rest = divmod(left - in_this_epoch, max(epoch_length, 1))
+    first, steps_per_epoch, last = (-(-part // settings.accumulate) for part in (in_this_epoch, epoch_length, rest))
+    done = progress.optimizer_step + skipped  # with the skipped steps, as in a run that is not resumed
+    return Length(epochs, done + first + whole * steps_per_epoch + last, steps_per_epoch)
 
 
 def _in_steps(function: Function, steps: int) -> Function:

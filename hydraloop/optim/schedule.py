@@ -111,7 +111,13 @@ class Schedule:
         return {**state, **self.function.state_dict()} if isinstance(self.function, Plateau) else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the counts of a `Plateau`. For other schedules, warn if their begin or end has changed."""
+        """Continue the counts of a `Plateau`. For other schedules, warn if their begin or end has changed.
+
+        Raises:
+            UserError: it is the state of another kind of schedule.
+        """
+        if self.state_dict().keys() - state.keys():
+            raise another_kind(self.key)
         if isinstance(self.function, Plateau):
             self.function.load_state_dict({name: state[name] for name in self.function.state_dict()})
         elif (state["begin"], state["end"]) != (self.begin, self.end):
@@ -119,6 +125,16 @@ class Schedule:
                 "%s acts from %d to %d; before the run was resumed, it acted from %d to %d",
                 self.key, self.begin, self.end, state["begin"], state["end"],
             )  # fmt: skip
+
+
+def another_kind(key: str) -> UserError:
+    """Return the error for a state that the schedule of this key cannot load."""
+    return UserError(
+        "the checkpoint has the state of another kind of schedule, or of an earlier build",
+        key=key,
+        remedy="Use the schedule of the checkpoint, continue without schedules (resume_strict=false scheduler=[]), or "
+        "start a new run with its weights (load_from=…).",
+    )
 
 
 def _targets(function: Function, optimizer: Optimizer, param: str, key: str) -> list[tuple[Place, Function]]:

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.errors import UserError
 from hydraloop.optim.places import Place
+from hydraloop.optim.schedule import another_kind
 
 _LENGTHS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""
@@ -87,15 +88,18 @@ class TorchSchedule:
         return name == "lr" and isinstance(self.scheduler, OneCycleLR | CyclicLR)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state: numbers, strings, lists."""
-        return {"scheduler": self.scheduler.state_dict()}
+        """Return the scheduler's class and state: numbers, strings, lists."""
+        return {"class": type(self.scheduler).__name__, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned.
 
         Raises:
-            UserError: this run has another length or lr.
+            UserError: it is the state of another kind of schedule, or this run has another length or lr.
         """
+        kind = type(self.scheduler).__name__
+        if {"class": kind, **state}.keys() != {"class", "scheduler"} or state.get("class", kind) != kind:
+            raise another_kind(self.key)
         saved = state["scheduler"]
         here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _LENGTHS}
         if not self.sets("lr"):

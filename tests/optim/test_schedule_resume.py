@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import lr_scheduler as torchs
 
-from tests.optim.scheduled import EPOCHS, STEPS, apply, option, resumed, run, two_groups, values
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
+from hydraloop.errors import UserError
+from hydraloop.optim import build_schedules
+from tests.helpers import at, batches, make_engine
+from tests.optim.scheduled import EPOCHS, STEPS, apply, of, option, resumed, run, two_groups, values
 
 KEYS = {SGD: ("lr", "momentum", "weight_decay"), AdamW: ("lr", "betas", "weight_decay")}
 LOSSES = [1.0, 1.0, 0.5, 0.6, 0.4, 0.4, 0.4, 0.3, 0.3, 0.3, 0.3, 0.2, *[0.2] * 12]
@@ -104,3 +112,94 @@ def test_an_lr_that_is_a_tensor() -> None:
     assert [float(lr) for lr in held] == pytest.approx([lr * (29 / 59) ** 0.9 for lr in (1.0, 0.2)])
     assert all(new is old for new, old in zip(values(optimizer), held, strict=True))
     assert isinstance(optimizer.param_groups[0]["initial_lr"], float)
+
+
+# The length of a resumed run. ----------------------------------------------------------------------------------------
+
+BATCHES = 10
+
+
+def end(**settings: Any) -> int:
+    """The step at which a cosine ends that acts until the end of the run."""
+    cfg = OmegaConf.create({"scheduler": {"cosine": {"_target_": "hydraloop.optim.Cosine"}}})
+    made: Any = build_schedules(cfg, two_groups(), Settings(**settings), Loaders(batches(BATCHES)))
+    return int(made["cosine"].end)
+
+
+def checkpoint_at(run_dir: Path, iteration: int, **settings: Any) -> Path:
+    """The checkpoint that a run requests in an iteration; it is written when the accumulation window closes."""
+    save = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=iteration)
+    make_engine(run_dir, {"save": save}, train=batches(BATCHES), **settings).train()
+    return run_dir / "checkpoints" / "a.pth"
+
+
+@pytest.mark.parametrize(
+    "length", [{"max_epochs": 4}, {"max_iters": 34}, {"max_iters": 7}], ids=["epochs", "iterations", "a short run"]
+)
+@pytest.mark.parametrize("accumulate", [1, 3, 4])
+@pytest.mark.parametrize("iteration", [2, 6, 20])
+def test_unchanged_options_do_not_change_the_length(
+    tmp_path: Path, length: dict[str, int], accumulate: int, iteration: int
+) -> None:
+    options = {"accumulate": accumulate, **length}
+    path = checkpoint_at(tmp_path, min(iteration, 7) if length == {"max_iters": 7} else iteration, **options)
+    assert end(resume=path, **options) == end(**options)
+
+
+@pytest.mark.parametrize(
+    ("length", "longer"),
+    [
+        ({"max_epochs": 2}, {"max_epochs": 4}),
+        ({"max_iters": 14}, {"max_iters": 37}),
+        ({"max_epochs": 2}, {"max_iters": 37}),
+        ({"max_iters": 14}, {"max_epochs": 4}),
+    ],
+)
+@pytest.mark.parametrize(("before", "after"), [(1, 5), (5, 1), (2, 3), (4, 4)])
+@pytest.mark.parametrize("iteration", [4, 10, 14])
+def test_schedules_end_with_the_last_step(
+    tmp_path: Path, length: dict[str, int], longer: dict[str, int], before: int, after: int, iteration: int
+) -> None:
+    """With another length, and with another `engine.accumulate`: also if that run is resumed once more."""
+    path = checkpoint_at(tmp_path, iteration, accumulate=before, **length)
+    changed = {"accumulate": after, **longer}
+    expected = end(resume=path, **changed)
+    again = checkpoint_at(tmp_path, 3, resume=path, **changed)
+    assert end(resume=again, **changed) == expected
+    last = make_engine(tmp_path, train=batches(BATCHES), resume=again, **changed)
+    last.train()
+    assert last.progress.optimizer_step == expected
+
+
+def test_a_skipped_step_does_not_change_the_length(tmp_path: Path) -> None:
+    path = checkpoint_at(tmp_path, 20, max_epochs=4)
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["progress"]["optimizer_step"] -= 2
+    checkpoint["precision"] = {"scale": 1024.0, "good_steps": 3, "skipped": 2}
+    torch.save(checkpoint, path)
+    assert end(resume=path, max_epochs=4) == end(max_epochs=4)
+
+
+# The state of another schedule. --------------------------------------------------------------------------------------
+
+STEP_LR = partial(torchs.StepLR, step_size=7)
+OLD = {"scheduler": {"last_epoch": 3, "_last_lr": [0.1]}, "values": [0.1], "done": 3, "product": [1.0]}
+OLD_BEFORE_BEGIN = {**OLD, "scheduler": None}
+
+
+@pytest.mark.parametrize("saved", ["cosine", "plateau", "step_lr", "lambda_lr", OLD, OLD_BEFORE_BEGIN])
+@pytest.mark.parametrize("used", ["cosine", "plateau", "step_lr", "lambda_lr"])
+def test_the_state_of_another_kind_is_refused(saved: Any, used: str) -> None:
+    def made(name: str) -> Any:
+        factory = {"step_lr": STEP_LR, "lambda_lr": partial(torchs.LambdaLR, lr_lambda=lambda step: 1.0)}.get(name)
+        return option(name, two_groups()) if factory is None else of(name, factory, two_groups())
+
+    state = made(saved).state_dict() if isinstance(saved, str) else saved
+    if saved == used or (saved, used) == ("plateau", "cosine"):  # a cosine has no counts to continue
+        made(used).load_state_dict(state)
+        return
+    with pytest.raises(UserError, match="another kind of schedule, or of an earlier build") as caught:
+        made(used).load_state_dict(state)
+    assert caught.value.key == f"scheduler.{used}"
+    assert "resume_strict=false scheduler=[]" in str(caught.value.remedy)
+    assert "load_from" in str(caught.value.remedy)

@@ -19,13 +19,13 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX, is_complete
@@ -133,15 +133,12 @@ def _load_safetensors(path: Path, key: str) -> dict[str, Tensor]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The position of a run, as saved in a checkpoint."""
 
-    epoch: int
-    """Completed epochs."""
-    optimizer_step: int
-    epoch_length: int | None
-    """Iterations in an epoch of that run."""
+    progress: Progress
+    skipped: int
+    """Optimizer steps that fp16 skipped."""
 
 
 def peek(path: Path, *, key: str) -> Position | None:
@@ -151,10 +148,11 @@ def peek(path: Path, *, key: str) -> Position | None:
         UserError: as `load`.
     """
     checkpoint = load(path, key=key, mmap=True)
-    if "progress" not in checkpoint or "meta" not in checkpoint:
+    if "progress" not in checkpoint:
         return None
-    progress = checkpoint["progress"]
-    return Position(progress["epoch"], progress["optimizer_step"], checkpoint["meta"].get("epoch_length"))
+    progress = Progress()
+    progress.load_state_dict(checkpoint["progress"])
+    return Position(progress, checkpoint.get("precision", {}).get("skipped", 0))
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:
