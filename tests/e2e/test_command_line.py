@@ -358,7 +358,7 @@ def test_a_priority_is_swept(project: Project) -> None:
     "arguments",
     [
         ["-m", "hooks=ema,profiler"],
-        ["hooks=ema,profiler", "+debug=swept"],
+        pytest.param(["hooks=ema,profiler", "+debug=swept"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

@@ -161,7 +161,7 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     assert project.run.result["progress"]["epoch"] == reached + 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sweep", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
 def test_a_signal_ends_a_run_as_ctrl_c_does(
     number: signal.Signals, sweep: Sequence[str], project: Project, start: Start

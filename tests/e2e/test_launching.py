@@ -208,7 +208,9 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
     assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
 
-@pytest.mark.parametrize("busy", [0, 60], ids=["rank 0 waits", "rank 0 is busy"])
+@pytest.mark.parametrize(
+    "busy", [pytest.param(0, marks=pytest.mark.slow, id="rank 0 waits"), pytest.param(60, id="rank 0 is busy")]
+)
 def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
     """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
@@ -219,7 +221,9 @@ def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> N
     assert "interrupted by SIGTERM" not in done.err
 
 
-@pytest.mark.parametrize("torchrun", [False, True], ids=["ours", "torchrun's"])
+@pytest.mark.parametrize(
+    "torchrun", [pytest.param(False, id="ours"), pytest.param(True, marks=pytest.mark.slow, id="torchrun's")]
+)
 def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
     line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
@@ -252,7 +256,7 @@ def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     ("arguments", "key", "remedy"),
     [
         (["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
-        (["hooks=emaa"], "hooks", "Did you mean ema?"),
+        pytest.param(["hooks=emaa"], "hooks", "Did you mean ema?", marks=pytest.mark.slow),
     ],
 )
 def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str, project: Project) -> None:
@@ -287,8 +291,8 @@ def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
     ("number", "code", "said"),
     [
         (signal.SIGINT, 130, "interrupted by Ctrl-C (SIGINT)"),
-        (signal.SIGTERM, 143, "interrupted by SIGTERM"),
-        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
+        pytest.param(signal.SIGTERM, 143, "interrupted by SIGTERM", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, "interrupted by SIGHUP", marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:

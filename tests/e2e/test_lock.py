@@ -109,6 +109,7 @@ def test_of_two_first_starts_in_one_directory_one_trains(project: Project) -> No
     assert not (project.path / "mine" / ".lock").exists()
 
 
+@pytest.mark.slow
 def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> None:
     sweep = project.start("-m", *ENDLESS, "seed=1,2", "hydra.sweep.dir=all")
     try:

@@ -177,6 +177,7 @@ def killed(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 def test_ranks_that_run_or_have_ended_were_not_killed(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
     assert torchrun._killed(store, job) is None
     for rank, process in enumerate(ranks, start=1):
@@ -201,6 +202,7 @@ def test_a_rank_that_crashed(ranks: list[subprocess.Popen[str]], store: Any, job
     assert str(killed_rank.error()).startswith("rank 1 crashed (Bus error), see ")
 
 
+@pytest.mark.slow
 def test_a_rank_on_another_machine_may_live(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
     killed(ranks[0])
     store.set("began-1", json.dumps(["another", *json.loads(store.get("began-1"))[1:]]))

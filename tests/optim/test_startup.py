@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _SETUP = """
 import sys, torch
 from hydraloop.optim.startup import avoid_dynamo_import
@@ -48,6 +50,7 @@ def test_torch_still_needs_it() -> None:
     )
 
 
+@pytest.mark.slow
 def test_steps_equal_torchs_before_and_after_dynamo_is_imported() -> None:
     run(
         "avoid_dynamo_import()\n"
@@ -61,6 +64,7 @@ def test_steps_equal_torchs_before_and_after_dynamo_is_imported() -> None:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_changed_if_dynamo_is_imported_before() -> None:
     run(
         "import torch._dynamo\n"
@@ -70,6 +74,7 @@ def test_nothing_is_changed_if_dynamo_is_imported_before() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_different_torch_is_not_changed() -> None:
     run(
         "def zero_grad(self): pass\n"

@@ -142,6 +142,7 @@ def test_no_tracker_has_uncommitted_code(tracked: Tracked) -> None:
     assert run.result["git"]["dirty"] is True
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     before, run = tracked.first, tracked.run
     done = tracked.resume()

@@ -125,7 +125,9 @@ class Sees(Hook):
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")  # torchmetrics', on a rank without samples
 @pytest.mark.parametrize("samples", [1, 2, 5, 7, 12])
-@pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), (3, "ddp"), (3, "fsdp2")])
+@pytest.mark.parametrize(
+    ("world_size", "strategy"), [(2, "ddp"), pytest.param(3, "ddp", marks=pytest.mark.slow), (3, "fsdp2")]
+)
 def test_evaluation_counts_every_sample_once(world_size: int, strategy: str, samples: int) -> None:
     expected, seen = evaluate(Distributed(), samples, "auto")
     results = on_ranks(world_size, evaluate, samples, strategy, strategy=strategy)
@@ -515,6 +517,7 @@ def compiled_in_shards(distributed: Distributed, run_dir: str) -> tuple[str, lis
     return class_name(model), list(model.state_dict()), weights, expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_fsdp2_and_compile(tmp_path: Path) -> None:
     from hydraloop.schemas.distributed import FSDPConf

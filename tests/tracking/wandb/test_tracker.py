@@ -158,6 +158,7 @@ def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> No
     assert "result.json" not in contents["files"]
 
 
+@pytest.mark.slow
 def test_a_core_that_hangs_is_said_and_started_again(tmp_path: Path) -> None:
     """Stopped at the end of the run: the reason is reported within `flush_timeout`, and no process remains."""
     run_dir = tmp_path / "run"
@@ -293,7 +294,7 @@ def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> No
     assert "wandb login" in found["troubles"][0]
 
 
-@pytest.mark.parametrize("how", ["variable", "netrc"])
+@pytest.mark.parametrize("how", ["variable", pytest.param("netrc", marks=pytest.mark.slow)])
 def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, how: str) -> None:
     """Nothing is sent, no process remains, and the key is not in any file."""
     run_dir = tmp_path / "run"
@@ -328,6 +329,7 @@ def everything_below(folder: Path) -> str:
     return "\n".join(path.read_bytes().decode("latin-1") for path in files)
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
     """By the random id of each, in one group, named by their overrides."""
     found = []
