@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 
 from hydraloop.run import atomic
@@ -22,6 +21,8 @@ _NUMBER = re.compile(r"(?:^|_)(?:epoch|iter)_(\d+)$")
 
 def is_complete(path: Path) -> bool:
     """Return whether the file is a complete zip archive, as torch.save writes. Reads only the end of the file."""
+    import zipfile  # 5 ms, which a start without checkpoints does not need
+
     try:
         return path.is_file() and zipfile.is_zipfile(path)
     except OSError:
