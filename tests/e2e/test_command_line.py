@@ -452,6 +452,7 @@ def test_the_repository_has_its_own_copy_untouched() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_option_of_a_hook_that_every_swept_set_has(project: Project) -> None:
     done = project.train("-m", "hooks=[ema],[ema,profiler]", "hooks.ema.priority=30", "engine.max_epochs=1")
     assert done.code == 0, done.text

@@ -162,7 +162,9 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "sweep", [pytest.param([], id="run"), pytest.param(["-m", "seed=1,2"], id="sweep", marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_run_as_ctrl_c_does(
     number: signal.Signals, sweep: Sequence[str], project: Project, start: Start
 ) -> None:

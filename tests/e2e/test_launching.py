@@ -199,6 +199,7 @@ def test_a_sweep_continues_after_each_kind_of_failure(project: Project) -> None:
     assert "raised by this rank" in (raised.path / "rank1.log").read_text()
 
 
+@pytest.mark.slow
 def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Project) -> None:
     done = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, TROUBLE, "+hooks.trouble.what=raise")
     assert done.code == 1
@@ -252,11 +253,12 @@ def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     wait_for_none(project)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "key", "remedy"),
     [
         (["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
-        pytest.param(["hooks=emaa"], "hooks", "Did you mean ema?", marks=pytest.mark.slow),
+        (["hooks=emaa"], "hooks", "Did you mean ema?"),
     ],
 )
 def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str, project: Project) -> None:
@@ -269,6 +271,7 @@ def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str
     assert not (project.path / "multirun").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
     done = torchrun(project, "--nproc-per-node=2", "train.py", "--dry-run", "hooks=[ema]")
     assert done.code == 0, done.text

@@ -258,6 +258,7 @@ def test_a_run_with_only_this_hook_finishes_and_resumes(
     _no_warnings(caplog)
 
 
+@pytest.mark.slow
 def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def hooks() -> dict[str, Hook]:
         # A process has one profiler, and `npu_profiler` needs a package that only machines with such a device have.

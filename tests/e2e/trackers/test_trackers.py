@@ -176,6 +176,7 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     assert nearly(tensorboard_points(run)) == nearly(expected)
 
 
+@pytest.mark.slow
 def test_trackers_have_the_code_of_a_run_with_log_code(tracked: Tracked) -> None:
     """After it was resumed with that option and other code."""
     run = tracked.run

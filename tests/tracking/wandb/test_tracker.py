@@ -169,6 +169,7 @@ def test_a_core_that_hangs_is_said_and_started_again(tmp_path: Path) -> None:
     assert (found["finished"], found["states"][-1]) == (True, "0 cores")
 
 
+@pytest.mark.slow
 def test_odd_records_and_names(tmp_path: Path) -> None:
     """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets, and no pictures."""
     run_dir = tmp_path / "run"
@@ -267,6 +268,7 @@ def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
     assert not (run_dir / "wandb").exists()
 
 
+@pytest.mark.slow
 def test_auto_without_a_key_is_offline_and_ignores_the_environment(tmp_path: Path) -> None:
     """Nothing is asked without any configuration. A run's id, folder and names in the environment are not used.
 
