@@ -212,7 +212,7 @@ class OneCycle(Function):
             phases = [(up, first, top), (2 * up, top, first), (steps - 1, first, last)]
         k = min(k, steps - 1)
         start = 0.0
-        for end, high, low in phases:  # noqa: B007
+        for end, high, low in phases:  # noqa: B007  # high and low of the current phase are used below
             if k <= end:
                 break
             start = end
