@@ -6,6 +6,7 @@
 # Installs everything into .venv first, once. Needs Python 3.11, 3.12 or 3.13, and pip; PYTHON=python3.13 chooses one.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
+unset PYTHONDONTWRITEBYTECODE # else each process that a test starts compiles all of hydraloop
 whole=true
 for argument in "$@"; do
     if [ -e "${argument%%::*}" ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -27,9 +28,14 @@ _NOT_OURS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that both processes of scripts/test.sh end at about the same time."""
+    """Put the longest files first, so that all processes of scripts/test.sh end at about the same time."""
     tests = Path(__file__).parent
     items.sort(key=lambda item: _place(item.path.relative_to(tests).parts[0]))
+
+
+def pytest_collection_finish() -> None:
+    """Hide torch, Hydra and all tests from the garbage collector, which would go through them in every test."""
+    gc.freeze()
 
 
 def _place(folder: str) -> int:

@@ -100,6 +100,7 @@ def test_the_command_runs_on_the_digits(command: Command, done: dict[Command, tu
 # All at once. --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_hooks_at_once_train_the_digits_in_the_order_they_ask_for(project: Project) -> None:
     hooks = [name for name in options("hooks") if name != "npu_profiler"]  # which needs torch_npu
     augmented = ["data=digits_augmented"] if "digits_augmented" in options("data") else []

@@ -61,6 +61,7 @@ def bits_of_single_bytes() -> float:
 # Training. -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_learns_more_than_how_often_bytes_occur(trained: Project) -> None:
     result = trained.run.result
     assert result["status"] == "finished"

@@ -191,6 +191,7 @@ def test_as_a_module_in_a_projects_folder(project: Project) -> None:
     assert "weight norm" in done.out
 
 
+@pytest.mark.slow
 def test_two_starts_in_one_second_have_a_directory_each(project: Project) -> None:
     started = [project.start(QUICK, "engine.test=false") for _ in range(2)]
     assert [process.communicate()[0] and process.wait() for process in started] == [0, 0]
@@ -328,6 +329,7 @@ def test_a_default_run_imports_only_what_it_uses(project: Project) -> None:
 # Sweeps. -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hook_sets_times_learning_rates(project: Project) -> None:
     done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[ema]", QUICK)
     assert done.code == 0, done.text
@@ -346,6 +348,7 @@ def test_hook_sets_times_learning_rates(project: Project) -> None:
     assert project.runs == []
 
 
+@pytest.mark.slow
 def test_a_priority_is_swept(project: Project) -> None:
     done = project.train("-m", "hooks=[ema]", "hooks.ema.priority=HIGH,LOW", QUICK)
     assert done.code == 0, done.text

@@ -253,6 +253,7 @@ def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
     assert not (project.path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, start: Start) -> None:
     line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_epochs=1", "engine.test=false"]
     process = start(*line, *hooked(project, "Waiting"))
@@ -266,6 +267,7 @@ def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, s
     assert run.result["status"] == "finished", "its result was written before the signal"
 
 
+@pytest.mark.slow
 def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: Project, start: Start) -> None:
     broken = "optimizer.lr=-1,0.1"  # torch refuses a negative one
     process = start("-m", broken, *ENDLESS, *hooked(project))

@@ -125,6 +125,7 @@ def wait_for_none(project: Project) -> None:
 # Training. -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hydraloop_and_torchrun_start_two_ranks_with_the_same_result(project: Project) -> None:
     ours = project.train(*QUICK, TWO, "hydra.run.dir=runs/ours")
     assert ours.code == 0, ours.text
@@ -309,6 +310,7 @@ def test_an_interrupt(number: int, code: int, said: str, project: Project) -> No
     assert project.run.result["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_ranks_end_after_the_launching_process_was_killed(project: Project) -> None:
     process = start(project)
     assert len(processes(project)) == 3

@@ -45,38 +45,42 @@ SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
+SAME_LENGTH = ("constant", "linear", "momentum", "plateau")
+"""Those whose length is not that of the run."""
+
+
 def make(name: str, optimizer: Optimizer, **length: int) -> list[Any]:
     return [option(option_name, optimizer, **length, **changes) for option_name, changes in SETS[name]]
 
 
-@pytest.mark.parametrize("cut", [7, 10, 25])
 @pytest.mark.parametrize("kind", [SGD, AdamW])
 @pytest.mark.parametrize("name", SETS)
-def test_a_resumed_run_has_the_same_values_to_the_last_bit(name: str, kind: type[Optimizer], cut: int) -> None:
+def test_a_resumed_run_has_the_same_values_to_the_last_bit(name: str, kind: type[Optimizer]) -> None:
     for key in KEYS[kind]:
         optimizer = two_groups(kind)
         whole = run(optimizer, make(name, optimizer), key=key, losses=LOSSES)
-        optimizer = two_groups(kind)
-        schedules = make(name, optimizer)
-        run(optimizer, schedules, cut, key=key, losses=LOSSES)
-        again, made = resumed(optimizer, schedules, partial(make, name))
-        assert run(again, made, first=cut + 1, key=key, losses=LOSSES) == whole[cut:]
+        for cut in (7, 10, 25):
+            optimizer = two_groups(kind)
+            schedules = make(name, optimizer)
+            run(optimizer, schedules, cut, key=key, losses=LOSSES)
+            again, made = resumed(optimizer, schedules, partial(make, name))
+            assert run(again, made, first=cut + 1, key=key, losses=LOSSES) == whole[cut:]
 
 
-@pytest.mark.parametrize("cut", [7, 30, STEPS])
 @pytest.mark.parametrize("name", SETS)
-def test_a_longer_run_has_its_own_schedules(name: str, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_longer_run_has_its_own_schedules(name: str, caplog: pytest.LogCaptureFixture) -> None:
     epochs, steps = 2 * EPOCHS, 2 * STEPS
     for key in ("lr", "momentum", "weight_decay"):
         optimizer = two_groups()
         expected = run(optimizer, make(name, optimizer, epochs=epochs), steps, key=key, losses=LOSSES)
-        optimizer = two_groups()
-        schedules = make(name, optimizer)
-        run(optimizer, schedules, cut, losses=LOSSES)
-        again, made = resumed(optimizer, schedules, partial(make, name, epochs=epochs))
-        assert run(again, made, steps, first=cut + 1, key=key, losses=LOSSES) == expected[cut:]
-    kept = name in ("constant", "linear", "momentum", "plateau")
-    assert ("before the run was resumed" in caplog.text) == (not kept)
+        for cut in (7, 30, STEPS):
+            optimizer = two_groups()
+            schedules = make(name, optimizer)
+            run(optimizer, schedules, cut, losses=LOSSES)
+            caplog.clear()
+            again, made = resumed(optimizer, schedules, partial(make, name, epochs=epochs))
+            assert ("before the run was resumed" in caplog.text) == (name not in SAME_LENGTH)
+            assert run(again, made, steps, first=cut + 1, key=key, losses=LOSSES) == expected[cut:]
 
 
 def test_another_length_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -155,7 +159,7 @@ def test_unchanged_options_do_not_change_the_length(
         ({"max_iters": 14}, {"max_epochs": 4}),
     ],
 )
-@pytest.mark.parametrize(("before", "after"), [(1, 5), (5, 1), (2, 3), (4, 4)])
+@pytest.mark.parametrize(("before", "after"), [(1, 5), (5, 1), (2, 3)])
 @pytest.mark.parametrize("iteration", [4, 10, 14])
 def test_schedules_end_with_the_last_step(
     tmp_path: Path, length: dict[str, int], longer: dict[str, int], before: int, after: int, iteration: int

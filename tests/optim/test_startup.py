@@ -41,6 +41,7 @@ def test_training_does_not_import_dynamo() -> None:
     run("avoid_dynamo_import(); avoid_dynamo_import(); train_all(); assert 'torch._dynamo' not in sys.modules")
 
 
+@pytest.mark.slow
 def test_torch_still_needs_it() -> None:
     """If this fails, torch's optimizers no longer import the compiler, and startup.py can be removed."""
     run(

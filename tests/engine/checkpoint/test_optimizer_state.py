@@ -285,8 +285,7 @@ EVERY_KIND: dict[str, list[Entry]] = {
 }
 
 
-@pytest.mark.parametrize("new", [2e-4, 1e-2])
-@pytest.mark.parametrize("cut", [1, 4, 5, 8])
+@pytest.mark.parametrize(("cut", "new"), [(1, 2e-4), (4, 1e-2), (5, 2e-4), (8, 1e-2)])
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_a_typed_lr_goes_on_as_in_a_run_that_had_it_from_the_beginning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, cut: int, new: float

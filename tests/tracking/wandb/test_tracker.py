@@ -83,6 +83,7 @@ def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
     assert (again["files"], again["where"]) == (found["files"], found["where"])
 
 
+@pytest.mark.slow
 def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
     """Killed between batches, and again before the end: one trouble each, and one complete file in the end."""
     run_dir = tmp_path / "run"
@@ -95,6 +96,7 @@ def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
     assert len(list((run_dir / "wandb" / "replaced").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_path: Path) -> None:
     """The cursor of the next process has fewer records than the file."""
     run_dir = tmp_path / "run"
