@@ -51,7 +51,7 @@ def stored() -> dict[tuple[str, type], None]:
         if isinstance(options, Mapping) and group not in ("hydra", "_dummy_empty_config_"):
             for option in options.values():
                 if not isinstance(option, Mapping):
-                    visit(group, option.node)
+                    visit(group, ConfigStore.instance().load(f"{group}/{option.name}").node)
     return found
 
 

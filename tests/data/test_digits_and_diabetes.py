@@ -112,6 +112,7 @@ def test_an_unknown_split_lists_the_known_ones() -> None:
     assert caught.value.key == "split"
 
 
+@pytest.mark.slow
 def test_loading_imports_no_sklearn() -> None:
     code = (
         "import sys\n"

@@ -198,7 +198,8 @@ def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: 
     assert project.run.result["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_that_is_ignored_at_the_start_stays_ignored(ranks: int, project: Project, start: Start) -> None:
     """nohup ignores SIGHUP. A shell without job control starts background processes with SIGINT ignored."""
     ignoring = partial(_ignore, [signal.SIGHUP, signal.SIGINT])

@@ -210,9 +210,8 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
     assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
 
-@pytest.mark.parametrize(
-    "busy", [pytest.param(0, marks=pytest.mark.slow, id="rank 0 waits"), pytest.param(60, id="rank 0 is busy")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [pytest.param(0, id="rank 0 waits"), pytest.param(60, id="rank 0 is busy")])
 def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
     """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
@@ -223,9 +222,8 @@ def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> N
     assert "interrupted by SIGTERM" not in done.err
 
 
-@pytest.mark.parametrize(
-    "torchrun", [pytest.param(False, id="ours"), pytest.param(True, marks=pytest.mark.slow, id="torchrun's")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [pytest.param(False, id="ours"), pytest.param(True, id="torchrun's")])
 def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
     line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []

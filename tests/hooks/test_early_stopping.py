@@ -313,6 +313,7 @@ def resumed_on_rank(distributed: Distributed, run_dir: str, saved: str) -> tuple
     return engine.train().progress["epoch"], engine.stop_reason
 
 
+@pytest.mark.slow
 def test_ranks_are_stopped_together_when_they_are_resumed(tmp_path: Path) -> None:
     whole, saved = _stopped(tmp_path, *STOPPING[0])
     assert on_ranks(2, resumed_on_rank, str(tmp_path / "resumed"), str(saved)) == [(3, whole.reason)] * 2

@@ -37,6 +37,7 @@ def run(code: str) -> None:
     subprocess.run([sys.executable, "-c", _SETUP + _TRAIN + code], check=True)
 
 
+@pytest.mark.slow
 def test_training_does_not_import_dynamo() -> None:
     run("avoid_dynamo_import(); avoid_dynamo_import(); train_all(); assert 'torch._dynamo' not in sys.modules")
 

@@ -116,6 +116,7 @@ def test_r2_is_exact_for_targets_far_from_zero() -> None:
     assert metric.compute().item() == pytest.approx(1 - 1.0 / 5.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_importing_tasks_imports_no_torchmetrics() -> None:
     code = "import sys, hydraloop.tasks\nassert 'torchmetrics' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -179,6 +179,7 @@ def test_sweeps_that_are_elsewhere(folder: Path) -> None:
     assert parent_of(jobs[0]).info.status == "RUNNING"
 
 
+@pytest.mark.slow
 def test_no_torch_is_imported(folder: Path) -> None:
     code = (
         "import sys, hydraloop.tracking.mlflow.tracker, hydraloop.tracking.mlflow.sweep, mlflow.tracking.client\n"
