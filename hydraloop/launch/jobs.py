@@ -99,12 +99,12 @@ class Jobs:
             try:
                 self.trackers.begin(directory)
                 hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
-            except KeyboardInterrupt:
-                self.trackers.interrupted = True
+            except BaseException as error:
+                self.trackers.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 raise
             finally:
                 self.trackers.end()
-                self.reports.print_sweep(interrupted=self.trackers.interrupted)
+                self.reports.print_sweep(interrupted=self.trackers.ended == "interrupted")
 
     def _begin_job(self, cfg: DictConfig, command: Command) -> None:
         self.reports.start_job()

@@ -75,7 +75,8 @@ def write_sweep(sweep: Sweep) -> None:
     """Mark a directory as a sweep's. Jobs look for the mark in their parent directories."""
     folder = sweep.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    _put(folder / SWEEP_FILE, {"uid": sweep.uid, "name": sweep.name, "axes": sweep.axes})
+    stored = {name: value for name, value in asdict(sweep).items() if name not in ("folder", "job")}
+    _put(folder / SWEEP_FILE, stored)
 
 
 def read_sweep(folder: Path) -> Sweep | None:
@@ -84,7 +85,7 @@ def read_sweep(folder: Path) -> Sweep | None:
         found = json.loads((folder / FOLDER / SWEEP_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Sweep(folder.absolute(), found["uid"], found["name"], job=0, axes=tuple(found["axes"]))
+    return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
 
 
 def ending(run_dir: Path, attempt: Attempt) -> Finish:

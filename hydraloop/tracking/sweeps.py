@@ -11,7 +11,7 @@ import logging
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from hydraloop.safety.secrets import mask_text, masked, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.locks import FOLDER
 from hydraloop.tracking.follower.spawning import spawn
-from hydraloop.tracking.tracker import Sweep
+from hydraloop.tracking.tracker import Sweep, SweepEnding
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,16 @@ class SweepTrackers:
     """By name of the hook: `kind`; if it has a parent run, also `options`, `experiment` and the number of `jobs`."""
     unknown: dict[str, list[str]] = field(default_factory=dict)
     """By name of the hook: options, or `experiment_name`, whose values only a job knows (`${hydra:job.num}`)."""
-    interrupted: bool = False
-    """Whether the sweep was interrupted."""
+    ended: SweepEnding = "finished"
+    """How the sweep has ended."""
     folder: Path | None = None
     """Directory of the sweep; None until it begins."""
+    jobs: int = 0
+    """Number of jobs."""
 
     def see(self, cfg: DictConfig) -> None:
         """Add the trackers of a job's config. Values of `${hydra:…}` are unknown until the job runs."""
+        self.jobs += 1
         for group in ("default_hooks", "hooks"):
             for name, node in cfg[group].items():
                 kind = None if node is None else _KINDS.get(str(node.get("_target_")).rpartition(".")[2])
@@ -75,7 +78,7 @@ class SweepTrackers:
             return
         self.folder = folder.absolute()
         name = f"{folder.parent.name}/{folder.name}" if folder.parent.name[:4].isdigit() else folder.name
-        description.write_sweep(Sweep(self.folder, secrets.token_hex(8), name, 0, tuple(self.axes)))
+        description.write_sweep(Sweep(self.folder, secrets.token_hex(8), name, 0, tuple(self.axes), self.jobs))
         for hook, given in self.found.items():
             if hook in self.unknown:
                 log.warning("%s: the jobs create its parent run: only they know %s", hook, self.unknown[hook][0])
@@ -84,11 +87,13 @@ class SweepTrackers:
 
     def end(self) -> None:
         """Close the parent runs. Called after the last job."""
-        if self.folder is None:
+        sweep = None if self.folder is None else description.read_sweep(self.folder)
+        if self.folder is None or sweep is None:
             return
+        description.write_sweep(replace(sweep, ended=self.ended))
         for hook, given in self.found.items():
             if given["kind"] in _WITH_PARENT and not set(_ADDRESS).intersection(self.unknown.get(hook, [])):
-                given["interrupted"] = self.interrupted
+                given["interrupted"] = self.ended == "interrupted"
                 patience = float(given["options"].get("flush_timeout") or 0.0) + _IMPORTS
                 _tell("end", self.folder, hook, given, patience)
 

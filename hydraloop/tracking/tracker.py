@@ -13,6 +13,8 @@ from hydraloop.run.result import Status
 
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""
+SweepEnding = Literal["finished", "failed", "interrupted"]
+"""How a sweep ended. `failed`: a job raised an error that ended the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class Sweep:
     """Number of the job, from 0."""
     axes: tuple[str, ...] = ()
     """The swept keys."""
+    jobs: int | None = None
+    """Number of jobs; None if it is not known."""
+    ended: SweepEnding | None = None
+    """How the sweep ended; None until its last job has ended."""
 
 
 @dataclass(frozen=True, slots=True)
