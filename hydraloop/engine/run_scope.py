@@ -77,6 +77,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                 "precision.init_scale",
                 engine.precision.name, engine.precision.skipped,
             )  # fmt: skip
+        engine.stages.report_repeated()
         has_error = engine.result is None or engine.result.error is not None
         if not has_error and engine.error is not None:  # raised in after_run
             _put_result(engine, perf_counter() - start, git)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, OnError
 from hydraloop.engine.hook_order import Slot, in_order, overrides, slot_of
 from hydraloop.errors import UserError
+from hydraloop.run.result import describe
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,11 @@ class Stages:
             policy.disabled = True
             log.warning("hook %s failed on another rank and is switched off (on_error=disable)", name)
 
+    def report_repeated(self) -> None:
+        """Log how many errors of each hook were only counted, at the end of a run. The next run counts from 0."""
+        for policy in self._policies.values():
+            policy.report_repeated()
+
     def run_for(self, name: str, point: str, work: Callable[..., Any], *args: Any) -> Any:
         """Do work for a hook outside its mount points, with its `on_error` and its time.
 
@@ -120,20 +127,51 @@ class _Policy:
     on_error: OnError
     newly_disabled: set[str]
     disabled: bool = False
+    _first: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """By cause (type and place), the first error of this run as text."""
+    _repeated: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    """By cause, the number of later errors, which are only counted."""
 
     def handle(self, error: Exception, point: str) -> None:
-        """Raise the error, or log it and let the run continue."""
+        """Raise the error, or log it with its traceback the first time, and let the run continue."""
         if self.on_error == "raise" or isinstance(error, UserError):  # a user's mistake always ends the run
             error.add_note(f"hydraloop: raised in the hook {self.name!r} at {point}")
             raise error
         if self.on_error == "disable":
             self.disabled = True
             self.newly_disabled.add(self.name)
+        cause = _cause(error)
+        if cause in self._first:
+            self._repeated[cause] += 1
+            return
+        self._first[cause] = describe(error).partition("\n")[0]
         log.warning(
             "hook %s failed at %s and %s (on_error=%s): %s: %s",
             self.name, point, "is switched off" if self.disabled else "continues", self.on_error, type(error).__name__,
             error, exc_info=error,
         )  # fmt: skip
+
+    def report_repeated(self) -> None:
+        """Log the number of errors that were only counted, in one line, and forget all errors."""
+        if self._repeated:
+            ((most, _),) = self._repeated.most_common(1)
+            kinds = len(self._repeated)
+            text = "this kind" if kinds == 1 else f"{kinds} kinds, the most frequent"
+            log.warning(
+                "%s: %d more error%s of %s: %s",
+                self.name, self._repeated.total(), "s" if self._repeated.total() > 1 else "", text, self._first[most],
+            )  # fmt: skip
+        self._first.clear()
+        self._repeated.clear()
+
+
+def _cause(error: Exception) -> tuple[object, ...]:
+    """Return what repeated errors have in common: the type, the system's error number, and the place in the code."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = () if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
+    return (type(error), getattr(error, "errno", None), *where)
 
 
 _Entry = tuple[Call, _Policy, list[float]]

@@ -92,17 +92,56 @@ def test_raise_ends_the_run_with_a_note_of_hook_and_mount_point(tmp_path: Path) 
     assert innermost.filename.endswith("helpers.py")
 
 
-def test_warn_continues_and_warns_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    hook = failing("after_train_iter", nth=0, on_error="warn")
-    engine = make_engine(tmp_path, {"mine": hook}, train=batches(3))
+def test_warn_warns_once_for_each_cause_and_counts_the_rest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def full(engine: Engine) -> None:
+        raise OSError(f"No space left on device: 'file {engine.progress.iteration}'")
+
+    hook = at("after_train_iter", full, nth=0, on_error="warn")
+    engine = make_engine(tmp_path, {"mine": hook}, train=batches(106))
     with caplog.at_level(logging.WARNING):
         engine.train()
-    assert engine.progress.iteration == 3
-    warnings = [record for record in caplog.records if "hook mine failed at after_train_iter" in record.message]
-    assert len(warnings) == 3
-    assert "continues" in warnings[0].message
-    assert "RuntimeError: on purpose" in warnings[0].message
-    assert warnings[0].exc_info is not None, "the traceback is in the log"
+    assert engine.progress.iteration == 106
+    first, last = [record for record in caplog.records if "mine" in record.message]
+    assert first.message == (
+        "hook mine failed at after_train_iter and continues (on_error=warn): OSError: No space left on device: 'file 1'"
+    )
+    assert first.exc_info is not None, "the traceback is in the log"
+    assert last.message == "mine: 105 more errors of this kind: OSError: No space left on device: 'file 1'"
+    assert last.exc_info is None
+
+
+def test_another_type_or_place_of_an_error_has_its_own_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(engine: Engine) -> None:
+        if engine.progress.iteration % 4 == 0:
+            raise ValueError("here")
+        if engine.progress.iteration % 4 == 1:
+            raise ValueError("there")
+        if engine.progress.iteration % 4 == 2:
+            int("x")
+        float("x")
+
+    other = failing("after_run", on_error="warn")
+    hooks = {"mine": at("after_train_iter", act, nth=0, on_error="warn"), "other": other}
+    engine = make_engine(tmp_path, hooks, train=batches(9), val=batches(1))
+    with caplog.at_level(logging.WARNING):
+        engine.train()
+        first = [record.message.rpartition("(on_error=warn): ")[2] for record in caplog.records]
+        caplog.clear()
+        engine.validate()
+    kinds = [
+        "ValueError: there",
+        "ValueError: invalid literal for int() with base 10: 'x'",
+        "ValueError: could not convert string to float: 'x'",
+    ]
+    assert first == [
+        *kinds,
+        "ValueError: here",
+        "RuntimeError: on purpose",
+        "mine: 5 more errors of 4 kinds, the most frequent: ValueError: there",
+    ]
+    assert not caplog.records, "the counts are of one run"
 
 
 def test_disable_warns_once_and_switches_the_hook_off_but_lets_it_close(
