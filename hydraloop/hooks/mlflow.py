@@ -14,6 +14,7 @@ from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.checkpoints import check_choice
 from hydraloop.tracking.describe_engine import experiment_name
 from hydraloop.tracking.hook import TrackerHook
+from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.nodes import NodeProcess, warn_of_file
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class MLflowLoggerHook(TrackerHook):
         UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range.
     """
 
-    kind = "mlflow"
+    kind = MLFLOW
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     rank_zero_only = False

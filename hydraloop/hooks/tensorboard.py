@@ -14,12 +14,13 @@ from hydraloop.hooks.shared.histograms import histograms as counted
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import position
 from hydraloop.tracking.hook import TrackerHook
+from hydraloop.tracking.kinds import TENSORBOARD
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 HISTOGRAMS = "histograms"
-"""Folder of the counts in the run directory, and name of the record's entry with the file."""
+"""Folder of the counts in the run directory, and their name in records."""
 
 
 class TensorBoardLoggerHook(TrackerHook):
@@ -33,8 +34,8 @@ class TensorBoardLoggerHook(TrackerHook):
     With `histograms`, weights and gradients of all trainable parameters are counted in 64 bins, at the next optimizer
     step: gradients unscaled and clipped, as the optimizer uses them; weights before the step. Entries that are not
     finite are counted as `nonfinite/gradients/…`. The counts are in `<run_dir>/histograms/iter_400.json`, announced by
-    a record, `{"mode", "epoch", "iteration", "histograms": "histograms/iter_400.json"}`. For a sharded model (FSDP)
-    they are those of rank 0's shards. Sparse gradients are left out.
+    a record with `"objects": [{"kind": "histogram", "name": "histograms", "path": "histograms/iter_400.json"}]`. For a
+    sharded model (FSDP) they are those of rank 0's shards. Sparse gradients are left out.
 
     Priority VERY_LOW: gradients are already clipped, and other hooks' records of an iteration come first. Runs on rank
     0 only. Cost: two host syncs for all histograms of an iteration, no host sync and nothing in an iteration otherwise.
@@ -44,7 +45,7 @@ class TensorBoardLoggerHook(TrackerHook):
         UserError: `histograms` or `flush_timeout` is out of range, or the run has a second hook of this class.
     """
 
-    kind = "tensorboard"
+    kind = TENSORBOARD
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class TensorBoardLoggerHook(TrackerHook):
         path = engine.run_dir / HISTOGRAMS / f"iter_{engine.progress.iteration}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        engine.log_record({**position(engine, "train"), HISTOGRAMS: f"{HISTOGRAMS}/{path.name}"})
+        shows = {"kind": "histogram", "name": HISTOGRAMS, "path": f"{HISTOGRAMS}/{path.name}"}
+        engine.log_record({**position(engine, "train"), "objects": [shows]})
 
 
 def _tensors(engine: Engine) -> dict[str, Tensor]:

@@ -35,8 +35,8 @@ class VisualizationHook(Hook):
 
     A picture, `<run_dir>/visualization/val_iter_400.png` or `test_iter_400.png`, is a grid of images: green with a tick
     if the prediction is right, red with a cross if it is wrong. With `ema` or `tta` the predictions are theirs, as in
-    the metrics. Each picture is announced by a record, `{"mode", "epoch", "iteration", "picture":
-    "visualization/val_iter_400.png"}` (relative to the run directory), for `metrics.jsonl` and trackers.
+    the metrics. Each picture is announced to trackers by a record in `metrics.jsonl` with `"objects":
+    [{"kind": "image", "name": "predictions", "path": "visualization/val_iter_400.png"}]`.
 
     Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]` of floats or uint8; with other batches the hook
     warns once and draws nothing. Predictions are `outputs["predictions"]`, else for class indices the largest of
@@ -123,7 +123,8 @@ class VisualizationHook(Hook):
         path.parent.mkdir(parents=True, exist_ok=True)
         grid(tiles, title, size=self._size).save(path)
         log.info("%s picture: %s", mode, shown(path))
-        engine.log_record({**where, "picture": f"{FOLDER}/{path.name}"})
+        shows = {"kind": "image", "name": "predictions", "path": f"{FOLDER}/{path.name}"}
+        engine.log_record({**where, "objects": [shows]})
 
 
 @dataclass(frozen=True)

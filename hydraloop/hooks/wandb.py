@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hydraloop.errors import UserError
 from hydraloop.tracking.checkpoints import check_choice
 from hydraloop.tracking.hook import TrackerHook
+from hydraloop.tracking.kinds import WANDB
 from hydraloop.tracking.wandb.names import names_of
 from hydraloop.tracking.wandb.setup import is_disabled
 
@@ -39,7 +40,7 @@ class WandbLoggerHook(TrackerHook):
         UserError: an option is out of range, or the run has a second hook of this class.
     """
 
-    kind = "wandb"
+    kind = WANDB
 
     def __init__(
         self,

@@ -9,8 +9,8 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, cast, get_args
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +20,29 @@ STAMP = "timestamp"
 """The last entry of each line: seconds since 1970."""
 NONFINITE = "nonfinite"
 """The entry with the names of values that are null because JSON has no NaN and infinity."""
+OBJECTS = "objects"
+"""The entry with the files that a record announces: `[{"kind": "image", "name": "predictions", "path": "media/…"}]`."""
+_PERFORMANCE = frozenset({"eta", "time", "data_time", "memory", "mfu", "skipped"})
+"""Values of the logger's training records that describe the speed, not the model."""
 _CHUNK = 1 << 16
 _MOST = 1 << 63
 """Services accept only smaller iterations and epochs."""
+
+
+ObjectKind = Literal["image", "text", "table", "histogram", "artifact"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedObject:
+    """A file that a record announces, such as a picture."""
+
+    kind: ObjectKind
+    """A histogram's file is JSON, several histograms by name (`hooks/shared/histograms.py`). A table's file is JSON,
+    `{"columns": [...], "rows": [[...]]}`."""
+    name: str
+    """With the mode of the record: `val/predictions`."""
+    path: str
+    """Relative to the run directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +61,15 @@ class Record:
     values: dict[str, float]
     """The other numbers by name, with NaN and infinity."""
     texts: dict[str, str]
-    """The other strings by name (`picture`: a path relative to the run directory)."""
+    """The other strings by name."""
+    objects: tuple[LoggedObject, ...] = ()
+    """Files that the record announces."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers by the names that trackers use: `train/loss`, `val/accuracy`."""
-        return {f"{self.mode}/{name}": value for name, value in self.values.items()}
+        """The numbers by the names that trackers use: `train/loss`, `val/accuracy`, `perf/time`."""
+        speed: frozenset[str] = _PERFORMANCE if self.mode == "train" else frozenset()
+        return {f"{'perf' if name in speed else self.mode}/{name}": value for name, value in self.values.items()}
 
 
 class RecordLog:
@@ -64,7 +87,7 @@ class RecordLog:
         """Append a record with the time.
 
         Raises:
-            TypeError: a value is not a plain number or string.
+            TypeError: a value is not a plain number or string, or `objects` is not a list of mappings of strings.
         """
         self._file.write(as_json(record).encode() + b"\n")
         self._file.flush()
@@ -74,6 +97,13 @@ class RecordLog:
         self._file.close()
 
 
+def _files(value: Any) -> bool:
+    """Return whether a value is a list of descriptions of files."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and all(isinstance(text, str) for text in one.values()) for one in value
+    )
+
+
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
@@ -81,11 +111,11 @@ def as_json(record: Mapping[str, Any]) -> str:
     """Return a record as a line, without the newline: `{…, "timestamp": …}`. NaN and infinity become null.
 
     Raises:
-        TypeError: a value is not a plain number or string.
+        TypeError: a value is not a plain number or string, or `objects` is not a list of mappings of strings.
     """
     nonfinite: dict[str, str] = {}
     for name, value in record.items():
-        if value is not None and not isinstance(value, str | int | float):
+        if value is not None and not isinstance(value, str | int | float) and not (name == OBJECTS and _files(value)):
             raise TypeError(
                 f"a record has plain numbers and strings, not a {type(value).__name__} as its {name!r}: use .item() or "
                 "str(), or several names"
@@ -209,6 +239,7 @@ def _parse(line: bytes, index: int, iteration: int) -> tuple[Record, list[str]]:
     named = entries.pop(NONFINITE) if isinstance(entries.get(NONFINITE), dict) else {}
     mode, epoch, at = entries.pop("mode", "train"), entries.pop("epoch", 0), entries.pop("iteration", iteration)
     stamp = _number(entries.pop(STAMP, 0.0))
+    objects = _objects(entries.pop(OBJECTS, None), str(mode), odd)
     values: dict[str, float] = {}
     texts: dict[str, str] = {}
     for name, value in (*entries.items(), *named.items()):
@@ -227,8 +258,22 @@ def _parse(line: bytes, index: int, iteration: int) -> tuple[Record, list[str]]:
         timestamp=stamp if stamp is not None and math.isfinite(stamp) else 0.0,
         values=values,
         texts=texts,
+        objects=objects,
     )
     return record, odd
+
+
+def _objects(found: Any, mode: str, odd: list[str]) -> tuple[LoggedObject, ...]:
+    """Return the files that a record announces; files outside the run directory are left out, and named in `odd`."""
+    objects = []
+    for one in found if isinstance(found, list) else []:
+        kind, name, path = (one.get(key) for key in ("kind", "name", "path")) if isinstance(one, dict) else [None] * 3
+        inside = isinstance(path, str) and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
+        if kind in get_args(ObjectKind) and isinstance(name, str) and inside:
+            objects.append(LoggedObject(cast(ObjectKind, kind), f"{mode}/{name}", str(path)))
+    if found is not None and (not isinstance(found, list) or len(objects) < len(found)):
+        odd.append(OBJECTS)
+    return tuple(objects)
 
 
 def _entries(line: bytes) -> dict[str, Any] | None:

@@ -47,6 +47,16 @@ class Allowlist:
         """Allow everything in these packages, named as in an import (`timm`)."""
         self._trusted.update(packages)
 
+    @property
+    def folders(self) -> list[str]:
+        """The trusted folders, for another process."""
+        return sorted(map(str, self._folders))
+
+    @property
+    def packages(self) -> list[str]:
+        """The trusted packages, for another process."""
+        return sorted(self._trusted)
+
     def may_import(self, module: str) -> bool:
         """Return whether a module is trusted or belongs to the project."""
         if within(module, self._trusted):

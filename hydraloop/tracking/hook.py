@@ -50,7 +50,7 @@ class TrackerHook(Hook):
     """
 
     kind: ClassVar[str]
-    """Name of the tracker in `kinds.py`."""
+    """Dotted path of the `Tracker` class, which the follower imports. The allowlist must permit it."""
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     on_error = "warn"

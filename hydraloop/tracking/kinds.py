@@ -1,47 +1,48 @@
-"""The trackers by name. A cursor file holds one of these names, so a file on disk cannot import any other class."""
+"""Loads the class of a tracker by its dotted path, which a cursor file may hold. Does not import torch."""
 
 from __future__ import annotations
 
-import logging
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
+from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking.tracker import Tracker
 
-log = logging.getLogger(__name__)
+MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
+WANDB = "hydraloop.tracking.wandb.tracker.WandbTracker"
+TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"
 
-_LIBRARIES = {"mlflow": "mlflow", "wandb": "wandb", "tensorboard": "tensorboard.plugins.hparams.api_pb2"}
-"""The modules of each library that take long to import."""
 
+def load_tracker(kind: str) -> type[Tracker]:
+    """Return a tracker class. Only hydraloop's own trackers and what the allowlist permits are imported.
 
-def tracker_of(kind: str) -> type[Tracker]:
-    """Return the tracker class of a kind. It imports its library when it opens.
+    Args:
+        kind: dotted path of the class.
 
     Raises:
-        ValueError: the kind does not exist.
+        ValueError: the allowlist refuses the class, or it is not a tracker.
+        Exception: raised by a module of the project while it is imported.
     """
-    if kind == "mlflow":
-        from hydraloop.tracking.mlflow.tracker import MLflowTracker
-
-        return MLflowTracker
-    if kind == "wandb":
-        from hydraloop.tracking.wandb.tracker import WandbTracker
-
-        return WandbTracker
-    if kind == "tensorboard":
-        from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
-
-        return TensorBoardTracker
-    raise ValueError(f"there is no tracker {kind!r}")
+    if kind in (MLFLOW, WANDB, TENSORBOARD):
+        module, _, name = kind.rpartition(".")
+        found = getattr(import_module(module), name)
+    else:
+        try:
+            found = ALLOWLIST.locate(kind, "kind")
+        except UserError as error:
+            raise ValueError(f"the tracker {kind!r} cannot be loaded: {error.problem}") from error
+    if not isinstance(found, type) or not issubclass(found, Tracker):
+        raise ValueError(f"{kind!r} is not a subclass of hydraloop.tracking.Tracker")
+    return found
 
 
-def preload(kind: str) -> None:
-    """Import a kind's class and its library, which takes seconds. A missing library is reported when it opens."""
-    tracker_of(kind)
-    try:
-        if kind == "wandb":
-            from hydraloop.tracking.wandb.setup import prepare
-
-            prepare()  # wandb reads the environment when it is imported
-        import_module(_LIBRARIES[kind])
-    except Exception as error:
-        log.debug("%s cannot be imported", kind, exc_info=error)
+def trust(folders: Sequence[str], packages: Sequence[str]) -> None:
+    """Allow and find the trackers in these folders and packages, as the training process does."""
+    for folder in folders:
+        ALLOWLIST.trust_folder(Path(folder))
+        if folder not in sys.path:
+            sys.path.append(folder)  # at the end: a folder `wandb` in the project must not hide the library
+    ALLOWLIST.trust(packages)

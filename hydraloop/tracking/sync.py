@@ -26,7 +26,7 @@ from hydraloop.tracking.follower.cursor import Cursor, hook_names
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.kinds import tracker_of
+from hydraloop.tracking.kinds import load_tracker
 from hydraloop.tracking.tracker import Attempt, Finish
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _synced(run_dir: Path, name: str, timeout: float) -> Outcome:
     before = cursor.sent
     ended = description.ending(run_dir, run.attempt)
     finish = None if ended.status == "killed" and _trains(run.attempt) else ended
-    tracker = tracker_of(cursor.kind)({**cursor.options, SYNC: True}, run, cursor.memory)
+    tracker = load_tracker(cursor.kind)({**cursor.options, SYNC: True}, run, cursor.memory)
     troubles: list[Trouble] = []
 
     def told(trouble: Trouble | None) -> None:

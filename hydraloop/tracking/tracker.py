@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from hydraloop.run.record_log import Record
 from hydraloop.run.result import Status
@@ -103,6 +103,19 @@ class UnusableError(Exception):
     """Nothing can be sent with these settings (a malformed address, a deleted experiment). The follower gives up."""
 
 
+class BusyError(Exception):
+    """The service is there but refuses now (status 429, 500, 502, 503 or 504). The follower repeats the call soon.
+
+    Args:
+        text: what the service answered.
+        retry_after: seconds to wait before the call is repeated, as the service asks; None if it does not say.
+    """
+
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
 class LostError(Exception):
     """The service has lost records that it had accepted. The follower sends the records from `index` on again.
 
@@ -135,11 +148,12 @@ class Tracker(ABC):
         memory: the tracker's own state from earlier processes, as plain JSON. Changed in place.
     """
 
-    kind: ClassVar[str]
-    """`mlflow`, `wandb` or `tensorboard`."""
-
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         self.options, self.run, self.memory = options, run, memory
+
+    @classmethod
+    def preload(cls) -> None:
+        """Import the library. Called while the run is prepared; `open` reports a library that cannot be imported."""
 
     @abstractmethod
     def open(self) -> None:
@@ -162,12 +176,19 @@ class Tracker(ABC):
         """
         return index
 
-    def idle(self) -> None:
-        """Send files that have appeared. Called about every second while there are no new records."""
+    def send_file(self) -> bool:
+        """Send the next file that is due: config, objects of records, checkpoints, `result.json`.
+
+        Called for at most a second between batches of records, and after `finish` until it returns False.
+
+        Returns:
+            Whether there was one.
+        """
+        return False
 
     @abstractmethod
     def finish(self, finish: Finish) -> None:
-        """Close the run with its status, `result.json` and checkpoints. Called when all records are sent."""
+        """Send the final values and the status. Called when all records are sent, before the rest of the files."""
 
     def close(self) -> None:
         """Release all resources without sending anything. Always called, also after errors. Must not raise."""

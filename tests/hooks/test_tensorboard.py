@@ -117,8 +117,8 @@ def engine_with(run_dir: Path, hook: Hook, *, more: dict[str, Hook] | None = Non
 
 def announced(run_dir: Path) -> list[tuple[int, str]]:
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert all(record["mode"] == "train" for record in records if "histograms" in record)
-    return [(record["iteration"], record["histograms"]) for record in records if "histograms" in record]
+    assert all(record["mode"] == "train" for record in records if "objects" in record)
+    return [(record["iteration"], record["objects"][0]["path"]) for record in records if "objects" in record]
 
 
 def counts(run_dir: Path, iteration: int) -> dict[str, Any]:

@@ -119,12 +119,14 @@ def test_a_picture_of_each_evaluation_and_its_record(tmp_path: Path, caplog: pyt
     _engine(tmp_path, VisualizationHook()).train()
     assert _pictures(tmp_path) == ["test_iter_4.png", "val_iter_2.png", "val_iter_4.png"]
     records = logged(tmp_path / "metrics.jsonl")
-    assert [record for record in records if "picture" in record] == [
-        {"mode": "val", "epoch": 1, "iteration": 2, "picture": "visualization/val_iter_2.png"},
-        {"mode": "val", "epoch": 2, "iteration": 4, "picture": "visualization/val_iter_4.png"},
-        {"mode": "test", "epoch": 2, "iteration": 4, "picture": "visualization/test_iter_4.png"},
-    ]
-    assert ["picture" in record for record in records] == [False, True] * 3, "after the record of the metrics"
+    announced = [
+        {"mode": mode, "epoch": epoch, "iteration": iteration, "objects": [
+            {"kind": "image", "name": "predictions", "path": f"visualization/{mode}_iter_{iteration}.png"}
+        ]}
+        for mode, epoch, iteration in (("val", 1, 2), ("val", 2, 4), ("test", 2, 4))
+    ]  # fmt: skip
+    assert [record for record in records if "objects" in record] == announced
+    assert ["objects" in record for record in records] == [False, True] * 3, "after the record of the metrics"
     assert [message.split()[:2] for message in caplog.messages] == [["val", "picture:"]] * 2 + [["test", "picture:"]]
     assert len({(tmp_path / "visualization" / name).read_bytes() for name in _pictures(tmp_path)}) == 3, (
         "by their titles"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.record_log import Position, Reader, RecordLog, as_json, count, cut_torn_line, read_all
+from hydraloop.run.record_log import LoggedObject, Position, Reader, RecordLog, as_json, count, cut_torn_line, read_all
 
 
 def _log(path: Path, *lines: str) -> Path:
@@ -124,3 +124,29 @@ def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "hydraloop"):
         read_all(path)
     assert [one.getMessage() for one in caplog.records] == ["m.jsonl, line 2: left out, as others like it will be: 'a'"]
+
+
+def test_speed_has_its_own_place_and_objects_their_mode(tmp_path: Path) -> None:
+    speed = {"eta": 1.0, "time": 0.1, "data_time": 0.2, "memory": 3.0}
+    log = RecordLog(tmp_path / "m.jsonl")
+    log.append({"mode": "train", "epoch": 1, "iteration": 1, **speed, "loss": 2.0})
+    shows = {"kind": "image", "name": "predictions", "path": "media/a.png"}
+    log.append({"mode": "val", "epoch": 1, "iteration": 1, "time": 5.0, "objects": [shows]})
+    log.close()
+    train, val = read_all(tmp_path / "m.jsonl")
+    assert train.metrics == {**{f"perf/{name}": value for name, value in speed.items()}, "train/loss": 2.0}
+    assert val.metrics == {"val/time": 5.0}, "a metric of the user's"
+    assert val.objects == (LoggedObject("image", "val/predictions", "media/a.png"),)
+    assert val.texts == {}
+
+
+@pytest.mark.parametrize(
+    "objects",
+    ['"x"', "{}", '["x"]', '[{"kind": "image", "name": "a"}]', '[{"kind": "film", "name": "a", "path": "a"}]']
+    + [f'[{{"kind": "image", "name": "a", "path": "{path}"}}]' for path in ("/etc/passwd", "../a", "a/../../b")],
+)
+def test_an_object_that_is_none_is_left_out(tmp_path: Path, objects: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = _log(tmp_path / "m.jsonl", f'{{"objects": {objects}, "a": 1}}\n')
+    (record,) = read_all(path)
+    assert (record.objects, record.values) == ((), {"a": 1.0})
+    assert "'objects'" in caplog.text

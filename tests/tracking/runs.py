@@ -42,10 +42,11 @@ def log_records(run_dir: Path, count: int, *, first: int = 0, every: int = 10, *
     log.close()
 
 
+TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"
+
+
 class Listed(Tracker):
     """Stores the records that it is sent in a list, and raises given errors once each."""
-
-    kind = "tensorboard"
 
     def __init__(self, run: Run, memory: dict[str, Any] | None = None) -> None:
         super().__init__({}, run, {} if memory is None else memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -16,13 +15,13 @@ from hydraloop.run.processes import started
 from hydraloop.run.result import Result
 from hydraloop.tracking import description, sync
 from hydraloop.tracking.follower.cursor import Cursor
-from tests.tracking.runs import attempt, described_run, log_records
+from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 
 
 def _run(run_dir: Path, **changes: object) -> Path:
     described_run(run_dir, replace(attempt(), **changes))  # type: ignore[arg-type]
     log_records(run_dir, 3)
-    Cursor("tensorboard", {"pictures": True, "hparams": None}).save(run_dir, "tensorboard")
+    Cursor(TENSORBOARD, {"pictures": True, "hparams": None}).save(run_dir, "tensorboard")
     return run_dir
 
 
@@ -44,16 +43,6 @@ def test_a_broken_file_is_one_runs_trouble(
         assert code == 1
         assert "a  tensorboard: " in shown
         assert "not all: " in shown
-
-
-def test_a_cursor_that_names_its_record_log_is_followed_on(tmp_path: Path) -> None:
-    """Earlier versions wrote an entry `log`. If it were an error, all records of such a run would be sent again."""
-    Result("finished").write(_run(tmp_path / "a"))
-    path = tmp_path / "a" / "tracking" / "tensorboard.cursor.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "log": "metrics.jsonl", "index": 2}))
-    cursor = Cursor.load(tmp_path / "a", "tensorboard")
-    assert cursor is not None
-    assert cursor.sent == 2
 
 
 def test_a_broken_sweep_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,5 +78,5 @@ def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
         [sys.executable, "-m", "hydraloop.tracking.sync", str(run_dir)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "there is no tracker 'http://me:***@host'" in done.stdout
+    assert "the tracker 'http://me:***@host'" in done.stdout
     assert "s3cretPassw0rd" not in done.stdout + done.stderr

@@ -19,7 +19,7 @@ class Cursor:
     """The contents of `<run_dir>/tracking/<hook name>.cursor.json`."""
 
     kind: str
-    """`mlflow`, `wandb` or `tensorboard`."""
+    """Dotted path of the tracker."""
     options: dict[str, Any]
     """The hook's options, with secrets masked, for `sync.py`."""
     offset: int = 0
@@ -54,7 +54,6 @@ class Cursor:
         path = path_of(run_dir, name)
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            fields.pop("log", None)  # earlier versions stored the name of the record log
             return cls(**fields)
         except FileNotFoundError:
             return None

@@ -21,8 +21,8 @@ BATCH = 200
 """Most records in one call: about 0.1 s of work for the slowest service, and few enough to show progress."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 """Seconds between two tries. The pause doubles up to 30 s, so a restarted server is found within that time."""
-_IDLE = 1.0
-"""Seconds between two calls of `Tracker.idle` while there are records to send."""
+_FILES = 1.0
+"""Seconds for files before the next look for records, and between two such times."""
 _LAST_PAUSE = 1.0
 """Longest pause in seconds after the run has ended, when little time is left."""
 
@@ -58,7 +58,7 @@ class Follower:
         self._opened = self._rewound = self._refused = False
         self._trouble: Trouble | None = None
         self._pause = _FIRST_PAUSE
-        self._next_try = self._idle_due = 0.0
+        self._next_try = self._files_due = 0.0
         self._saved = repr(cursor.memory)
 
     def wait(self, *, ending: bool) -> float:
@@ -68,7 +68,7 @@ class Follower:
         return max(0.0, min(self._next_try - monotonic(), _LAST_PAUSE if ending else _LONGEST_PAUSE))
 
     def step(self, finish: Finish | None) -> State:
-        """Do the next thing: open the run, send a batch, call `Tracker.idle`, or report how the run ended.
+        """Do the next thing: open the run, send a batch, send files, or report how the run ended.
 
         Args:
             finish: how the run ended; None while it is running.
@@ -113,22 +113,27 @@ class Follower:
             self._reader.move(after)
             self._cursor.offset, self._cursor.index = after.offset, after.index
             self._save()
-            if finish is None and monotonic() >= self._idle_due:  # records may arrive faster than they are sent
-                self._idle()
+            if finish is None and monotonic() >= self._files_due:  # records may arrive faster than they are sent
+                self._send_files()
             return "following"
         if finish is None:
-            self._idle()
-            return "caught up"
+            return "following" if self._send_files() else "caught up"
         if not self._cursor.finished:
             self._tracker.finish(finish)
             self._cursor.finished = True
             self._save()
-        return "done"
+        return "following" if self._send_files() else "done"
 
-    def _idle(self) -> None:
-        self._tracker.idle()
+    def _send_files(self) -> bool:
+        """Send files for at most a second. Returns whether there may be more."""
+        end = monotonic() + _FILES
+        while more := self._tracker.send_file():
+            self._save_changed()
+            if monotonic() >= end:
+                break
         self._save_changed()
-        self._idle_due = monotonic() + _IDLE
+        self._files_due = monotonic() + _FILES
+        return more
 
     def _open(self) -> None:
         """Create the run at the service or find it again, after applying the cuts of a resume to the cursor."""

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from hydraloop.engine.report.summary import shown
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking.follower.child import Child
 from hydraloop.tracking.follower.inbox import LEFT, MARGIN
@@ -32,6 +33,7 @@ class Settings:
     """What a follower is sent first."""
 
     kind: str
+    """Dotted path of the tracker."""
     options: Mapping[str, Any]
     """The hook's options. They may contain a password, so they are sent through a pipe and not written to disk."""
     flush_timeout: float
@@ -156,6 +158,8 @@ class Link:
             "options": dict(settings.options),
             "masked": masked(dict(settings.options)),
             "flush_timeout": settings.flush_timeout,
+            "folders": ALLOWLIST.folders,
+            "trusted": ALLOWLIST.packages,
         }
         if not self._run_dir.is_dir():  # `spawn` would create an empty one
             raise FileNotFoundError(f"{self._run_dir} is gone")

@@ -26,7 +26,7 @@ from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.inbox import LEFT, Inbox
 from hydraloop.tracking.follower.locks import BUSY, PATIENCE, end_orphans, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.kinds import preload, tracker_of
+from hydraloop.tracking.kinds import load_tracker, trust
 from hydraloop.tracking.tracker import Finish, Run, Tracker
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,10 @@ def main(run_dir: Path, name: str) -> int:
     if given is None:
         return 0
     remember(given["options"])
-    preload(given["kind"])
+    trust(given["folders"], given["trusted"])
+    kind = load_tracker(given["kind"])
+    with suppress(Exception):  # `open` reports it
+        kind.preload()
     if not inbox.begins():
         return 0
     lock = _locked(run_dir, name, inbox, tell)
@@ -59,7 +62,7 @@ def main(run_dir: Path, name: str) -> int:
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
         cursor = _cursor(run_dir, name, given)
-        tracker = tracker_of(cursor.kind)(given["options"], run, cursor.memory)
+        tracker = kind(given["options"], run, cursor.memory)
         try:
             state = _follow(Follower(tracker, cursor, run_dir, name, tell.trouble), inbox, run, tell, tracker)
         finally:

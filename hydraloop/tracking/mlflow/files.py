@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 """Folder of the artifacts."""
-_AT_ONCE = 20
-"""Files that are stored before the next look for records."""
 
 
 class Files:
@@ -59,28 +57,31 @@ class Files:
 
     def add_pictures(self, records: Sequence[Record]) -> None:
         """Schedule the pictures of records for storing. Records that are sent again do not add their pictures again."""
+        last = self._memory.get("last_picture", -1)
         for record in records:
-            if "picture" in record.texts:
+            for shown in (one for one in record.objects if one.kind == "image"):
                 one = {
-                    "picture": record.texts["picture"],
-                    "key": in_file_name(f"{record.mode}_picture"),
+                    "picture": shown.path,
+                    "key": in_file_name(shown.name),
                     "step": record.iteration,
                     "timestamp": round(record.timestamp * 1000),
                 }
-                if one not in self._due and record.index > self._memory.get("last_picture", -1):
+                if one not in self._due and record.index > last:
                     self._due.append(one)
                     self._memory["last_picture"] = record.index
 
-    def store(self, most: int = _AT_ONCE) -> None:
-        """Store scheduled files, `most` at most."""
-        while self._due and most > 0:
-            self._guarded(self._store, self._due[0])
-            self._due.pop(0)
-            most -= 1
+    def store(self) -> bool:
+        """Store the next scheduled file. Returns whether there was one."""
+        if not self._due:
+            return False
+        self._guarded(self._store, self._due[0])
+        self._due.pop(0)
+        return True
 
     def store_all(self) -> None:
         """Store all scheduled files."""
-        self.store(len(self._due))
+        while self.store():
+            pass
 
     def store_result(self) -> None:
         """Store `result.json` if it belongs to this attempt."""
@@ -88,9 +89,12 @@ class Files:
         if path is not None:
             self._guarded(self._text, mask_text(path.read_text(encoding="utf-8")), RESULT_FILE)
 
-    def store_checkpoints(self, paths: list[Path]) -> None:
-        """Store the checkpoint files that are complete and have changed since they were stored."""
+    def store_checkpoints(self, paths: list[Path], *, most: int = 1 << 62) -> bool:
+        """Store the checkpoint files that are complete and have changed. Returns whether there was one."""
+        found = 0
         for path in paths:
+            if found == most:
+                break
             try:
                 state = path.stat()
             except FileNotFoundError:
@@ -100,6 +104,8 @@ class Files:
                 continue
             self._guarded(self._file, path, CHECKPOINTS)
             self._stored[path.name] = mark
+            found += 1
+        return found > 0
 
     def _guarded(self, store: Any, *arguments: Any) -> None:
         """Call `store`. If the server cannot store files at all, log one warning and skip all further files."""

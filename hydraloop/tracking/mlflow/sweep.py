@@ -21,6 +21,7 @@ from hydraloop.run.record_log import Position, Reader
 from hydraloop.tracking import description
 from hydraloop.tracking.follower import cursor as cursors
 from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.files import result_of
@@ -181,7 +182,7 @@ def _cursors(folder: Path) -> list[tuple[Run, int, cursors.Cursor]]:
             continue
         for name in cursors.hook_names(run_dir):
             found = cursors.Cursor.load(run_dir, name)
-            if found is not None and found.kind == "mlflow":
+            if found is not None and found.kind == MLFLOW:
                 begun.append((run, run.sweep.job, found))
     return begun
 

@@ -63,8 +63,6 @@ class MLflowTracker(Tracker):
     metrics that are sent under another name; and the entries of `Files` and `SystemMetrics`.
     """
 
-    kind = "mlflow"
-
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(runs.without_secrets(options), run, memory)
         self._folder = Path(options.get("folder") or Path.cwd())
@@ -75,6 +73,10 @@ class MLflowTracker(Tracker):
         self._points: Points | None = None
         self._files: Files | None = None
         self._system: SystemMetrics | None = None
+
+    @classmethod
+    def preload(cls) -> None:
+        import mlflow  # noqa: F401
 
     # Called by the follower. ---------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class MLflowTracker(Tracker):
             self._system = SystemMetrics(self.options.get("system_metrics_interval", 10.0), self.memory)
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send the records' numbers, and schedule their pictures for `idle`."""
+        """Send the records' numbers, and schedule their pictures for `send_file`."""
         renamed = self._names.new(name for record in records for name in record.metrics)
         if renamed:
             pairs = ", ".join(f"{name!r} as {self._names.of(name)!r}" for name in renamed)
@@ -130,12 +132,12 @@ class MLflowTracker(Tracker):
         self.memory["last_picture"] = min(index - 1, self.memory.get("last_picture", -1))
         return index
 
-    def idle(self) -> None:
-        """Send system metrics and scheduled files."""
+    def send_file(self) -> bool:
+        """Send system metrics and one scheduled file."""
         client, _, files = self._opened
         self._send_load(client)
-        files.store()
-        files.store_checkpoints(checkpoints(self.run, self.options.get("checkpoints"), None, ended=False))
+        paths = checkpoints(self.run, self.options.get("checkpoints"), None, ended=False)
+        return files.store() or files.store_checkpoints(paths, most=1)
 
     def finish(self, finish: Finish) -> None:
         """Store the remaining files and close the run."""

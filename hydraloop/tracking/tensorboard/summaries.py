@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydraloop.run.record_log import Record
+from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.tracker import valid_utf8
 
 log = logging.getLogger(__name__)
 
-PICTURE, HISTOGRAMS = "picture", "histograms"
-"""Entries of a record that name a file in the run directory: a PNG, or histograms as JSON."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SIZE = struct.Struct(">II")
 """Width and height of a PNG, which follow its signature and the length and name of the first chunk."""
@@ -40,34 +38,34 @@ class Summaries:
         summary = summary_pb2.Summary()
         for tag, value in record.metrics.items():
             summary.value.add(tag=valid_utf8(tag), simple_value=value)
-        picture, histograms = record.texts.get(PICTURE), record.texts.get(HISTOGRAMS)
-        if picture is not None and self._pictures:
-            summary.value.extend(self._read(picture, record, _picture))
-        if histograms is not None:
-            summary.value.extend(self._read(histograms, record, _histograms))
+        for one in record.objects:
+            if one.kind == "image" and self._pictures:
+                summary.value.extend(self._read(one, _picture))
+            elif one.kind == "histogram":
+                summary.value.extend(self._read(one, _histograms))
         return summary
 
-    def _read(self, name: str, record: Record, made: Any) -> list[Any]:
+    def _read(self, one: LoggedObject, made: Any) -> list[Any]:
         try:
-            return list(made((self._run_dir / name).read_bytes(), record))
+            return list(made((self._run_dir / one.path).read_bytes(), one.name))
         except Exception as error:  # a damaged file can raise any error
             level = logging.INFO if self._warned else logging.WARNING
-            log.log(level, "%s is skipped, as others like it will be: %s", name, error)
+            log.log(level, "%s is skipped, as others like it will be: %s", one.path, error)
             self._warned = True
             return []
 
 
-def _picture(content: bytes, record: Record) -> Iterator[Any]:
+def _picture(content: bytes, name: str) -> Iterator[Any]:
     from tensorboard.compat.proto import summary_pb2
 
     if not content.startswith(_PNG) or len(content) < 24:
         raise ValueError("it is not a PNG file")
     width, height = _SIZE.unpack_from(content, 16)
     image = summary_pb2.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
-    yield summary_pb2.Summary.Value(tag=valid_utf8(f"{record.mode}/predictions"), image=image)
+    yield summary_pb2.Summary.Value(tag=valid_utf8(name), image=image)
 
 
-def _histograms(content: bytes, record: Record) -> Iterator[Any]:
+def _histograms(content: bytes, name: str) -> Iterator[Any]:
     from tensorboard.compat.proto import histogram_pb2, summary_pb2
 
     found: Mapping[str, Mapping[str, Any]] = json.loads(content)

@@ -39,7 +39,9 @@ class TensorBoardTracker(Tracker):
     `{"index", "iteration"}`.
     """
 
-    kind = "tensorboard"
+    @classmethod
+    def preload(cls) -> None:
+        import tensorboard.plugins.hparams.api_pb2  # noqa: F401
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(options, run, memory)

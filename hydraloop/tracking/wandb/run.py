@@ -24,9 +24,6 @@ from hydraloop.tracking.wandb.setup import identity, settings_of
 
 log = logging.getLogger(__name__)
 
-_FILES = ("picture", "histograms")
-"""Texts of a record that name files in the run directory."""
-
 
 class LiveRun:
     """A W&B run to which rows can be logged.
@@ -82,14 +79,15 @@ class LiveRun:
         if mode not in self._axes:
             self._wandb.define_metric(f"{mode}/*", step_metric="iteration")
             self._axes.add(mode)
-        texts = masked({name: text for name, text in record.texts.items() if name not in _FILES})
+        texts = masked(dict(record.texts))
         row: dict[str, Any] = {valid_utf8(name): value for name, value in record.metrics.items()}
         row.update((valid_utf8(f"{mode}/{name}"), valid_utf8(text)) for name, text in texts.items())
         row.update(iteration=record.iteration, epoch=record.epoch)
         if record.timestamp:
             row["_timestamp"] = record.timestamp
-        if self._options["pictures"] and "picture" in record.texts:
-            row.update(self._picture(f"{mode}/picture", record.texts["picture"]))
+        for one in record.objects:
+            if one.kind == "image" and self._options["pictures"]:
+                row.update(self._picture(valid_utf8(one.name), one.path))
         self._wandb.log(row, step=record.index, commit=True)
         self.rows += 1
 

@@ -46,7 +46,10 @@ class WandbTracker(Tracker):
     raises if this takes longer than `flush_timeout`. `sync.py` then continues from the service's last step.
     """
 
-    kind = "wandb"
+    @classmethod
+    def preload(cls) -> None:
+        prepare()
+        import wandb  # noqa: F401  # it reads the environment when it is imported
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(options, run, memory)
@@ -93,12 +96,13 @@ class WandbTracker(Tracker):
             segments.remember(self.memory, segment)
         return index
 
-    def idle(self) -> None:
+    def send_file(self) -> bool:
         """Send checkpoints if `checkpoints=all`."""
         if self._live is not None:
             with self._or_let_go():
                 self._live.log_checkpoints(ended=False)
             self._remember()
+        return False
 
     def finish(self, finish: Finish) -> None:
         """Write the summary, `result.json` and the checkpoints, and close the run with its exit code.

@@ -13,7 +13,7 @@ from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.cutting import cut_after
 from hydraloop.tracking.follower.follower import BATCH, Follower, Trouble, described
 from hydraloop.tracking.tracker import Finish, UnusableError
-from tests.tracking.runs import Listed, attempt, described_run, log_records
+from tests.tracking.runs import TENSORBOARD, Listed, attempt, described_run, log_records
 
 NAME = "mine"
 FINISHED = Finish("finished")
@@ -24,7 +24,7 @@ class Followed:
 
     def __init__(self, run_dir: Path, *attempts: int) -> None:
         self.run = described_run(run_dir, *(attempt(number) for number in attempts or (0,)))
-        self.cursor = Cursor.load(run_dir, NAME) or Cursor("tensorboard", {})
+        self.cursor = Cursor.load(run_dir, NAME) or Cursor(TENSORBOARD, {})
         self.tracker = Listed(self.run, self.cursor.memory)
         self.told: list[Trouble | None] = []
         self.follower = Follower(self.tracker, self.cursor, run_dir, NAME, self.told.append)
@@ -104,10 +104,10 @@ def test_a_log_that_is_cut_by_another_process_is_let_go_of(tmp_path: Path) -> No
 def test_files_are_looked_after_while_records_come_faster_than_they_are_sent(tmp_path: Path) -> None:
     log_records(tmp_path, 3 * BATCH)
     followed = Followed(tmp_path)
-    idled: list[int] = []
-    followed.tracker.idle = lambda: idled.append(len(followed.tracker.got))  # type: ignore[method-assign]
+    seen: list[int] = []
+    followed.tracker.send_file = lambda: bool(seen.append(len(followed.tracker.got)))  # type: ignore
     assert followed.follower.step(None) == "following"
-    assert idled == [BATCH]
+    assert seen == [BATCH]
 
 
 def test_an_outage_is_told_once_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_memory_is_on_disk_after_each_call(tmp_path: Path) -> None:
     stored = Cursor.load(tmp_path, NAME)
     assert stored is not None
     assert stored.memory == {"run_id": "r"}
-    followed.tracker.memory["file"] = "x"  # as `idle` may do
+    followed.tracker.memory["file"] = "x"  # as `send_file` may do
     followed.follower.step(None)
     stored = Cursor.load(tmp_path, NAME)
     assert stored is not None

@@ -7,14 +7,14 @@ from pathlib import Path
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower
 from hydraloop.tracking.tracker import Finish, LostError
-from tests.tracking.runs import Listed, described_run, log_records
+from tests.tracking.runs import TENSORBOARD, Listed, described_run, log_records
 
 
 def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path) -> None:
     """In `open`, `send` and `finish`; `finish` is also called again."""
     tracker = Listed(described_run(tmp_path))
     log_records(tmp_path, 5)
-    cursor = Cursor("tensorboard", {}, finished=True)
+    cursor = Cursor(TENSORBOARD, {}, finished=True)
     troubles: list[object] = []
     follower = Follower(tracker, cursor, tmp_path, "tracker", troubles.append)
     tracker.raises = [LostError(0), None, None, LostError(2), None, LostError(4)]

@@ -18,7 +18,7 @@ from hydraloop.tracking.follower import locks
 from hydraloop.tracking.follower.cursor import Cursor, path_of
 from hydraloop.tracking.follower.inbox import LEFT
 from hydraloop.tracking.follower.spawning import spawn
-from tests.tracking.runs import described_run, log_records
+from tests.tracking.runs import TENSORBOARD, described_run, log_records
 
 NAME = "mine"
 PATIENCE = 60.0
@@ -26,7 +26,8 @@ FINISH = {"finish": {"status": "finished", "error": None, "exit_code": 0}}
 
 
 def _first(**more: Any) -> dict[str, Any]:
-    return {"kind": "tensorboard", "options": {}, "masked": {}, "flush_timeout": 30.0, **more}
+    defaults = {"kind": TENSORBOARD, "options": {}, "masked": {}, "folders": [], "trusted": [], "flush_timeout": 30.0}
+    return {**defaults, **more}
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -87,11 +88,11 @@ def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> No
     code, said = _followed(tmp_path, _first(), {"say": "begin"}, FINISH)
     assert code == 0
     assert [message["text"] for message in said if message["kind"] == "remark"] == [
-        "the tracker was wandb and is tensorboard now: all records are sent again"
+        f"the tracker was wandb and is {TENSORBOARD} now: all records are sent again"
     ]
     cursor = Cursor.load(tmp_path, NAME)
     assert cursor is not None
-    assert (cursor.kind, cursor.sent, cursor.finished) == ("tensorboard", 5, True)
+    assert (cursor.kind, cursor.sent, cursor.finished) == (TENSORBOARD, 5, True)
 
 
 def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
@@ -101,18 +102,21 @@ def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
         process.stdin.write(_line(_first(kind="nothing")))
         process.stdin.flush()
         assert process.wait(PATIENCE) == 1
-    assert "there is no tracker 'nothing'" in (tmp_path / "tracking" / f"{NAME}.log").read_text()
+    assert "the tracker 'nothing' cannot be loaded" in (tmp_path / "tracking" / f"{NAME}.log").read_text()
 
 
 def test_kinds_and_their_libraries() -> None:
     check = """
 import os, sys
-from hydraloop.tracking.kinds import preload, tracker_of
+from hydraloop.tracking.kinds import MLFLOW, TENSORBOARD, WANDB, load_tracker
 
-for kind in ("wandb", "tensorboard", "mlflow"):
-    preload(kind)
-    assert kind in sys.modules
-    assert tracker_of(kind).kind == kind
+for kind in (WANDB, TENSORBOARD, MLFLOW):
+    found = load_tracker(kind)
+    assert f"{found.__module__}.{found.__qualname__}" == kind
+    library = kind.split(".")[2]
+    assert library not in sys.modules
+    found.preload()
+    assert library in sys.modules
 assert os.environ["WANDB_ERROR_REPORTING"] == "false"
 """
     subprocess.run([sys.executable, "-c", check], timeout=PATIENCE, check=True)
@@ -215,7 +219,7 @@ def test_an_unreadable_cursor_is_none(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_cursor_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     path_of(tmp_path, NAME).mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
-        Cursor("tensorboard", {}).save(tmp_path, NAME)
+        Cursor(TENSORBOARD, {}).save(tmp_path, NAME)
     assert [path.name for path in (tmp_path / "tracking").iterdir()] == [f"{NAME}.cursor.json"]
 
 

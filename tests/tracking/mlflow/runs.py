@@ -100,3 +100,9 @@ def stored(tracker: MLflowTracker, name: str) -> Path:
 def text(tracker: MLflowTracker, name: str) -> str:
     """The contents of an artifact."""
     return stored(tracker, name).read_text(encoding="utf-8")
+
+
+def send_files(tracker: MLflowTracker) -> None:
+    """Send all files that are due, as the follower does."""
+    while tracker.send_file():
+        pass

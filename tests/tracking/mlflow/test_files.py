@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 from PIL import Image
 
-from hydraloop.run.record_log import Record
+from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking import description
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Finish
@@ -28,6 +28,7 @@ from tests.tracking.mlflow.runs import (
     found,
     opened,
     run_in,
+    send_files,
     stored,
     text,
     training,
@@ -40,7 +41,7 @@ pytestmark = QUIET
 def picture(run_dir: Path, index: int, name: str = "visualization/val_iter_20.png") -> Record:
     (run_dir / name).parent.mkdir(exist_ok=True)
     Image.new("RGB", (8, 8), "red").save(run_dir / name)
-    return Record(index, "val", 1, 20, BEGAN + 20, {}, {"picture": name})
+    return Record(index, "val", 1, 20, BEGAN + 20, {}, {}, (LoggedObject("image", "val/predictions", name),))
 
 
 def images(tracker: MLflowTracker) -> list[str]:
@@ -55,13 +56,13 @@ def test_a_picture_is_stored_once(folder: Path) -> None:
     records = [picture(run.run_dir, 0)]
     for _ in range(2):
         tracker.send(records)
-    tracker.idle()
+    send_files(tracker)
     again = opened(run, before)  # a process that died after it had stored the picture
     again.send(records)
-    again.idle()
-    again.idle()
+    send_files(again)
+    send_files(again)
     (name,) = images(tracker)
-    assert name.startswith(f"images/val_picture+step+20+timestamp+{round((BEGAN + 20) * 1000)}+")
+    assert name.startswith(f"images/val_predictions+step+20+timestamp+{round((BEGAN + 20) * 1000)}+")
     again.finish(Finish("finished"))
     assert len(images(tracker)) == 1
 
@@ -72,7 +73,7 @@ def test_a_picture_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixt
     tracker = opened(run)
     names = ["val_iter_20.png", "text.png", "cut.png", "size.png"]
     records = [picture(run.run_dir, index, f"visualization/{name}") for index, name in enumerate(names)]
-    gone, broken, cut, size = [run.run_dir / record.texts["picture"] for record in records]
+    gone, broken, cut, size = [run.run_dir / record.objects[0].path for record in records]
     gone.unlink()
     broken.write_bytes(b"no picture")
     cut.write_bytes(size.read_bytes()[:40])
@@ -114,7 +115,7 @@ def test_a_picture_that_was_cut_before_it_was_stored(folder: Path) -> None:
     later = MLflowTracker({"system_metrics": False}, run, json.loads(json.dumps(tracker.memory)))
     later.rewound(0, 10, [record])
     later.open()
-    later.send([Record(0, "val", 1, 20, BEGAN + 80, {}, record.texts)])
+    later.send([Record(0, "val", 1, 20, BEGAN + 80, {}, {}, record.objects)])
     later.finish(Finish("finished"))
     (name,) = images(tracker)
     assert f"timestamp+{round((BEGAN + 80) * 1000)}+" in name
@@ -146,7 +147,7 @@ def test_checkpoints_are_an_option(folder: Path, which: str | None, expected: li
     best["checkpoint"] = "/moved/checkpoints/best_accuracy_epoch_1.pth"
     (run.run_dir / "result.json").write_text(json.dumps({"best": best}))
     tracker = opened(run, checkpoints=which)
-    tracker.idle()
+    send_files(tracker)
     assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected if which == "all"]
     tracker.finish(Finish("finished"))
     assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected]
@@ -157,7 +158,7 @@ def test_a_checkpoint_that_changes_is_stored_again(folder: Path) -> None:
     tracker = opened(run, checkpoints="all")
     for content in ("first", "second one"):
         checkpoint(run.run_dir / "checkpoints" / "epoch_1.pth", content)
-        tracker.idle()
+        send_files(tracker)
         with ZipFile(stored(tracker, "checkpoints/epoch_1.pth")) as file:
             assert file.read("data").decode() == content
 
@@ -166,7 +167,7 @@ def test_metrics_arrive_where_files_cannot_be_stored(folder: Path, caplog: pytes
     client().create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
     tracker = opened(run_in(folder / "run"), experiment="elsewhere")
     tracker.send(training(0, 2))
-    tracker.idle()
+    send_files(tracker)
     tracker.finish(Finish("finished"))
     assert found(tracker).info.status == "FINISHED"
     assert caplog.text.count("are not stored") == 1

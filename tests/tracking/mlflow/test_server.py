@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.record_log import Record
+from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Finish, UnusableError
 from tests.tracking.mlflow.runs import (
@@ -24,6 +25,7 @@ from tests.tracking.mlflow.runs import (
     opened,
     points,
     run_in,
+    send_files,
     training,
 )
 from tests.tracking.mlflow.server import mlflow_server, silent_server
@@ -51,9 +53,9 @@ def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from PIL import Image
 
         Image.new("RGB", (8, 8)).save(run.run_dir / "p.png")
-        picture = Record(600, "val", 1, 20, BEGAN, {}, {"picture": "p.png"})
+        picture = Record(600, "val", 1, 20, BEGAN, {}, {}, (LoggedObject("image", "val/predictions", "p.png"),))
         tracker.send([picture])
-        tracker.idle()
+        send_files(tracker)
         tracker.finish(Finish("failed", "ValueError: no"))
         assert found(tracker, uri).info.status == "FAILED"
         listed = [info.path for info in client(uri).list_artifacts(tracker.memory["run_id"])]
@@ -82,7 +84,7 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with mlflow_server(tmp_path) as server:
         run = run_in(tmp_path / "run")
-        cursor = Cursor("mlflow", {})
+        cursor = Cursor(MLFLOW, {})
         tracker = MLflowTracker({"tracking_uri": server.uri, "system_metrics": False}, run, cursor.memory)
         (run.run_dir / "tracking").mkdir()
         troubles: list[Trouble | None] = []

@@ -16,6 +16,7 @@ from hydraloop.run.metric_rules import by_keys
 from hydraloop.run.record_log import RecordLog
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.sweep import ensure_parent, finish_parent
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Finish, Run, Sweep
@@ -41,7 +42,7 @@ def job(
     description.write(run)
     read = description.read(run_dir)
     assert read is not None
-    cursor = Cursor("mlflow", {"folder": str(folder)})
+    cursor = Cursor(MLFLOW, {"folder": str(folder)})
     tracker = opened(read, cursor.memory)
     log = RecordLog(run_dir / "metrics.jsonl")
     for iteration, value in enumerate(values):

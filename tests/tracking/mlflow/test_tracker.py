@@ -27,6 +27,7 @@ from tests.tracking.mlflow.runs import (
     opened,
     points,
     run_in,
+    send_files,
     text,
     training,
 )
@@ -41,7 +42,7 @@ def test_the_run_is_there(folder: Path) -> None:
     tracker.send(training(0, 3))
     assert found(tracker).info.status == "RUNNING"
     (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
-    tracker.idle()
+    send_files(tracker)
     tracker.finish(Finish("finished"))
     info, data = found(tracker).info, found(tracker).data
     assert (info.status, info.run_name, info.start_time) == ("FINISHED", "a/run", round(BEGAN * 1000))
@@ -127,13 +128,13 @@ def resumed(tracker: MLflowTracker, iteration: int, **params: Any) -> MLflowTrac
 def test_a_resumed_run_is_the_same_run(folder: Path) -> None:
     first = opened(run_in(folder / "run", attempt(b=1, c=1)))
     first.send(training(0, 3))
-    first.idle()
+    send_files(first)
     first.finish(Finish("failed", "ValueError: no"))
     assert found(first).info.status == "FAILED"
     assert found(first).data.tags["error"] == "ValueError: no"
     second = resumed(first, 20, b=1, c=2, d=3)
     second.open()
-    second.idle()
+    send_files(second)
     assert found(second).info.run_id == first.memory["run_id"]
     assert found(second).info.status == "RUNNING"
     assert found(second).data.params == {"a": "1", "b": "1", "c": "1", "resume_1/c": "2", "resume_1/d": "3"}
@@ -330,12 +331,12 @@ def test_a_short_run_has_the_machine_s_load(folder: Path) -> None:
 def test_system_metrics_go_on_after_a_restart(folder: Path) -> None:
     options = {"system_metrics": True, "system_metrics_interval": 1e-6}
     tracker = opened(run_in(folder / "run"), **options)
-    tracker.idle()
-    tracker.idle()
+    tracker.send_file()
+    tracker.send_file()
     again = opened(tracker.run, json.loads(json.dumps(tracker.memory)), **options)
-    again.idle()
+    again.send_file()
     assert [step for step, _ in points(tracker, "system/cpu_utilization_percentage")] == [0, 1, 2]
     assert found(tracker).data.metrics["system/system_memory_usage_megabytes"] > 0
     without = opened(run_in(folder / "other", uid="other"), **options, _sync=True)
-    without.idle()
+    without.send_file()
     assert not found(without).data.metrics

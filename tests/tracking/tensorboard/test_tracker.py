@@ -26,7 +26,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api_pb2, metadata
 
-from hydraloop.run.record_log import Record
+from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep, UnusableError
 
@@ -44,10 +44,12 @@ def run_in(path: Path, *, resumed_at: Sequence[int] = (), params: dict[str, Any]
 
 
 def record(
-    index: int, iteration: int, mode: str = "train", *, texts: dict[str, str] | None = None, **values: float
+    index: int, iteration: int, mode: str = "train", *, picture: str = "", histograms: str = "", **values: float
 ) -> Record:
     values = values or ({"loss": index / 8} if mode == "train" else {"accuracy": index / 128, "loss": index / 8})
-    return Record(index, mode, 1, iteration, BEGAN + index, values if texts is None else {}, texts or {})
+    objects = [LoggedObject("image", f"{mode}/predictions", picture)] if picture else []
+    objects += [LoggedObject("histogram", f"{mode}/histograms", histograms)] if histograms else []
+    return Record(index, mode, 1, iteration, BEGAN + index, {} if objects else values, {}, tuple(objects))
 
 
 def training(first: int, last: int, *, index: int | None = None) -> list[Record]:
@@ -127,7 +129,7 @@ def picture(run_dir: Path, name: str = "visualization/val_iter_4.png") -> bytes:
 def test_pictures_are_there_as_they_are(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     content = picture(tmp_path)
-    shown = [record(0, 4, "val", texts={"picture": "visualization/val_iter_4.png"})]
+    shown = [record(0, 4, "val", picture="visualization/val_iter_4.png")]
     opened(run).send(shown)
     (image,) = read(run).Images("val/predictions")
     assert (image.step, image.width, image.height, image.encoded_image_string) == (4, 7, 5, content)
@@ -136,7 +138,7 @@ def test_pictures_are_there_as_they_are(tmp_path: Path) -> None:
 def test_pictures_can_be_left_out(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     picture(tmp_path)
-    opened(run, pictures=False).send([record(0, 4, "val", texts={"picture": "visualization/val_iter_4.png"})])
+    opened(run, pictures=False).send([record(0, 4, "val", picture="visualization/val_iter_4.png")])
     assert read(run).Tags()["images"] == []
 
 
@@ -146,8 +148,8 @@ def test_a_picture_that_is_gone_or_is_none_is_left_out_with_one_warning(
     run = run_in(tmp_path)
     (tmp_path / "notes.txt").write_text("no picture")
     tracker = opened(run)
-    tracker.send([record(0, 4, "val", texts={"picture": "notes.txt"}), record(1, 5)])
-    tracker.send([record(2, 6, "val", texts={"picture": "gone.png"}), record(3, 7)])
+    tracker.send([record(0, 4, "val", picture="notes.txt"), record(1, 5)])
+    tracker.send([record(2, 6, "val", picture="gone.png"), record(3, 7)])
     assert read(run).Tags()["images"] == []
     assert steps(run) == [5, 7]
     assert [line.getMessage() for line in caplog.records] == [
@@ -162,7 +164,7 @@ def test_names_that_are_no_unicode_block_nothing(tmp_path: Path) -> None:
     measured: dict[str, Any] = {"caf\udce9": 0.5}
     tracker.send([record(0, 10, **measured), record(1, 20, "val", **measured)])
     (tmp_path / "h.json").write_text(json.dumps({"caf\udce9": {"bucket": [], "nonfinite": 3}}))
-    tracker.send([record(2, 30, texts={"histograms": "h.json"})])
+    tracker.send([record(2, 30, histograms="h.json")])
     tracker.finish(Finish("finished"))
     found = read(run)
     assert [found.Scalars(tag)[0].value for tag in ("train/caf?", "val/caf?", "nonfinite/caf?")] == [0.5, 0.5, 3.0]
@@ -174,7 +176,7 @@ def test_broken_histograms_are_left_out(tmp_path: Path, content: str, caplog: py
     run = run_in(tmp_path)
     (tmp_path / "h.json").write_text(content)
     tracker = opened(run)
-    tracker.send([record(n, n + 1, texts={"histograms": "h.json"}) for n in range(3)])
+    tracker.send([record(n, n + 1, histograms="h.json") for n in range(3)])
     assert len([one for one in caplog.records if one.levelno == logging.WARNING]) == 1
 
 
@@ -189,7 +191,7 @@ def test_histograms_are_taken_from_their_file(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "iter_4.json").write_text(json.dumps(content))
     (tmp_path / "torn.json").write_text(json.dumps(content)[:40])
     tracker = opened(run)
-    tracker.send([record(0, 4, texts={"histograms": "iter_4.json"}), record(1, 5, texts={"histograms": "torn.json"})])
+    tracker.send([record(0, 4, histograms="iter_4.json"), record(1, 5, histograms="torn.json")])
     found = read(run)
     (event,) = found.Histograms("weights/a")
     value = event.histogram_value

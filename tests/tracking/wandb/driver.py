@@ -19,6 +19,7 @@ from hydraloop.run.record_log import FILENAME, Position, Reader, RecordLog, coun
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.kinds import WANDB
 from hydraloop.tracking.tracker import Finish
 from hydraloop.tracking.wandb.file import records
 from hydraloop.tracking.wandb.tracker import WandbTracker
@@ -42,7 +43,7 @@ class Driver:
         assert run is not None
         self.run_dir = run_dir
         given = {**OPTIONS, **options}
-        self.cursor = Cursor.load(run_dir, "wandb") or Cursor("wandb", given)
+        self.cursor = Cursor.load(run_dir, "wandb") or Cursor(WANDB, given)
         self.tracker = WandbTracker(given, run, self.cursor.memory)
         self.troubles: list[str | None] = []
         self.states: list[str] = []

@@ -184,7 +184,7 @@ def test_odd_records_and_names(tmp_path: Path) -> None:
         "pictures": False,
     }
     odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text"}
-    odd |= {"histograms": "x.json", "picture": "a.png"}
+    odd["objects"] = [{"kind": "image", "name": "predictions", "path": "a.png"}]
     nonfinite = {"mode": "train", "iteration": 7, "x": float("nan"), "y": float("-inf")}
     said = {"note": "password=hunter2hunter2", "b\ud800": "t\ud800"}
     records = [odd, nonfinite, {"mode": "train", "a\ud800": 1, **said}, {"mode": "mine", "v": 1}]
@@ -197,7 +197,7 @@ def test_odd_records_and_names(tmp_path: Path) -> None:
     assert {name: rows[0][name] for name in ('val/a.b/c d"?', "val/ü", "val/note", "epoch")} == {
         'val/a.b/c d"?': 1, "val/ü": 2, "val/note": "text", "epoch": 2,
     }  # fmt: skip
-    assert not any("histograms" in name or "picture" in name for name in rows[0])
+    assert not any("predictions" in name or "objects" in name for name in rows[0])
     assert rows[1]["train/x"] != rows[1]["train/x"]
     assert rows[1]["train/y"] == float("-inf")
     assert {name: rows[2][name] for name in ("train/a?", "train/b?", "train/note")} == {
@@ -220,15 +220,16 @@ def test_pictures_stand_at_their_step(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(run_dir / "a.png")
     (run_dir / "broken.png").write_bytes((run_dir / "a.png").read_bytes()[:40] + b"x" * 40)
     names = ("a.png", "gone.png", "broken.png")
-    records = [{"mode": "val", "epoch": 1, "iteration": 5, "picture": name} for name in names]
+    where = {"mode": "val", "epoch": 1, "iteration": 5}
+    records = [{**where, "objects": [{"kind": "image", "name": "predictions", "path": name}]} for name in names]
     actions = [f"odd={json.dumps(record)}" for record in records]
 
     rows = rows_of(drive(run_dir, *actions, "drain", "finish", "read"))
 
-    assert (rows[0]["val/picture/_type"], rows[0]["iteration"]) == ("image-file", 5)
-    assert len([*run_dir.glob("wandb/offline-run-*/files/media/images/val/picture_*.png")]) == 1
+    assert (rows[0]["val/predictions/_type"], rows[0]["iteration"]) == ("image-file", 5)
+    assert len([*run_dir.glob("wandb/offline-run-*/files/media/images/val/predictions_*.png")]) == 1
     assert [row["step"] for row in rows] == [0, 1, 2]
-    assert not any("picture" in name for row in rows[1:] for name in row)
+    assert not any("predictions" in name for row in rows[1:] for name in row)
 
 
 @pytest.mark.slow
