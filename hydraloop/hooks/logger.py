@@ -17,7 +17,8 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.record_entries import check_names, position
-from hydraloop.run.record_log import FILENAME, RecordLog
+from hydraloop.run.record_log import FILENAME
+from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.follower.cutting import cut_after
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class LoggerHook(Hook):
 
     Every record that any hook passes to `engine.log_record` is written to `<run_dir>/metrics.jsonl`: one line of JSON,
     flushed, with a `timestamp` [s since 1970] at the end. This file is the source of truth; trackers are copies. JSON
-    has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") names it. A
+    has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") names it. If
+    the file cannot be written, because the disk is full, a warning is printed once. The records are kept in memory, up
+    to 16 MiB, and written with the next record, in order. The end of the run reports the records that are missing. A
     resumed run first moves the records after its checkpoint to `metrics.cut_<n>.jsonl`, because it makes them again.
 
     A record is flat: numbers, strings and None. A record without a position gets the current one. No scalar and no

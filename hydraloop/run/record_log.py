@@ -1,16 +1,13 @@
-"""The record log, `metrics.jsonl`: the logger appends to it, trackers read it. Imports no torch."""
+"""The record log, `metrics.jsonl`, for its readers, the trackers. `record_writer.py` writes it. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 log = logging.getLogger(__name__)
 
@@ -70,79 +67,6 @@ class Record:
         """The numbers by the names that trackers use: `train/loss`, `val/accuracy`, `perf/time`."""
         speed: frozenset[str] = _PERFORMANCE if self.mode == "train" else frozenset()
         return {f"{'perf' if name in speed else self.mode}/{name}": value for name, value in self.values.items()}
-
-
-class RecordLog:
-    """Appends lines of JSON and flushes each, so that readers see it at once.
-
-    The file is not synced to disk: records survive a kill of the process, but not a power failure. A line takes about
-    5 µs.
-    """
-
-    def __init__(self, path: Path) -> None:
-        cut_torn_line(path)
-        self._file: IO[bytes] = path.open("ab")
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Append a record with the time.
-
-        Raises:
-            TypeError: a value is not a plain number or string, or `objects` is not a list of mappings of strings.
-        """
-        self._file.write(as_json(record).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _files(value: Any) -> bool:
-    """Return whether a value is a list of descriptions of files."""
-    return isinstance(value, list) and all(
-        isinstance(one, dict) and all(isinstance(text, str) for text in one.values()) for one in value
-    )
-
-
-_encode = json.JSONEncoder(allow_nan=False).encode
-
-
-def as_json(record: Mapping[str, Any]) -> str:
-    """Return a record as a line, without the newline: `{…, "timestamp": …}`. NaN and infinity become null.
-
-    Raises:
-        TypeError: a value is not a plain number or string, or `objects` is not a list of mappings of strings.
-    """
-    nonfinite: dict[str, str] = {}
-    for name, value in record.items():
-        if value is not None and not isinstance(value, str | int | float) and not (name == OBJECTS and _files(value)):
-            raise TypeError(
-                f"a record has plain numbers and strings, not a {type(value).__name__} as its {name!r}: use .item() or "
-                "str(), or several names"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[name] = str(value)
-    if nonfinite:
-        record = {**record, **dict.fromkeys(nonfinite), NONFINITE: nonfinite}
-    return _encode({**record, STAMP: round(time.time(), 3)})
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cut off an incomplete last line, left by a process that was killed while writing."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        end = position = file.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(0, position - _CHUNK)
-            file.seek(start)
-            found = file.read(position - start).rfind(b"\n")
-            if found >= 0:
-                position = start + found + 1
-                break
-            position = start
-        if position != end:
-            file.truncate(position)
 
 
 @dataclass(slots=True)

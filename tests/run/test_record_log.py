@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.record_log import LoggedObject, Position, Reader, RecordLog, as_json, count, cut_torn_line, read_all
+from hydraloop.run.record_log import LoggedObject, Position, Reader, count, read_all
+from hydraloop.run.record_writer import RecordLog, as_json, cut_torn_line
 
 
 def _log(path: Path, *lines: str) -> Path:

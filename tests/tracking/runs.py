@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydraloop.run.record_log import FILENAME, Record, RecordLog
+from hydraloop.run.record_log import FILENAME, Record
+from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
 from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hydraloop.run import atomic
-from hydraloop.run.record_log import Position, Reader, Record, cut_torn_line, read_all
+from hydraloop.run.record_log import Position, Reader, Record, read_all
+from hydraloop.run.record_writer import cut_torn_line
 from hydraloop.tracking.follower.locks import wait_for_followers
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hydraloop.run.metric_rules import by_keys
-from hydraloop.run.record_log import RecordLog
+from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.kinds import MLFLOW

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 
-from hydraloop.run.record_log import Record, RecordLog
+from hydraloop.run.record_log import Record
+from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Finish, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import (

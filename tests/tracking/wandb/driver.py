@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from hydraloop.run.record_log import FILENAME, Position, Reader, RecordLog, count
+from hydraloop.run.record_log import FILENAME, Position, Reader, count
+from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
