@@ -18,7 +18,7 @@ from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checkpoint import save_load
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
-from hydraloop.engine.evaluation import evaluate, evaluating, validation_due
+from hydraloop.engine.evaluation import evaluate, evaluating, in_mode, validation_due
 from hydraloop.engine.state import EngineState
 from hydraloop.engine.train_mode import begin_training
 from hydraloop.run.result import Result
@@ -175,20 +175,21 @@ class Engine(EngineState):
 
     def _validate(self) -> dict[str, float]:
         at = self.stages
-        self._call(at.before_val)
-        with evaluating(self):
-            self._call(at.before_val_epoch)
-            metrics = evaluate(self, self.loaders.val, at.before_val_iter, at.after_val_iter)
-        self.metrics = metrics
-        self.progress.last_validation = self.progress.iteration
-        self._call(at.after_val_epoch, metrics)
-        self._call(at.after_val)
+        with in_mode(self, "val"):
+            self._call(at.before_val)
+            with evaluating(self):
+                self._call(at.before_val_epoch)
+                metrics = evaluate(self, self.loaders.val, at.before_val_iter, at.after_val_iter)
+            self.metrics = metrics
+            self.progress.last_validation = self.progress.iteration
+            self._call(at.after_val_epoch, metrics)
+            self._call(at.after_val)
         self._requests.act()
         return metrics
 
     def _test(self, checkpoint: Path | None) -> dict[str, float]:
         at = self.stages
-        with save_load.weights_of(self, checkpoint):
+        with in_mode(self, "test"), save_load.weights_of(self, checkpoint):
             self._call(at.before_test)
             with evaluating(self):
                 self._call(at.before_test_epoch)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, share_of
 from hydraloop.engine.stages import Call
 from hydraloop.engine.train_mode import in_eval_mode
@@ -25,6 +26,16 @@ def validation_due(engine: Engine) -> bool:
     if engine.settings.val_by_epoch:
         return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
     return rule.due(progress.iteration, done=progress.last_validation, last=ends)
+
+
+@contextmanager
+def in_mode(engine: Engine, mode: Mode) -> Iterator[None]:
+    """Set `engine.mode` in the body."""
+    engine.mode = mode
+    try:
+        yield
+    finally:
+        engine.mode = "train"
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, Loaders, from_position, share_of
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.progress import Progress
+from hydraloop.engine.records.objects import LogsRecords
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Call, Stages
 from hydraloop.errors import UserError
@@ -42,7 +43,7 @@ class Stateful(Protocol):
         """Return whether it sets this entry of the parameter groups (`lr`) to numbers from the config."""
 
 
-class EngineState:
+class EngineState(LogsRecords):
     """The parts and the state of a run.
 
     Args:
@@ -118,6 +119,7 @@ class EngineState:
         self.device = self.distributed.device(self.settings.device)
         # A sharded model is on its device, or waits in host memory.
         self.task: Any = cast(Any, task if self.distributed.sharded else task.to(self.device))
+        self.task.engine = self
         self.loaders, self.hooks, self.schedulers = loaders, dict(hooks or {}), dict(schedules or {})
         self.run_dir, self.seed, self.lock = run_dir, seed, lock
         for name, hook in self.hooks.items():
@@ -213,15 +215,6 @@ class EngineState:
     def report_best(self, best: Best) -> None:
         """Set the best validation, for `result.json`; the test uses its checkpoint."""
         self.best = best
-
-    def log_record(self, record: Mapping[str, Any]) -> None:
-        """Pass a record (plain numbers and strings) to every hook with `on_log`, on rank 0; any hook may call this.
-
-        The `logger` hook writes it to `metrics.jsonl`. Records begin with `mode`, `epoch` and `iteration`
-        (`hooks/shared/record_entries.py`).
-        """
-        if self.distributed.is_main:
-            self._call(self.stages.on_log, record)
 
     def during_evaluation(self, context: AbstractContextManager[Any]) -> None:
         """Enter `context` now, and leave it after the last iteration of this validation or test, also after an error.

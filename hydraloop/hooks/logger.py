@@ -14,9 +14,9 @@ import torch
 from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
+from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.record_entries import check_names, position
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.follower.cutting import cut_after

@@ -11,8 +11,8 @@ import torch
 
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.interval import Every
+from hydraloop.engine.records.entries import position
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.record_entries import position
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +9,14 @@ from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.interval import Every
-from hydraloop.hooks.shared.histograms import histograms as counted
+from hydraloop.engine.records.histograms import histograms as counted
+from hydraloop.engine.records.objects import write_json
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.record_entries import position
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.kinds import TENSORBOARD
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-HISTOGRAMS = "histograms"
-"""Folder of the counts in the run directory, and their name in records."""
 
 
 class TensorBoardLoggerHook(TrackerHook):
@@ -33,9 +29,9 @@ class TensorBoardLoggerHook(TrackerHook):
 
     With `histograms`, weights and gradients of all trainable parameters are counted in 64 bins, at the next optimizer
     step: gradients unscaled and clipped, as the optimizer uses them; weights before the step. Entries that are not
-    finite are counted as `nonfinite/gradients/…`. The counts are in `<run_dir>/histograms/iter_400.json`, announced by
-    a record with `"objects": [{"kind": "histogram", "name": "histograms", "path": "histograms/iter_400.json"}]`. For a
-    sharded model (FSDP) they are those of rank 0's shards. Sparse gradients are left out.
+    finite are counted as `nonfinite/gradients/…`. The counts are one object, `media/train/parameters_iter_400.json`,
+    which other trackers get, too. For a sharded model (FSDP) they are those of rank 0's shards. Sparse gradients are
+    left out.
 
     Priority VERY_LOW: gradients are already clipped, and other hooks' records of an iteration come first. Runs on rank
     0 only. Cost: two host syncs for all histograms of an iteration, no host sync and nothing in an iteration otherwise.
@@ -85,11 +81,7 @@ class TensorBoardLoggerHook(TrackerHook):
         if self._counted is None:
             return
         content, self._counted = self._counted, None
-        path = engine.run_dir / HISTOGRAMS / f"iter_{engine.progress.iteration}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        shows = {"kind": "histogram", "name": HISTOGRAMS, "path": f"{HISTOGRAMS}/{path.name}"}
-        engine.log_record({**position(engine, "train"), "objects": [shows]})
+        engine._log("histogram", "parameters", ".json", lambda path: write_json(path, content))
 
 
 def _tensors(engine: Engine) -> dict[str, Tensor]:

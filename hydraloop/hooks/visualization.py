@@ -11,19 +11,18 @@ from torch import Tensor
 
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
+from hydraloop.engine.records.entries import position
+from hydraloop.engine.records.images import to_pixels
 from hydraloop.engine.report.summary import number, shown
 from hydraloop.hooks.shared.data_sets import data_sets_with
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.pictures import Tile, grid, to_pixels
-from hydraloop.hooks.shared.record_entries import position
+from hydraloop.hooks.shared.pictures import Tile, grid
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
-FOLDER = "visualization"
-"""Folder of the pictures in the run directory."""
 _NUMBERS = 3
 """Number of entries of a vector that are shown."""
 _LONGEST = 16
@@ -33,10 +32,10 @@ _LONGEST = 16
 class VisualizationHook(Hook):
     """Draws images of each validation and test with their labels and predictions, as a PNG file.
 
-    A picture, `<run_dir>/visualization/val_iter_400.png` or `test_iter_400.png`, is a grid of images: green with a tick
-    if the prediction is right, red with a cross if it is wrong. With `ema` or `tta` the predictions are theirs, as in
-    the metrics. Each picture is announced to trackers by a record in `metrics.jsonl` with `"objects":
-    [{"kind": "image", "name": "predictions", "path": "visualization/val_iter_400.png"}]`.
+    A picture is a grid of images: green with a tick if the prediction is right, red with a cross if it is wrong. With
+    `ema` or `tta` the predictions are theirs, as in the metrics. The file is
+    `<run_dir>/media/val/predictions_iter_400.png` or `media/test/…`. All trackers show it as `val/predictions` or
+    `test/predictions` (`engine.log_image`).
 
     Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]` of floats or uint8; with other batches the hook
     warns once and draws nothing. Predictions are `outputs["predictions"]`, else for class indices the largest of
@@ -119,12 +118,9 @@ class VisualizationHook(Hook):
         judged = [tile.right for tile in tiles if tile.right is not None]
         if judged:
             title += f": {sum(judged)} of {len(judged)} right"
-        path = engine.run_dir / FOLDER / f"{mode}_iter_{where['iteration']}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        grid(tiles, title, size=self._size).save(path)
-        log.info("%s picture: %s", mode, shown(path))
-        shows = {"kind": "image", "name": "predictions", "path": f"{FOLDER}/{path.name}"}
-        engine.log_record({**where, "objects": [shows]})
+        path = engine.log_image(f"{mode}/predictions", grid(tiles, title, size=self._size))
+        if path is not None:
+            log.info("%s picture: %s", mode, shown(path))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.list_states import agree_on_list_states
 from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
 
 LOSS = "loss"
 
@@ -32,6 +35,9 @@ class Task(nn.Module):
     Raises:
         UserError: a metric is named `loss`.
     """
+
+    engine: Engine
+    """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.shared.record_entries import position
+from hydraloop.engine.records.entries import position
 
 VALUES = 10
 IN_A_ROW = 50

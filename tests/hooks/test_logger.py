@@ -20,6 +20,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.records.entries import position
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -27,7 +28,6 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.progress import ProgressHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.hooks.shared.record_entries import position
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.records import histograms as counting
+from hydraloop.engine.records.histograms import BINS, histograms
 from hydraloop.errors import UserError
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.hooks.shared import histograms as counting
-from hydraloop.hooks.shared.histograms import BINS, histograms
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import HostSyncs, at, batches, failing, make_engine

@@ -19,12 +19,13 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.records.images import to_pixels
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.shared import pictures
-from hydraloop.hooks.shared.pictures import Tile, grid, to_pixels
+from hydraloop.hooks.shared.pictures import Tile, grid
 from hydraloop.hooks.visualization import VisualizationHook, _Sample
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged

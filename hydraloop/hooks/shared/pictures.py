@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -33,38 +32,6 @@ class Tile:
     prediction: str | None
     right: bool | None
     """Whether the two are equal; None if they are not comparable (numbers, or one is missing)."""
-
-
-def to_pixels(images: Sequence[Tensor], mean: Any = None, std: Any = None) -> list[Tensor]:
-    """Convert images `[C, H, W]` of any number type to uint8, on a scale guessed from their values.
-
-    With `mean` and `std` (a number, or one per channel), images are denormalised first. uint8, 0..1 and 0..255 keep
-    their scale; other values are stretched from the smallest to the largest finite value of all images. Infinities are
-    drawn as the largest and smallest value, NaN as the smallest.
-    """
-    if all(image.dtype == torch.uint8 for image in images):
-        return list(images)
-    floats = [_denormalised(image.float(), mean, std) for image in images]
-    finite = torch.cat([image[image.isfinite()] for image in floats])
-    low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
-    slack = 1e-3 * max(1.0, abs(high))  # for rounding
-    if low >= -slack and high <= 1 + slack:
-        low, high = 0.0, 1.0
-    elif low >= -slack and 127 < high <= 255 + slack:
-        low, high = 0.0, 255.0
-    scale = 255 / (high - low) if high > low else 0.0
-    drawable = (image.nan_to_num(nan=low, posinf=high, neginf=low) for image in floats)
-    return [((image - low) * scale).round().clamp(0, 255).to(torch.uint8) for image in drawable]
-
-
-def _denormalised(image: Tensor, mean: Any, std: Any) -> Tensor:
-    if mean is None or std is None:
-        return image
-    by_channel = [torch.as_tensor(value, dtype=torch.float32).cpu().flatten() for value in (mean, std)]
-    if any(len(values) not in (1, len(image)) for values in by_channel):
-        return image  # for other channels
-    means, stds = (values.view(-1, 1, 1) for values in by_channel)
-    return image * stds + means
 
 
 def grid(tiles: Sequence[Tile], title: str, *, size: int) -> Image:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from hydraloop.errors import UserError
-from hydraloop.run.record_log import NONFINITE, STAMP
+from hydraloop.run.record_log import NONFINITE, OBJECTS, STAMP
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -14,8 +18,8 @@ if TYPE_CHECKING:
 
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""
-RESERVED = (*POSITION, NONFINITE, STAMP)
-"""With the last entries: the time, and the names of values that are not finite."""
+RESERVED = (*POSITION, OBJECTS, NONFINITE, STAMP)
+"""Names that no value of a record may have."""
 
 
 def position(engine: Engine, mode: Mode) -> dict[str, Any]:
@@ -25,6 +29,21 @@ def position(engine: Engine, mode: Mode) -> dict[str, Any]:
     """
     progress = engine.progress
     return {"mode": mode, "epoch": progress.epoch + (progress.batch_in_epoch > 0), "iteration": progress.iteration}
+
+
+def plain(value: Any) -> Any:
+    """Return a scalar of numpy or torch as a plain number; another value as it is.
+
+    Host sync for a tensor on an accelerator.
+    """
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return a tensor without its graph, or a copy of an array or a list of numbers as a tensor."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    return torch.from_numpy(np.array(values, order="C"))  # a copy: torch takes no negative strides
 
 
 def check_names(names: Iterable[str], *, key: str | None = None, remedy: str) -> None:

@@ -1,0 +1,170 @@
+"""LogsRecords: what a hook or a task logs with the engine: records, pictures, texts, tables, histograms and files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from torch import Tensor
+
+from hydraloop.engine.hook import Mode
+from hydraloop.engine.records import images
+from hydraloop.engine.records.entries import as_tensor, plain, position
+from hydraloop.engine.records.histograms import histograms
+from hydraloop.errors import UserError
+from hydraloop.run.record_log import OBJECTS, ObjectKind
+from hydraloop.safety.secrets import mask_text
+
+if TYPE_CHECKING:
+    from hydraloop.engine.distributed.comm import Distributed
+    from hydraloop.engine.engine import Engine
+    from hydraloop.engine.stages import Stages
+
+FOLDER = "media"
+"""Folder of the objects' files in the run directory."""
+
+
+class LogsRecords:
+    """Logs records and objects on rank 0, for every tracker of the run. On other ranks, the methods do nothing.
+
+    An object is a file, as `<run_dir>/media/val/predictions_iter_400.png`, and a record that names it: `{"mode": "val",
+    "epoch", "iteration", "objects": [{"kind": "image", "name": "predictions", "path": "media/val/…"}]}`. Trackers show
+    it as `val/predictions`. A tracker that cannot show an object of this kind prints one warning.
+
+    The mode is that of the evaluation during which an object is logged, and `train` outside. A name that begins with
+    `train/`, `val/` or `test/` sets it. A name may have several parts, `layers/1`. An object of the same name and
+    iteration replaces the first one.
+
+    All methods that log an object return the path of its file; None on other ranks. They raise a `UserError` if a part
+    of the name is empty, `.` or `..`, or has a character that cannot be printed, and an `OSError` if the file cannot be
+    written.
+    """
+
+    mode: Mode = "train"
+    """`val` or `test` from before_val to after_val and from before_test to after_test, otherwise `train`."""
+    distributed: Distributed
+    run_dir: Path
+    stages: Stages
+
+    def log_record(self, record: Mapping[str, Any]) -> None:
+        """Pass a record to every hook with `on_log`; the `logger` hook writes it to `metrics.jsonl`.
+
+        Args:
+            record: numbers and strings by name. It may begin with `mode`, `epoch` and `iteration`; by default, these
+                are the current ones. Scalars of numpy and torch become plain numbers: a host sync for each tensor on
+                an accelerator.
+        """
+        if self.distributed.is_main:
+            record = {name: plain(value) for name, value in record.items()}
+            for call in self.stages.on_log:
+                call(cast("Engine", self), record)
+
+    def log_image(self, name: str, image: Any) -> Path | None:
+        """Log a picture, as PNG.
+
+        Args:
+            name: `predictions`, or `val/predictions`.
+            image: a tensor or array `[H, W]`, `[H, W, C]` or `[C, H, W]` with 1, 3 or 4 channels (a tensor on an
+                accelerator is a host sync); a picture of Pillow; or the path of a picture. uint8, floats 0..1 and
+                floats 0..255 keep their scale; others are stretched from their smallest to their largest value. NaN is
+                drawn as the smallest.
+
+        Raises:
+            ValueError: it has another shape.
+        """
+        return self._log("image", name, ".png", lambda path: images.picture(image).save(path))
+
+    def log_figure(self, name: str, figure: Any) -> Path | None:
+        """Log a figure of matplotlib as a picture. The figure stays open: close it with `matplotlib.pyplot.close`."""
+        return self._log("image", name, ".png", lambda path: figure.savefig(path))
+
+    def log_text(self, name: str, text: str) -> Path | None:
+        """Log a text, which trackers show as Markdown if they can. Secrets in it are masked."""
+        return self._log("text", name, ".md", lambda path: path.write_bytes(mask_text(text).encode(errors="replace")))
+
+    def log_table(self, name: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Path | None:
+        """Log a table. Secrets in it are masked.
+
+        Args:
+            name: of the table.
+            columns: names of the columns.
+            rows: a sequence of rows, an array or a tensor. Cells are numbers, scalars of numpy or torch, and None;
+                others, NaN and infinity become text.
+
+        Raises:
+            ValueError: a row has more or fewer cells than there are columns.
+        """
+        return self._log("table", name, ".json", lambda path: write_json(path, _table(columns, rows)))
+
+    def log_histogram(self, name: str, values: Any) -> Path | None:
+        """Log a histogram with 64 bins. Values that are not finite are counted as `nonfinite`. Two host syncs.
+
+        Args:
+            name: of the histogram.
+            values: a tensor or array of real numbers, of any shape, or a list of numbers.
+        """
+        tag = "/".join(self._place(name))
+        return self._log(
+            "histogram", name, ".json", lambda path: write_json(path, histograms({tag: as_tensor(values)}))
+        )
+
+    def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> Path | None:
+        """Log a copy of a file.
+
+        Args:
+            path: the file.
+            name: by default, the file's name.
+        """
+        name = Path(path).name if name is None else name
+        return self._log("artifact", name, PurePosixPath(name).suffix, lambda copy: shutil.copyfile(path, copy))
+
+    def _log(self, kind: ObjectKind, name: str, suffix: str, write: Callable[[Path], object]) -> Path | None:
+        """Let `write` write the file of an object, then log the record that names it."""
+        mode, name = self._place(name)
+        if not self.distributed.is_main:
+            return None
+        entries = position(cast("Engine", self), mode)
+        file = f"{FOLDER}/{mode}/{name.removesuffix(suffix)}_iter_{entries['iteration']}{suffix}"
+        path = self.run_dir / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+        self.log_record({**entries, OBJECTS: [{"kind": kind, "name": name, "path": file}]})
+        return path
+
+    def _place(self, name: str) -> tuple[Mode, str]:
+        """Return the mode and the rest of an object's name."""
+        mode, _, rest = name.partition("/")
+        if mode not in get_args(Mode):
+            mode, rest = self.mode, name
+        if "\\" in rest or not rest.isprintable() or any(part in ("", ".", "..") for part in rest.split("/")):
+            raise UserError(
+                f"an object cannot be logged as {name!r}, because it is a file in {FOLDER}/",
+                remedy="Use a name such as predictions or val/predictions.",
+            )
+        return cast(Mode, mode), rest
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file of JSON."""
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8", errors="replace")
+
+
+def _table(columns: Iterable[Any], rows: Any) -> dict[str, list[Any]]:
+    names = [mask_text(str(column)) for column in columns]
+    cells = rows.tolist() if isinstance(rows, Tensor) else rows  # one host sync
+    table = [[_cell(plain(cell)) for cell in row] for row in cells]
+    wrong = next((row for row in table if len(row) != len(names)), None)
+    if wrong is not None:
+        raise ValueError(f"a row has {len(wrong)} cells, and the table has {len(names)} columns")
+    return {"columns": names, "rows": table}
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return mask_text(str(value))

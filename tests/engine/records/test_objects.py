@@ -1,0 +1,263 @@
+"""What a hook or a task logs with the engine: the file, and the record that names it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
+from hydraloop.safety import secrets
+from tests.helpers import at, batches, make_engine, tiny_task
+from tests.ranks import on_ranks
+
+
+class Records(Hook):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        self.seen.append(dict(record))
+
+
+def logged(tmp_path: Path, act: Callable[[Engine], object]) -> list[dict[str, Any]]:
+    """The records of an action outside a run."""
+    records = Records()
+    act(make_engine(tmp_path, {"records": records}))
+    return records.seen
+
+
+def written(path: Path | None) -> Any:
+    assert path is not None
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# Where and under which name. -----------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_a_file_and_a_record(tmp_path: Path) -> None:
+    records = Records()
+    log = at("after_train_iter", lambda engine: engine.log_image("noise", torch.rand(4, 5)), nth=2)
+    make_engine(tmp_path, {"log": log, "records": records}, train=batches(3)).train()
+    path = "media/train/noise_iter_2.png"
+    assert records.seen == [
+        {"mode": "train", "epoch": 1, "iteration": 2, "objects": [{"kind": "image", "name": "noise", "path": path}]}
+    ]
+    with Image.open(tmp_path / path) as image:
+        assert (image.format, image.size) == ("PNG", (5, 4))
+
+
+def test_the_mode_is_that_of_the_evaluation_or_of_the_name(tmp_path: Path) -> None:
+    records = Records()
+
+    def log(name: str) -> Callable[[Engine], object]:
+        return lambda engine: engine.log_text(name, "x")
+
+    hooks = {
+        "before": at("before_val", log("a")),
+        "inside": at("after_val_iter", log("b")),
+        "metrics": at("after_val_epoch", log("c/d")),
+        "test": at("after_test_epoch", log("e")),
+        "named": at("after_train_epoch", log("val/f")),
+        "after": at("after_run", log("g")),
+        "records": records,
+    }
+    make_engine(tmp_path, hooks, val=batches(2), test=batches(1)).train()
+    (found,) = {tuple((record["mode"], record["objects"][0]["name"]) for record in records.seen)}
+    assert found == (("val", "f"), ("val", "a"), ("val", "b"), ("val", "c/d"), ("test", "e"), ("train", "g"))
+    assert (tmp_path / "media" / "val" / "c" / "d_iter_2.md").read_text() == "x"
+
+
+def test_a_failed_evaluation_leaves_the_mode(tmp_path: Path) -> None:
+    fails = at("before_val_epoch", lambda engine: 1 / 0)
+    engine = make_engine(tmp_path, {"fails": fails}, val=batches(1))
+    with pytest.raises(ZeroDivisionError):
+        engine.validate()
+    assert engine.mode == "train"
+
+
+def test_a_task_logs_with_its_engine(tmp_path: Path) -> None:
+    task, records = tiny_task(), Records()
+    forward = task.forward
+
+    def logging(batch: Any) -> dict[str, Tensor]:
+        outputs = forward(batch)
+        task.engine.log_record({"mine": outputs["loss"].detach()})
+        return outputs
+
+    task.forward = logging  # type: ignore[method-assign]
+    make_engine(tmp_path, {"records": records}, task=task).train()
+    assert [type(record["mine"]) for record in records.seen] == [float, float]
+
+
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "val/../../x", "a//b", "a/", "a\\b", "a\0", "val/."])
+def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="cannot be logged as") as caught:
+        make_engine(tmp_path).log_text(name, "x")
+    assert caught.value.remedy == "Use a name such as predictions or val/predictions."
+    assert not (tmp_path / "media").exists()
+
+
+def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
+    """Log a text, with something that cannot be written on the other ranks."""
+    engine = Engine(
+        task=tiny_task(),
+        optimizer=None,
+        loaders=make_engine(Path(run_dir)).loaders,
+        run_dir=Path(run_dir, str(distributed.rank)),
+        distributed=distributed,
+    )
+    path = engine.log_text("x", f"of rank {distributed.rank}")
+    assert (path is None) == (distributed.rank > 0)
+
+
+def test_only_rank_0_writes(tmp_path: Path) -> None:
+    on_ranks(2, log_on_a_rank, str(tmp_path))
+    assert [path.read_text() for path in tmp_path.rglob("*.md")] == ["of rank 0"]
+
+
+# Each kind. ----------------------------------------------------------------------------------------------------------
+
+
+def pixels(path: Path | None) -> list[Any]:
+    assert path is not None
+    with Image.open(path) as image:
+        return np.asarray(image).tolist()
+
+
+def red() -> np.ndarray[Any, Any]:
+    """Two rows, three columns; the left one is red."""
+    image = np.zeros((2, 3, 3), dtype=np.uint8)
+    image[:, 0, 0] = 255
+    return image
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        red(),
+        red().astype(np.float32) / 255,
+        red().astype(np.float64),
+        red()[..., ::-1][..., ::-1],
+        torch.from_numpy(red()).permute(2, 0, 1),
+        (torch.from_numpy(red()).permute(2, 0, 1) / 255).to(torch.bfloat16).requires_grad_(),
+        Image.fromarray(red()),
+        Image.fromarray(red()).convert("CMYK"),
+    ],
+    ids=["uint8", "0..1", "0..255", "negative strides", "channels first", "bfloat16", "Pillow", "CMYK"],
+)
+def test_forms_of_a_picture(tmp_path: Path, form: Any) -> None:
+    assert pixels(make_engine(tmp_path).log_image("it", form)) == red().tolist()
+
+
+def test_grey_and_transparent_pictures_and_files(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    assert pixels(engine.log_image("a", np.array([[0.0, 1.0]]))) == [[0, 255]]
+    assert pixels(engine.log_image("b", torch.tensor([[[True, False]]]))) == [[255, 0]]
+    assert pixels(engine.log_image("c", np.full((1, 2, 4), 9, np.uint8))) == [[[9] * 4] * 2]
+    assert pixels(engine.log_image("d", np.array([[math.nan, 1.0, math.inf]]))) == [[0, 255, 255]]
+    Image.fromarray(red()).save(tmp_path / "it.bmp")
+    assert pixels(engine.log_image("e", tmp_path / "it.bmp")) == pixels(engine.log_image("f", str(tmp_path / "it.bmp")))
+    square = torch.zeros(3, 4, 3, dtype=torch.uint8)
+    square[0] = 255
+    assert pixels(engine.log_image("g", square)) == [[[255, 0, 0]] * 3] * 4, "channels of a tensor are in front"
+    assert pixels(engine.log_image("h", square.numpy())) == square.tolist(), "channels of an array are last"
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 5, 5), (1, 3, 4, 4), (0, 4, 3)])
+def test_other_shapes_are_no_picture(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"an image is \[H, W\], \[H, W, 3\] or \[3, H, W\], not"):
+        make_engine(tmp_path).log_image("it", np.zeros(shape))
+
+
+def test_a_figure_is_a_picture(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(2, 1), dpi=50)
+    figure.subplots().plot([1, 2])
+    (record,) = logged(tmp_path, lambda engine: engine.log_figure("loss", figure))
+    assert record["objects"] == [{"kind": "image", "name": "loss", "path": "media/train/loss_iter_0.png"}]
+    with Image.open(tmp_path / "media/train/loss_iter_0.png") as image:
+        assert image.size == (100, 50)
+    buffer = io.BytesIO()
+    figure.savefig(buffer)  # it is still usable
+    assert buffer.getvalue()
+
+
+def test_a_table_has_plain_cells(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    rows = [
+        [1, np.float32(0.5), torch.tensor(3), "cat"],
+        [np.bool_(True), math.nan, None, torch.tensor(2.0, requires_grad=True)],
+    ]
+    assert written(engine.log_table("it", ["a", "b", "c", 4], rows)) == {
+        "columns": ["a", "b", "c", "4"],
+        "rows": [[1, 0.5, 3, "cat"], [True, "nan", None, 2.0]],
+    }
+    matrix = torch.tensor([[1, 2], [3, 4]])
+    for numbers in (matrix, matrix.numpy()):
+        assert written(engine.log_table("it", np.array(["x", "y"]), numbers))["rows"] == [[1, 2], [3, 4]]
+    with pytest.raises(ValueError, match="a row has 1 cells, and the table has 2 columns"):
+        engine.log_table("it", ["a", "b"], [[1]])
+
+
+def test_a_histogram_counts_what_is_not_finite(tmp_path: Path) -> None:
+    values = [1.0, 2.0, math.nan, math.inf]
+    for form in (values, np.array(values), torch.tensor(values, requires_grad=True)):
+        found = written(make_engine(tmp_path).log_histogram("val/logits", form))
+        assert list(found) == ["val/logits"]
+        counts = found["val/logits"]
+        assert (counts["num"], counts["nonfinite"], counts["min"], counts["max"]) == (2, 2, 1.0, 2.0)
+
+
+def test_an_artifact_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("a")
+    (first, second) = logged(
+        tmp_path,
+        lambda engine: [
+            engine.log_artifact(tmp_path / "words.txt"),
+            engine.log_artifact(str(tmp_path / "words.txt"), "lists/no.suffix/words"),
+        ],
+    )
+    assert first["objects"] == [{"kind": "artifact", "name": "words.txt", "path": "media/train/words_iter_0.txt"}]
+    assert second["objects"][0]["name"] == "lists/no.suffix/words"
+    assert [path.read_text() for path in sorted((tmp_path / "media").rglob("words*"))] == ["a", "a"]
+    with pytest.raises(FileNotFoundError):
+        make_engine(tmp_path).log_artifact(tmp_path / "gone")
+
+
+def test_secrets_are_masked_in_texts_and_tables(tmp_path: Path) -> None:
+    secrets.remember({"api_key": "hunter2-hunter2"})
+    engine = make_engine(tmp_path)
+    text = engine.log_text("note", "with hunter2-hunter2 and \udce9")
+    assert text is not None
+    assert text.read_text() == "with *** and ?"
+    assert written(engine.log_table("it", ["hunter2-hunter2"], [["my hunter2-hunter2"]])) == {
+        "columns": ["***"],
+        "rows": [["my ***"]],
+    }
+
+
+# Records. ------------------------------------------------------------------------------------------------------------
+
+
+def test_scalars_in_a_record_become_plain_numbers(tmp_path: Path) -> None:
+    given = {
+        "mode": "val", "a": np.float32(0.5), "b": np.int64(3), "c": torch.tensor(2), "d": torch.tensor(0.5).bfloat16(),
+        "e": np.array(7.0), "f": 1.5, "g": None, "h": "text",
+    }  # fmt: skip
+    (record,) = logged(tmp_path, lambda engine: engine.log_record(given))
+    assert record == {"mode": "val", "a": 0.5, "b": 3, "c": 2, "d": 0.5, "e": 7.0, "f": 1.5, "g": None, "h": "text"}
+    assert {type(value) for value in record.values()} == {str, float, int, type(None)}
