@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,95 +14,13 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.records import histograms as counting
-from hydraloop.engine.records.histograms import BINS, histograms
 from hydraloop.errors import UserError
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.tasks.task import Task
-from tests.helpers import HostSyncs, at, batches, failing, make_engine
-
-# Counting. -----------------------------------------------------------------------------------------------------------
-
-
-def counted(tensor: Tensor) -> dict[str, Any]:
-    return histograms({"it": tensor})["it"]
-
-
-def test_the_entries_are_counted_in_bins_of_equal_width() -> None:
-    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    found = counted(values.reshape(10, 100))
-    assert (found["num"], found["nonfinite"]) == (1000, 0)
-    assert (found["min"], found["max"]) == (values.min().item(), values.max().item())
-    assert found["sum"] == pytest.approx(values.sum().item(), rel=1e-4)
-    assert found["sum_squares"] == pytest.approx(values.square().sum().item(), rel=1e-4)
-    expected = torch.histogram(values, BINS)
-    assert found["bucket"] == expected.hist.int().tolist()
-    assert found["bucket_limit"] == pytest.approx(expected.bin_edges[1:].tolist(), abs=1e-5)
-    assert found["bucket_limit"][-1] == found["max"]
-    json.dumps(found, allow_nan=False)
-
-
-def test_what_is_not_finite_is_counted_apart() -> None:
-    found = counted(torch.tensor([1.0, math.nan, 3.0, math.inf, -math.inf, 3.0]))
-    assert (found["num"], found["nonfinite"], found["min"], found["max"]) == (3, 3, 1.0, 3.0)
-    assert (found["sum"], found["sum_squares"]) == (7.0, 19.0)
-    assert (found["bucket"][0], found["bucket"][-1], sum(found["bucket"])) == (1, 2, 3)
-    none = counted(torch.full((4,), math.nan))
-    assert (none["num"], none["nonfinite"], none["bucket"], none["min"], none["max"]) == (0, 4, [], 0.0, 0.0)
-    json.dumps(none, allow_nan=False)
-
-
-@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [2.5, 2.5]])
-def test_entries_that_are_all_the_same_are_in_one_bin(values: list[float]) -> None:
-    found = counted(torch.tensor(values))
-    assert (found["bucket"], found["bucket_limit"]) == ([len(values)], [values[0]])
-    assert found["min"] == found["max"] == values[0]
-
-
-def test_a_range_beyond_float32_is_one_bin() -> None:
-    found = counted(torch.tensor([-3e38, 3e38]))
-    assert (found["bucket"], found["num"]) == ([2], 2)
-
-
-def test_other_types_and_empty_ones() -> None:
-    found = histograms({
-        "half": torch.tensor([1, 2], dtype=torch.bfloat16), "whole": torch.tensor([1, 4]), "none": torch.empty(0)
-    })  # fmt: skip
-    assert {name: (facts["min"], facts["max"]) for name, facts in found.items()} == {"half": (1, 2), "whole": (1, 4)}
-    assert histograms({}) == {}
-
-
-def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    values[7], values[700] = math.inf, math.nan
-    whole = histograms({"a": values, "b": -values})
-    monkeypatch.setattr(counting, "_PIECE", 64)
-    pieces = histograms({"a": values, "b": -values})
-    for name, facts in whole.items():
-        for field, value in facts.items():
-            assert pieces[name][field] == pytest.approx(value, rel=1e-4), field
-
-
-def test_two_host_syncs_however_many_tensors() -> None:
-    tensors = {str(n): torch.randn(5) for n in range(7)}
-    with HostSyncs() as syncs:
-        histograms(tensors)
-    assert syncs.count == 2
-
-
-@pytest.mark.parametrize("warn_only", [False, True])
-def test_a_deterministic_run_stays_one(warn_only: bool) -> None:
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    try:
-        assert sum(counted(torch.arange(9.0))["bucket"]) == 9
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
-    finally:
-        torch.use_deterministic_algorithms(False)
-
+from tests.helpers import at, batches, failing, make_engine
 
 # The hook. -----------------------------------------------------------------------------------------------------------
 
@@ -122,7 +39,7 @@ def announced(run_dir: Path) -> list[tuple[int, str]]:
 
 
 def counts(run_dir: Path, iteration: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "histograms" / f"iter_{iteration}.json").read_text())
+    found: dict[str, Any] = json.loads((run_dir / "media" / "train" / f"parameters_iter_{iteration}.json").read_text())
     return found
 
 
@@ -136,7 +53,7 @@ def test_a_run_is_in_its_event_files(tmp_path: Path) -> None:
     found = read(tmp_path)
     steps = {tag: [event.step for event in found.Scalars(tag)] for tag in ("train/loss", "val/loss")}
     assert steps == {"train/loss": [2, 4, 6, 8], "val/loss": [4, 8]}
-    assert announced(tmp_path) == [(3, "histograms/iter_3.json"), (6, "histograms/iter_6.json")]
+    assert announced(tmp_path) == [(n, f"media/train/parameters_iter_{n}.json") for n in (3, 6)]
     tags = {f"{kind}/{name}" for kind in ("weights", "gradients") for name in ("weight", "bias")}
     assert set(found.Tags()["histograms"]) == tags
     events = found.Histograms("gradients/weight")

@@ -49,9 +49,9 @@ def train(distributed: Distributed, run_dir: str) -> None:
 @pytest.mark.parametrize(("strategy", "rows"), [("ddp", 5), ("fsdp2", 3)])
 def test_rank_0_counts_what_it_has(tmp_path: Path, strategy: str, rows: int) -> None:
     on_ranks(2, train, str(tmp_path), strategy=strategy)
-    (path,) = (tmp_path / "histograms").iterdir()
+    (path,) = (tmp_path / "media" / "train").iterdir()
     found = json.loads(path.read_text())
-    assert path.name == "iter_2.json"
+    assert path.name == "parameters_iter_2.json"
     for kind in ("weights", "gradients"):
         counted = {name: facts["num"] for name, facts in found.items() if name.startswith(kind)}
         assert counted == {

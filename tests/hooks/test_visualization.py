@@ -19,7 +19,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.records.images import to_pixels
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
@@ -91,11 +90,11 @@ def _engine(
 
 
 def _pictures(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in (run_dir / "visualization").iterdir())
+    return sorted(str(path.relative_to(run_dir / "media")) for path in (run_dir / "media").rglob("*.png"))
 
 
-def _open(run_dir: Path, name: str = "val_iter_0.png") -> Image.Image:
-    with Image.open(run_dir / "visualization" / name) as image:
+def _open(run_dir: Path, name: str = "val/predictions_iter_0.png") -> Image.Image:
+    with Image.open(run_dir / "media" / name) as image:
         assert image.format == "PNG"
         return image.convert("RGB")
 
@@ -118,20 +117,22 @@ def _colours(image: Image.Image) -> set[Any]:
 def test_a_picture_of_each_evaluation_and_its_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="hydraloop.hooks.visualization")
     _engine(tmp_path, VisualizationHook()).train()
-    assert _pictures(tmp_path) == ["test_iter_4.png", "val_iter_2.png", "val_iter_4.png"]
+    assert _pictures(tmp_path) == [
+        "test/predictions_iter_4.png",
+        "val/predictions_iter_2.png",
+        "val/predictions_iter_4.png",
+    ]
     records = logged(tmp_path / "metrics.jsonl")
     announced = [
         {"mode": mode, "epoch": epoch, "iteration": iteration, "objects": [
-            {"kind": "image", "name": "predictions", "path": f"visualization/{mode}_iter_{iteration}.png"}
+            {"kind": "image", "name": "predictions", "path": f"media/{mode}/predictions_iter_{iteration}.png"}
         ]}
         for mode, epoch, iteration in (("val", 1, 2), ("val", 2, 4), ("test", 2, 4))
     ]  # fmt: skip
     assert [record for record in records if "objects" in record] == announced
     assert ["objects" in record for record in records] == [False, True] * 3, "after the record of the metrics"
     assert [message.split()[:2] for message in caplog.messages] == [["val", "picture:"]] * 2 + [["test", "picture:"]]
-    assert len({(tmp_path / "visualization" / name).read_bytes() for name in _pictures(tmp_path)}) == 3, (
-        "by their titles"
-    )
+    assert len({(tmp_path / "media" / name).read_bytes() for name in _pictures(tmp_path)}) == 3, "by their titles"
 
 
 def test_right_and_wrong_are_seen_and_the_pixels_are_the_images(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_with_ema_the_predictions_are_the_averages(tmp_path: Path) -> None:
     _engine(
         tmp_path, VisualizationHook(), task=task, hooks={"turn": Turn(), "ema": EMAHook(momentum=0.01, warmup=False)}
     ).train()
-    assert RED not in _colours(_open(tmp_path, "val_iter_4.png"))
+    assert RED not in _colours(_open(tmp_path, "val/predictions_iter_4.png"))
 
 
 # Its options. --------------------------------------------------------------------------------------------------------
@@ -315,27 +316,6 @@ def test_the_datas_mean_and_deviation_are_undone(channels: int, tmp_path: Path) 
     _engine(tmp_path, VisualizationHook(), data).validate()
     inside = _open(tmp_path).crop((9, 38, 9 + 128, 38 + 128))
     assert _colours(inside) == {(204, 204, 204), (0, 0, 0)}
-
-
-def test_ranges_of_pixels() -> None:
-    def seen(*values: float, dtype: torch.dtype = torch.float32, **normalised: Any) -> list[int]:
-        (image,) = to_pixels([torch.tensor(values, dtype=dtype).view(1, 1, -1)], **normalised)
-        assert image.dtype == torch.uint8
-        return image.flatten().tolist()
-
-    assert seen(3, 200, dtype=torch.uint8) == [3, 200]
-    assert seen(0.2, 0.6) == [51, 153]
-    assert seen(0.0, 10.0, 200.0) == [0, 10, 200]
-    assert seen(-1.0, 0.0, 1.0) == [0, 128, 255]
-    assert seen(-1.0, 1.0, mean=8.0, std=8.0) == [0, 255], "0 .. 16, as the digits"
-    assert seen(0.2, 0.6, dtype=torch.bfloat16) == [51, 153]
-    assert seen(0.2, 0.6, float("nan"), float("inf"), -float("inf")) == [51, 153, 0, 255, 0]
-    assert seen(-1.0, 0.0, 1.0, float("inf"), -float("inf"), float("nan")) == [0, 128, 255, 255, 0, 0]
-    assert seen(float("nan"), float("inf"), -float("inf")) == [0, 255, 0]
-    assert seen(-3.0, -3.0) == [0, 0]
-    assert seen(0.2, 0.6, mean=[1, 2], std=[1, 2]) == [51, 153], "two numbers do not fit one channel"
-    first, second = to_pixels([torch.zeros(1, 2, 2), torch.full((1, 3, 3), 4.0)])
-    assert (first.unique().tolist(), second.unique().tolist()) == ([0], [255]), "one scale for all"
 
 
 # Other tasks, other data. --------------------------------------------------------------------------------------------
@@ -417,7 +397,7 @@ def test_other_data_gets_one_warning(
     assert len(warnings) == 1
     assert warnings[0].startswith("hooks.visualization draws nothing: it needs batches (images")
     assert what in warnings[0]
-    assert not (tmp_path / "visualization").exists()
+    assert not (tmp_path / "media").exists()
 
 
 class OfDicts(Task):
@@ -501,7 +481,7 @@ def test_a_run_without_a_picture_is_one_warning(
     engine.train()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == (told is not None)
-    assert (tmp_path / "visualization").exists() == (told is None)
+    assert (tmp_path / "media").exists() == (told is None)
     if told is not None:
         assert warnings[0].startswith(f"hooks.visualization{told}")
 
@@ -518,15 +498,15 @@ def test_an_evaluation_that_failed_leaves_nothing_for_the_next(tmp_path: Path) -
 
 @pytest.mark.skipif(os.name == "nt", reason="another file system")
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "visualization").write_text("in the way")
+    (tmp_path / "media").write_text("in the way")
     result = _engine(tmp_path, VisualizationHook()).train()
     assert result.status == "finished"
     failed = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "hook visualization failed at after_val_epoch and continues (on_error=warn): FileExistsError" in failed[0]
-    assert failed[1].startswith("visualization: 2 more errors of this kind: FileExistsError")
+    assert "hook visualization failed at after_val_epoch and continues (on_error=warn): NotADirectoryError" in failed[0]
+    assert failed[1].startswith("visualization: 2 more errors of this kind: NotADirectoryError")
     assert len(failed) == 2
     raising = type("Raising", (VisualizationHook,), {"on_error": "raise"})()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotADirectoryError):
         _engine(tmp_path, raising).train()
 
 
@@ -538,7 +518,7 @@ def run_on_a_rank(distributed: Distributed, run_dir: str) -> None:
 def test_rank_0_draws_its_samples(tmp_path: Path) -> None:
     on_ranks(2, run_on_a_rank, str(tmp_path))
     assert len(_pictures(tmp_path / "0")) == 3
-    assert not (tmp_path / "1" / "visualization").exists()
+    assert not (tmp_path / "1" / "media").exists()
 
 
 @pytest.mark.parametrize("option", ["interval", "num_images", "per_batch", "size"])
