@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TextIO
 
 from hydraloop.safety.secrets import mask_text
@@ -75,9 +76,29 @@ def _is_ours_to_report(record: logging.LogRecord) -> bool:
     return not (record.name == "hydra.core.utils" and record.msg == "Job failed")
 
 
-def mask_handlers() -> None:
-    """Make every handler of the root logger mask secrets, also in a logging config of the user."""
+class _FileErrors:
+    """Replaces `handleError` of a log file: an error of the disk is one line in the terminal, once."""
+
+    def __init__(self, handler: logging.FileHandler) -> None:
+        self._name, self._handle_other = Path(handler.baseFilename).name, handler.handleError
+        self._reported = False
+
+    def __call__(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            self._handle_other(record)
+        elif not self._reported:
+            self._reported = True
+            print(
+                f"warning: {self._name} cannot be written: {error}; messages are in the terminal only", file=sys.stderr
+            )
+
+
+def prepare_handlers() -> None:
+    """Make every handler of the root logger mask secrets and report a full disk once, also those of a user's config."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_ours_to_report)  # without effect the second time
         if not isinstance(handler.formatter, MaskingFormatter):
             handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))
+        if isinstance(handler, logging.FileHandler) and not isinstance(handler.handleError, _FileErrors):
+            handler.handleError = _FileErrors(handler)  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, run_job
 from hydra.types import RunMode
 from omegaconf import DictConfig, read_write
 
-from hydraloop.cli.console import mask_handlers
+from hydraloop.cli.console import prepare_handlers
 from hydraloop.run.config_yaml import mask_files, mask_records, remember_config
 from hydraloop.safety import hydra_versions
 
@@ -92,7 +92,7 @@ def _masked(job: Job) -> Callable[[DictConfig], Any]:
         settings = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         remember_config(cfg)
-        mask_handlers()
+        prepare_handlers()
         if settings.output_subdir is not None:
             mask_records(run_dir / settings.output_subdir)
         if settings.mode is RunMode.MULTIRUN:

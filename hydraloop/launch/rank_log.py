@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from hydraloop.cli.console import mask_handlers
+from hydraloop.cli.console import prepare_handlers
 from hydraloop.launch.job import Job
 from hydraloop.safety import hydra_versions
 
@@ -32,7 +32,7 @@ def configure(job: Job, rank: int) -> None:
         _redirect(path(job, rank))
     config = OmegaConf.create(job.logging) if rank == 0 and job.logging is not None else None
     hydra_versions.configure_log(config, job.verbose)  # None: to the standard output
-    mask_handlers()
+    prepare_handlers()
 
 
 def crash(file: Path, start: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT, Signals
@@ -11,6 +12,8 @@ from typing import Any, Literal
 from hydraloop.run import atomic
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_text
+
+log = logging.getLogger(__name__)
 
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
@@ -78,9 +81,15 @@ class ResultFile:
         return _outcome(error).items() <= self._written().items()
 
     def set_error(self, error: BaseException) -> None:
-        """Write the error into the file: rank 0 may have written nothing, or only that it lost another rank."""
+        """Write the error into the file: rank 0 may have written nothing, or only that it lost another rank.
+
+        On a full disk, this is only logged.
+        """
         if not self.has(error):
-            Result(**{**self._written(), **_outcome(error)}).write(self._path.parent)
+            try:
+                Result(**{**self._written(), **_outcome(error)}).write(self._path.parent)
+            except OSError as late:
+                log.error("%s cannot be written: %s", FILENAME, describe(late))
 
     def _written(self) -> dict[str, Any]:
         """Return what this attempt has written; empty if it has not written the file."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli.console import MaskingFormatter, mask_handlers
+from hydraloop.cli.console import MaskingFormatter, prepare_handlers
 from hydraloop.errors import UserError
 from hydraloop.run import config_yaml
 from hydraloop.run import directory as run_directory
@@ -353,8 +353,8 @@ def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch
     for handler in handlers:
         root.addHandler(handler)
     monkeypatch.setattr(logging, "getLogger", lambda name=None: root)
-    mask_handlers()
-    mask_handlers()
+    prepare_handlers()
+    prepare_handlers()
     assert handlers[0].formatter is not None
     assert type(handlers[0].formatter) is MaskingFormatter
     try:
