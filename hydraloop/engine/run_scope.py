@@ -15,7 +15,7 @@ from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
 from hydraloop.run import code_patch
 from hydraloop.run.environment import versions
-from hydraloop.run.result import INTERRUPTED, Result, Status, describe
+from hydraloop.run.result import INTERRUPTED, Monitor, Result, Status, describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -145,6 +145,12 @@ def _failed_elsewhere(engine: Engine) -> str | None:
     return f"rank {first[0]}: {first[1]}"
 
 
+def _monitor(engine: Engine) -> Monitor | None:
+    """Return the metric that `runtime_info` or `checkpoint` compares validations by."""
+    found: tuple[str, bool] | None = engine.messages.read("monitor")
+    return None if found is None else Monitor(found[0], "greater" if found[1] else "less")
+
+
 def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:
     """Set `engine.result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
     complete = engine.progress.iteration >= engine.max_iters
@@ -159,6 +165,7 @@ def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> N
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,
         best=engine.best,
+        monitor=_monitor(engine),
         progress=engine.progress.state_dict(),
         seconds=seconds,
         versions=versions(),

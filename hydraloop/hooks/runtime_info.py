@@ -29,13 +29,14 @@ class RuntimeInfoHook(Hook):
     """Provides the state of the run in `engine.messages`.
 
     Facts are computed when they are read (MMEngine writes them every iteration). From before_run on: `epoch` and `iter`
-    (completed), `max_epochs`, `max_iters`, `metrics` (of the last validation), `best` and `losses` (of the last
-    iteration, by name, tensors on their device). From before_train on: `lr` and `momentum` of the first parameter group
-    (the first beta of Adam; None if the optimizer has none).
+    (completed), `max_epochs`, `max_iters`, `metrics` (of the last validation), `monitor`, `best` and `losses` (of the
+    last iteration, by name, tensors on their device). From before_train on: `lr` and `momentum` of the first parameter
+    group (the first beta of Adam; None if the optimizer has none).
 
-    `best` is a `BestSeen` of the metric in the checkpoint hook's `save_best`, otherwise of the task's first metric. It
-    is None before the first validation, and if it is not known whether high or low values are good. `losses` are the
-    scalars in the outputs whose name contains "loss"; the records have their means.
+    `monitor` is `(metric, whether high values are good)` of the first metric in the checkpoint hook's `save_best`,
+    otherwise of the task's first metric; None if it is not known which values are good. `best` is a `BestSeen` of that
+    metric, None before the first validation. `losses` are the scalars in the outputs whose name contains "loss"; the
+    records have their means.
 
     Priority VERY_HIGH, as in MMEngine: other hooks read the facts at the same mount point. No host sync, except for
     reading `lr` if the optimizer keeps it as a tensor. No state, no options.
@@ -45,7 +46,6 @@ class RuntimeInfoHook(Hook):
 
     def __init__(self) -> None:
         self._best: BestSeen | None = None
-        self._monitor: tuple[str, bool] | None = None
         self._losses: dict[str, float | Tensor] = {}
 
     def before_run(self, engine: Engine) -> None:
@@ -58,7 +58,8 @@ class RuntimeInfoHook(Hook):
         provide("best", lambda: self._best)
         provide("losses", lambda: self._losses)
         self._best, self._losses = None, {}
-        self._monitor = _first_metric(engine)
+        monitor = _first_metric(engine)
+        provide("monitor", lambda: monitor)
 
     def before_train(self, engine: Engine) -> None:
         """Provide the facts about the optimizer; restore the best validation of a resumed run."""
@@ -71,7 +72,7 @@ class RuntimeInfoHook(Hook):
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Keep the best value of the monitored metric."""
-        monitor: tuple[str, bool] | None = engine.messages.read("monitor", self._monitor)
+        monitor: tuple[str, bool] | None = engine.messages.read("monitor")
         if monitor is None or monitor[0] not in metrics:
             return
         name, higher = monitor

@@ -34,6 +34,15 @@ class Best:
     """Path of the checkpoint file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """The metric by which validations, and the jobs of a sweep, are compared."""
+
+    metric: str
+    rule: Literal["greater", "less"]
+    """Which values are better."""
+
+
 @dataclass(slots=True)
 class Result:
     """The contents of `result.json`."""
@@ -47,6 +56,9 @@ class Result:
     """Of the last validation."""
     test_metrics: dict[str, float] = field(default_factory=dict)
     best: Best | None = None
+    """With `save_best`."""
+    monitor: Monitor | None = None
+    """The first metric of `save_best`, else of the task; None if it is not known which values are better."""
     progress: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     """Wall-clock time of this process."""

@@ -32,7 +32,7 @@ def run_of(engine: Engine) -> Run:
         run_dir=run_dir,
         uid=secrets.token_hex(8),
         experiment=experiment_name(engine),
-        name=mask_text(_job_name(run_dir, sweep.axes) if sweep is not None else _name(run_dir)),
+        name=mask_text(_job_name(run_dir, sweep.axes) if sweep is not None else run_dir.name),
         attempts=(_attempt(engine, run_dir),),
         sweep=sweep,
     )
@@ -87,13 +87,8 @@ def _user() -> str | None:
 
 
 def _job_name(run_dir: Path, axes: Sequence[str]) -> str:
-    """Return a job's swept overrides, as `optimizer.lr=0.01,hooks=[ema]`; all overrides if the axes are unknown."""
-    lines = attempts.typed_overrides(run_dir)
-    swept = [line for line in lines if line.partition("=")[0].lstrip("+") in axes]
-    return ",".join(swept or lines) or run_dir.name
-
-
-def _name(run_dir: Path) -> str:
-    """Return `2026-11-21/12-30-05-a1b2c3` for a directory that Hydra has named, else the last part of the path."""
-    parent = run_dir.parent.name
-    return f"{parent}/{run_dir.name}" if parent[:4].isdigit() else run_dir.name
+    """Return a job's swept overrides, as `lr=0.01,hooks=[ema]`; all overrides if the axes are unknown."""
+    values = description.override_values(run_dir)
+    swept = {key: value for key, value in values.items() if key in axes} or values
+    names = description.short_keys({*axes, *swept})
+    return ",".join(f"{names[key]}={value}" for key, value in swept.items()) or run_dir.name

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.run import atomic
+from hydraloop.run import atomic, attempts
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
@@ -86,6 +86,24 @@ def read_sweep(folder: Path) -> Sweep | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
+
+
+def override_values(run_dir: Path) -> dict[str, str]:
+    """Return the values of the overrides of a run, by key, as typed; secrets masked."""
+    lines = (line.partition("=") for line in attempts.typed_overrides(run_dir))
+    return {key.lstrip("+~"): value for key, _, value in lines}
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return each key's shortest end that no other key has: `optimizer.lr` becomes `lr`."""
+    parts = {key: key.split(".") for key in keys}
+    found = {}
+    for key, own in parts.items():
+        length = 1
+        while sum(other[-length:] == own[-length:] for other in parts.values()) > 1:
+            length += 1
+        found[key] = ".".join(own[-length:])
+    return found
 
 
 def ending(run_dir: Path, attempt: Attempt) -> Finish:

@@ -73,7 +73,7 @@ class Run:
     """Random id of the run, which identifies it on a server."""
     experiment: str
     name: str
-    """Display name: the overrides of a sweep's job, else date, time and id of the directory."""
+    """Display name: the swept values of a sweep's job (`lr=0.01`), else the name of the directory (time and id)."""
     attempts: tuple[Attempt, ...]
     """All attempts, in order; at least one. The last one is the current attempt."""
     sweep: Sweep | None = None

@@ -36,7 +36,8 @@ def test_a_finished_run(tmp_path: Path) -> None:
     returned = engine.train()
     result = _read(tmp_path)
     assert set(result) == {
-        "status", "error", "reason", "val_metrics", "test_metrics", "best", "progress", "seconds", "versions", "git",
+        "status", "error", "reason", "val_metrics", "test_metrics", "best", "monitor", "progress", "seconds",
+        "versions", "git",
     }  # fmt: skip
     assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
     assert result["val_metrics"] == engine.metrics
@@ -45,6 +46,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     best = result["best"]
     assert (best["metric"], best["value"], best["iteration"]) == ("loss", engine.metrics["loss"], 4)
     assert Path(best["checkpoint"]).is_file()
+    assert result["monitor"] == {"metric": "loss", "rule": "less"}
     assert result["progress"]["epoch"] == 2
     assert result["seconds"] > 0
     assert result["versions"]["torch"] == torch.__version__

@@ -129,3 +129,15 @@ def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     sweep = description.sweep_of(moved / "3")
     assert sweep is not None
     assert sweep.folder == moved
+
+
+@pytest.mark.parametrize(
+    ("keys", "short"),
+    [
+        (["optimizer.lr", "optimizer.weight_decay"], ["lr", "weight_decay"]),
+        (["optimizer.lr", "scheduler.lr", "hooks"], ["optimizer.lr", "scheduler.lr", "hooks"]),
+        (["lr", "optimizer.lr", "a.optimizer.lr"], ["lr", "optimizer.lr", "a.optimizer.lr"]),
+    ],
+)
+def test_keys_are_shortened_as_long_as_they_differ(keys: list[str], short: list[str]) -> None:
+    assert list(description.short_keys(keys).values()) == short

@@ -112,7 +112,7 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == expected
     assert found.latest.items() >= {key: line[-1] for key, line in expected.items()}.items()
     assert (found.status, found.experiment) == ("FINISHED", "digits")
-    assert found.name == "/".join(run.path.parts[-2:])
+    assert found.name == run.path.name
     assert found.params["optimizer.lr"] == "0.001"
     assert found.params["hooks.wandb.mode"] == "auto"
     assert found.tags["command"] == " ".join(
@@ -204,7 +204,7 @@ def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
     (sweep,) = project.path.glob("multirun/*/*")
     parent, *children = mlflow_runs(project.path)
     assert (parent.name, parent.parent, parent.status) == (f"{sweep.parent.name}/{sweep.name}", None, "FINISHED")
-    names = [f"optimizer.lr={lr},hooks=[mlflow,wandb,tensorboard]" for lr in ("0.001", "0.01")]
+    names = [f"lr={lr},hooks=[mlflow,wandb,tensorboard]" for lr in ("0.001", "0.01")]
     assert [child.name for child in children] == names
     for child, job in zip(children, (jobs[1], jobs[3]), strict=True):
         assert (child.parent, child.status) == (parent.uid, "FINISHED")
