@@ -17,9 +17,10 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
-from hydraloop.tracking.follower.cutting import cut_after
+from hydraloop.tracking.follower.locks import wait_for_followers
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -89,6 +90,7 @@ class LoggerHook(Hook):
         """In a resumed run, remove the records after its checkpoint from the file."""
         if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
             progress = engine.progress
+            wait_for_followers(engine.run_dir)
             cut_after(
                 engine.run_dir / FILENAME,
                 iteration=progress.iteration,

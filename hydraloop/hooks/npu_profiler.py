@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
-from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import FOLDER, SCHEDULE, ProfilerHook, TraceHandler
+from hydraloop.run.environment import shown
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

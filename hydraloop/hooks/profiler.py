@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.run.environment import shown
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -87,3 +87,12 @@ def set_command(words: Sequence[str]) -> None:
     """Set what `command` returns, to add flags, or in a rank that another process has started."""
     global _command
     _command = list(words)
+
+
+def shown(path: Path) -> str:
+    """Return a path for people: relative to the working directory if it is inside, otherwise absolute."""
+    path = path.absolute()
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.report.summary import shown
 from hydraloop.errors import UserError
+from hydraloop.run.environment import shown
 from hydraloop.run.record_log import count
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text, masked

@@ -69,7 +69,7 @@ def test_the_run_is_there(folder: Path) -> None:
     assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
     assert client().get_experiment(found.info.experiment_id).name == "mine"
     assert found.data.tags["n"] == "1"
-    history = client().get_metric_history(found.info.run_id, "train/memory")
+    history = client().get_metric_history(found.info.run_id, "perf/memory")
     assert [metric.step for metric in history] == [1, 2, 3]
     assert "val/loss" in found.data.metrics
 

@@ -12,7 +12,7 @@ from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.run.attempts import typed_overrides
-from hydraloop.run.environment import command
+from hydraloop.run.environment import command, shown
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_command
 
@@ -184,15 +184,6 @@ def _aligned(rows: Mapping[str, str]) -> list[str]:
 
 def _count(n: int, noun: str, ending: str = "s") -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else ending)
-
-
-def shown(path: Path) -> str:
-    """Return a path for people: relative to the working directory if it is inside, otherwise absolute."""
-    path = path.absolute()
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def number(value: object) -> str:

@@ -34,6 +34,8 @@ class Cursor:
     """Number of the last attempt that the service knows of; -1: none."""
     finished: bool = False
     """Whether the service has all records of that attempt and knows how it ended."""
+    complete: bool = False
+    """Whether the service also has all files of that attempt."""
     where: str | None = None
     """Where a person finds the run: an address or a command."""
     memory: dict[str, Any] = field(default_factory=dict)

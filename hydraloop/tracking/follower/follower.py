@@ -10,21 +10,25 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
+from hydraloop.run import record_cuts
 from hydraloop.run.record_log import FILENAME, Position, Reader, Record
-from hydraloop.tracking.follower import cutting
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.tracker import Finish, LostError, RefusedError, Tracker, UnusableError
+from hydraloop.tracking.tracker import BusyError, Finish, LostError, RefusedError, Tracker, UnusableError
 
 log = logging.getLogger(__name__)
 
 BATCH = 200
 """Most records in one call: about 0.1 s of work for the slowest service, and few enough to show progress."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two tries. The pause doubles up to 30 s, so a restarted server is found within that time."""
-_FILES = 1.0
-"""Seconds for files before the next look for records, and between two such times."""
+_PAUSES = (1.0, 30.0)
+"""Shortest and longest pause in seconds between two tries. Doubled up to 30 s, so a restarted server is found soon."""
+_BUSY_PAUSES = (0.1, 5.0)
+"""The same if the service is there but refuses (`BusyError`), unless it says how long to wait."""
 _LAST_PAUSE = 1.0
 """Longest pause in seconds after the run has ended, when little time is left."""
+_FILES = 1.0
+"""Seconds for files before the next look for records, and between two such times."""
+_PATIENCE = 3.0
+"""Seconds for which a busy service may refuse before it is reported as a problem."""
 
 State = Literal["following", "caught up", "in trouble", "done", "given up"]
 
@@ -57,23 +61,30 @@ class Follower:
         self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
         self._opened = self._rewound = self._refused = False
         self._trouble: Trouble | None = None
-        self._pause = _FIRST_PAUSE
+        self.failures = 0
+        """Errors in a row, without a record or file that arrived between them."""
+        self.is_busy = False
+        """Whether the last of them was a `BusyError`."""
+        self._failing_since = 0.0
         self._next_try = self._files_due = 0.0
+        self._asked = False
+        """Whether the service has said how long to wait."""
         self._saved = repr(cursor.memory)
 
     def wait(self, *, ending: bool) -> float:
         """Return the seconds to wait until the next `step`, if the last one did not return `following`."""
-        if self._trouble is None:
+        if self.failures == 0:
             return 1.0
-        return max(0.0, min(self._next_try - monotonic(), _LAST_PAUSE if ending else _LONGEST_PAUSE))
+        left = max(0.0, self._next_try - monotonic())
+        return min(left, _LAST_PAUSE) if ending and not self._asked else left
 
     def step(self, finish: Finish | None) -> State:
-        """Do the next thing: open the run, send a batch, send files, or report how the run ended.
+        """Do the next thing: open the run, send a batch, report how the run ended, or send files.
 
         Args:
             finish: how the run ended; None while it is running.
         """
-        if self._trouble is not None and finish is None and monotonic() < self._next_try:
+        if self.failures and (finish is None or self._asked) and monotonic() < self._next_try:
             return "in trouble"
         try:
             state = self._step(finish)
@@ -82,22 +93,39 @@ class Follower:
             return "given up"
         except Exception as error:
             log.debug("to be repeated", exc_info=error)
-            self._report(Trouble(described(error), final=False))
-            self._next_try = monotonic() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause(error)
+            if not self.is_busy or self.failing >= _PATIENCE:
+                self._report(Trouble(described(error), final=False))
             return "in trouble"
+        self.failures = 0
         if self._trouble is not None:
             self._trouble = None
             self._told(None)
-        self._pause = _FIRST_PAUSE
         return state
+
+    @property
+    def failing(self) -> float:
+        """Seconds since the first of the errors in a row; 0 if the last step had none."""
+        return monotonic() - self._failing_since if self.failures else 0.0
+
+    def _pause(self, error: Exception) -> None:
+        """Count an error and decide when the next try is."""
+        self.is_busy = isinstance(error, BusyError)
+        shortest, longest = _BUSY_PAUSES if self.is_busy else _PAUSES
+        asked = error.retry_after if isinstance(error, BusyError) else None
+        pause = min(shortest * 2 ** min(self.failures, 16), longest) if asked is None else asked
+        self._asked = asked is not None
+        if self.failures == 0:
+            self._failing_since = monotonic()
+        self._next_try = monotonic() + pause
+        self.failures += 1
 
     def _step(self, finish: Finish | None) -> State:
         try:
             return self._next(finish)
         except LostError as error:
             self._go_back(error.index)
-            self._cursor.finished = False
+            self._cursor.finished = self._cursor.complete = False
             self._save()
             return "following"
 
@@ -107,46 +135,57 @@ class Follower:
         self._check_log()
         records, after = self._reader.read(BATCH)
         if records:
-            self._cursor.finished = False
+            self._cursor.finished = self._cursor.complete = False
             refused = self._send(records)
             self._cursor.refused += refused
             self._reader.move(after)
             self._cursor.offset, self._cursor.index = after.offset, after.index
-            self._save()
+            self._arrived()
             if finish is None and monotonic() >= self._files_due:  # records may arrive faster than they are sent
                 self._send_files()
             return "following"
-        if finish is None:
-            return "following" if self._send_files() else "caught up"
-        if not self._cursor.finished:
+        if finish is not None and not self._cursor.finished:
             self._tracker.finish(finish)
             self._cursor.finished = True
+            self._arrived()
+        if self._send_files():
+            return "following"
+        if finish is None:
+            return "caught up"
+        if not self._cursor.complete:
+            self._cursor.complete = True
             self._save()
-        return "following" if self._send_files() else "done"
+        return "done"
 
     def _send_files(self) -> bool:
         """Send files for at most a second. Returns whether there may be more."""
         end = monotonic() + _FILES
-        while more := self._tracker.send_file():
-            self._save_changed()
+        self._files_due = end + _FILES
+        while self._tracker.send_file():
+            self._arrived()
             if monotonic() >= end:
-                break
-        self._save_changed()
-        self._files_due = monotonic() + _FILES
-        return more
+                return True
+        if repr(self._cursor.memory) != self._saved:
+            self._save()
+        return False
+
+    def _arrived(self) -> None:
+        """Store that the service has more than before."""
+        self._save()
+        self.failures = 0
 
     def _open(self) -> None:
         """Create the run at the service or find it again, after applying the cuts of a resume to the cursor."""
         cursor, number = self._cursor, self._tracker.run.attempt.number
         path = self._run_dir / FILENAME
         if not self._rewound:
-            index, iteration, gone = cutting.sent_and_cut(path, cursor.index, cursor.cuts)
+            index, iteration, gone = record_cuts.sent_and_cut(path, cursor.index, cursor.cuts)
             if gone:
                 self._go_back(self._tracker.rewound(index, iteration, gone))
-            cursor.cuts = len(cutting.cuts(path))
+            cursor.cuts = len(record_cuts.cuts(path))
             self._rewound = True
         if cursor.attempt != number:
-            cursor.finished = False
+            cursor.finished = cursor.complete = False
         self._tracker.open()
         cursor.attempt, cursor.where = number, self._tracker.where
         self._save()
@@ -160,7 +199,7 @@ class Follower:
         """
         path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
-            if len(cutting.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
+            if len(record_cuts.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
                 raise UnusableError(f"{path.name} was cut or replaced by another process after its records were sent")
 
     def _go_back(self, index: int) -> None:
@@ -188,10 +227,6 @@ class Follower:
         self._cursor.where = self._tracker.where
         self._cursor.save(self._run_dir, self._name)
         self._saved = repr(self._cursor.memory)
-
-    def _save_changed(self) -> None:
-        if repr(self._cursor.memory) != self._saved:
-            self._save()
 
     def _report(self, trouble: Trouble) -> None:
         if self._trouble is None or trouble.final:

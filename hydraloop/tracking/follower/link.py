@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from hydraloop.engine.report.summary import shown
+from hydraloop.run.environment import shown
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking.follower.child import Child

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.report.summary import shown
+from hydraloop.run.environment import shown
 from hydraloop.tracking.follower.inbox import MARGIN
 from hydraloop.tracking.follower.locks import FOLDER
 from hydraloop.tracking.follower.spawning import spawn

@@ -19,12 +19,13 @@ from hydraloop.builder import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.report.summary import clock, duration, format_start, format_summary, number, shown
+from hydraloop.engine.report.summary import clock, duration, format_start, format_summary, number
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.launch.failure import Terminated
+from hydraloop.run.environment import shown
 from hydraloop.run.result import Best
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower.cutting import cut_after
 from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run
 from tests.tracking.wandb.test_tracker import KEY, drive, everything_below

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cutting import cut_after
 from hydraloop.tracking.tracker import Run, Sweep
 from hydraloop.tracking.wandb.setup import config_of, group_of, identity, nested
 from tests.tracking.runs import attempt, described_run, log_records

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hydraloop.run.record_cuts import cut_after, cuts, sent_and_cut
 from hydraloop.run.record_log import FILENAME, read_all
-from hydraloop.tracking.follower.cutting import cut_after, cuts, sent_and_cut
 
 _RUN = [("train", 10), ("train", 20), ("val", 20), ("train", 30), ("train", 40), ("val", 40), ("test", 40)]
 

@@ -1,4 +1,7 @@
-"""Cuts the record log of a resumed run: moves records that were written after its checkpoint to another file."""
+"""Cuts the record log of a resumed run: moves records that were written after its checkpoint to another file.
+
+No follower of an earlier process may read the log meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from pathlib import Path
 from hydraloop.run import atomic
 from hydraloop.run.record_log import Position, Reader, Record, read_all
 from hydraloop.run.record_writer import cut_torn_line
-from hydraloop.tracking.follower.locks import wait_for_followers
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None
     """Bring the log to its state at a checkpoint: move the records that the resumed run will write again.
 
     These are the records of later iterations. Among those of the checkpoint's iteration, they are the records of the
-    test, and of the validation if it came after the checkpoint. Waits for followers of earlier processes.
+    test, and of the validation if it came after the checkpoint.
 
     Args:
         path: path of the log.
@@ -53,7 +55,6 @@ def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None
     """
     if not path.exists():
         return None
-    wait_for_followers(path.parent)
     cut_torn_line(path)
     reader = Reader(path, Position())
     while True:
