@@ -107,19 +107,26 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def ending(run_dir: Path, attempt: Attempt) -> Finish:
-    """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`.
+    """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`."""
+    result = result_of(run_dir, attempt)
+    try:
+        return finish_of(result["status"], result.get("error"))
+    except (KeyError, TypeError):
+        return finish_of("killed", None)
 
-    `result.json` belongs to this attempt if its digest differs from that of the file that existed when the attempt
-    began. Unlike times, digests also work in a copy of the directory.
+
+def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
+    """Return the contents of `result.json` if it belongs to an attempt, else an empty dict.
+
+    It does if its digest differs from that of the file that existed when the attempt began. Unlike times, digests also
+    work in a copy of the directory.
     """
     try:
         content = (run_dir / RESULT_FILE).read_bytes()
-        if _digest(content) != attempt.earlier_result:
-            result = json.loads(content)
-            return finish_of(result["status"], result.get("error"))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return finish_of("killed", None)
+        result = json.loads(content)
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) and _digest(content) != attempt.earlier_result else {}
 
 
 def result_digest(run_dir: Path) -> str | None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from hydraloop.run import atomic
 from hydraloop.safety.secrets import mask_text, remember
-from hydraloop.tracking import description
 from hydraloop.tracking.follower.follower import described
 from hydraloop.tracking.follower.locks import FOLDER
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
@@ -35,7 +34,7 @@ def main(what: str, folder: Path, hook: str) -> int:
         del kept["masked"]
         atomic.write_text(folder / FOLDER / _OPTIONS.format(hook), json.dumps(kept) + "\n")
         if what == "begin":
-            _begin(folder, given)
+            _begin(given)
         else:
             finish(folder, given)
     except Exception as error:
@@ -45,24 +44,22 @@ def main(what: str, folder: Path, hook: str) -> int:
     return 0
 
 
-def _begin(folder: Path, given: dict[str, Any]) -> None:
-    from hydraloop.tracking.mlflow.sweep import ensure_parent
+def _begin(given: dict[str, Any]) -> None:
+    from hydraloop.tracking.mlflow import address
 
-    sweep = description.read_sweep(folder)
-    assert sweep is not None, "the controller describes the sweep first"
-    ensure_parent(given["options"], sweep, given["experiment"])
+    address.prepare_database(address.address_of(given["options"], {}))
 
 
 def finish(folder: Path, given: dict[str, Any]) -> None:
-    """Close the parent run of a sweep. May be repeated.
+    """Update the parent runs of a sweep. May be repeated.
 
     Args:
         folder: directory of the sweep.
-        given: `options`, the number of `jobs`, and whether the sweep was `interrupted`.
+        given: not used.
     """
-    from hydraloop.tracking.mlflow.sweep import finish_parent
+    from hydraloop.tracking.mlflow.sweep import update_parents
 
-    finish_parent(given["options"], folder, jobs=given.get("jobs", 0), interrupted=given.get("interrupted", False))
+    update_parents(folder)
 
 
 def parents(folder: Path) -> list[Path]:

@@ -54,20 +54,6 @@ def test_what_only_a_job_knows_is_left_to_it(
     assert [path.name for path in (tmp_path / "tracking").iterdir()] == ["sweep.json"]
 
 
-def test_no_password_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trackers = SweepTrackers()
-    uri = "http://user:s3cretPassw0rd@127.0.0.1:99999/"  # no port
-    given = {"kind": "mlflow", "options": {"tracking_uri": uri, "folder": str(tmp_path)}, "experiment": "digits"}
-    trackers.found = {"mlflow": {**given, "jobs": 1}}
-    with caplog.at_level(logging.WARNING, "hydraloop"):
-        trackers.begin(tmp_path)
-    assert caplog.records
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert "***@127.0.0.1" in (tmp_path / "tracking" / "mlflow.log").read_text()
-    for text in [*(path.read_text() for path in files), caplog.text]:
-        assert "s3cretPassw0rd" not in text, text
-
-
 def test_without_a_tracker_nothing_is_written(tmp_path: Path) -> None:
     trackers = SweepTrackers()
     trackers.begin(tmp_path)

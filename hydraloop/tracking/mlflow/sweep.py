@@ -1,13 +1,15 @@
-"""The parent run of a sweep at MLflow: created by the first process that needs it, closed with its jobs' results."""
+"""The parent run of a sweep at MLflow. The follower of each job creates it, and updates it when the job has ended."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -15,237 +17,225 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from hydraloop.run import atomic
-from hydraloop.run.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
-from hydraloop.run.record_log import FILENAME as RECORDS_FILE
-from hydraloop.run.record_log import Position, Reader
 from hydraloop.tracking import description
-from hydraloop.tracking.follower import cursor as cursors
 from hydraloop.tracking.follower.locks import FOLDER
-from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow import address, runs
-from hydraloop.tracking.mlflow.calls import Calls
-from hydraloop.tracking.mlflow.files import result_of
 from hydraloop.tracking.mlflow.names import clean
-from hydraloop.tracking.tracker import Run, Sweep
+from hydraloop.tracking.tracker import Ending, Run, Sweep
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FILENAME = "mlflow.json"
-"""File in `<sweep>/tracking/` with the parent runs, one for each address and experiment."""
+"""File in `<sweep>/tracking/` with the parent runs, one for each address and experiment, and what is known of their
+jobs. The lock next to it is held while a parent run is created or updated."""
 _PATIENCE = 120.0
-"""Seconds to wait for another process that creates the parent run."""
-_CHECKPOINT = "default_hooks.checkpoint"
+"""Seconds to wait for another process that creates or updates the parent run."""
+_MOST_ROWS = 100
+"""Most rows of the table. MLflow's limit for a description allows about as many."""
+_LONGEST_NOTE = 4900
+"""Most characters of the table, which is stored in a tag."""
+_VIEW = "mlflow.sharedViewState."
+"""Tag of an experiment with a view of its page: columns and order. MLflow lists it in the menu *Views*."""
 
 
-def ensure_parent(
-    options: Mapping[str, Any],
-    sweep: Sweep,
-    experiment: str,
-    *,
-    client: MlflowClient | None = None,
-    uri: str | None = None,
-) -> str:
-    """Return the id of a sweep's parent run. The first process that asks creates it, and the database.
+def ensure_parent(client: MlflowClient, uri: str, run: Run, experiment_id: str, tags: Mapping[str, Any]) -> str:
+    """Return the id of the parent run of a sweep's job, which is created if necessary. Called before the job's run is.
 
     Args:
-        options: the hook's options.
-        sweep: the sweep.
-        experiment: name of the experiment if the options do not have one.
-        client: a client for `uri`; None: one for the address in the options.
-
-    Raises:
-        UnusableError: a parent run cannot be created with these options.
+        client: a client for the tracking URI `uri`.
+        run: the job.
+        experiment_id: the experiment of the job.
+        tags: additional tags of a new parent run.
     """
-    options = runs.without_secrets(options)
-    name = runs.experiment_name(options, experiment)
-    uri = address.address_of(options, {}) if uri is None else uri
-    path = sweep.folder / FOLDER / FILENAME
+    sweep = _sweep(run)
+    with _parents(sweep.folder) as parents:
+        parent = _find(parents, uri, experiment_id)
+        if parent is None:
+            parent = {"tracking_uri": address.shown(uri), "experiment_id": experiment_id, "jobs": {}}
+            parents.append(parent)
+        found = runs.find(client, experiment_id, sweep.uid)
+        if found is None:
+            name = sweep.name.rpartition("/")[2]
+            found = runs.create(client, experiment_id, name, runs.parent_tags(sweep, tags), time())
+        parent["jobs"].setdefault(str(sweep.job), {"name": run.name, "values": _values(run), "status": "running"})
+        return found
+
+
+def update_parent(client: MlflowClient, uri: str, run: Run, experiment_id: str, run_id: str, status: Ending) -> None:
+    """Add a job that has ended to its parent run: value of the best job, table of the jobs, tags and status.
+
+    Called when the job's final values and status are sent. May be repeated.
+
+    Args:
+        client, uri, run, experiment_id: as for `ensure_parent`.
+        run_id: the job's run at MLflow.
+        status: how the job ended.
+    """
+    sweep = _sweep(run)
+    with _parents(sweep.folder) as parents:
+        parent = _find(parents, uri, experiment_id)
+        if parent is not None:
+            parent["jobs"][str(sweep.job)] = _job(run, run_id, status)
+            _send(client, parent, sweep)
+            _save_view(client, parent, run)
+
+
+def update_parents(folder: Path) -> None:
+    """Send the parent runs of the sweep in a directory again: the last job may have ended before the sweep did."""
+    sweep, now = description.read_sweep(folder), os.environ.get("MLFLOW_TRACKING_URI", "")
+    if sweep is None or not (folder / FOLDER / FILENAME).exists():
+        return
+    with _parents(folder) as parents:
+        for parent in parents:
+            uri = parent["tracking_uri"]  # without a password, which may be in the environment
+            _send(address.connected(now if address.shown(now) == uri else uri), parent, sweep)
+
+
+def pages(folder: Path) -> list[str]:
+    """Return addresses of pages that show the jobs of the sweep in a directory, best first.
+
+    For an SQLite database, the address is that of `mlflow ui` with its default port.
+    """
+    path = folder / FOLDER / FILENAME
+    parents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [_server(parent["tracking_uri"]) + parent["page"] for parent in parents if "page" in parent]
+
+
+def _server(uri: str) -> str:
+    return "http://127.0.0.1:5000" if uri.startswith("sqlite:") else uri.rstrip("/")
+
+
+def _sweep(run: Run) -> Sweep:
+    assert run.sweep is not None, "the run is a job of a sweep"
+    return run.sweep
+
+
+@contextmanager
+def _parents(folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """Hold the lock in the body, and write what the body has changed unless it raises."""
+    path = folder / FOLDER / FILENAME
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=_PATIENCE):
-        parents = _read(path)
-        for parent in parents:
-            if (parent["tracking_uri"], parent["experiment"]) == (address.shown(uri), name):
-                return str(parent["run_id"])
-        with Calls(lambda: False)():
-            client = address.connected(uri) if client is None else client
-            experiment_id = runs.experiment_of(client, name, uri)
-            run_id = runs.find(client, experiment_id, sweep.uid)
-            if run_id is None:
-                tags = runs.parent_tags(sweep, options["tags"])
-                run_id = runs.create(client, experiment_id, _name(sweep), tags, time())
-        parents.append({"tracking_uri": address.shown(uri), "experiment": name, "run_id": run_id})
+        parents: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        yield parents
         atomic.write_text(path, json.dumps(parents, indent=1) + "\n")
-    return run_id
 
 
-def _name(sweep: Sweep) -> str:
-    """Return the parent run's name. A directory without a date may be used by several sweeps, so an id is added."""
-    return sweep.name if sweep.name[:4].isdigit() else f"{sweep.name}-{sweep.uid[:6]}"
+def _find(parents: list[dict[str, Any]], uri: str, experiment_id: str) -> dict[str, Any] | None:
+    wanted = (address.shown(uri), experiment_id)
+    return next((one for one in parents if (one["tracking_uri"], one["experiment_id"]) == wanted), None)
 
 
-def finish_parent(options: Mapping[str, Any], folder: Path, *, jobs: int = 0, interrupted: bool = False) -> None:
-    """Close the parent runs of the sweep in a directory. May be repeated.
-
-    Each job's final value of the metric that the sweep optimizes is a point of the parent run, with the job's number as
-    step. Tags name the best job.
-
-    Args:
-        options: the hook's options.
-        folder: directory of the sweep.
-        jobs: number of jobs with this tracker. If fewer have begun, the sweep counts as failed.
-        interrupted: whether the sweep was interrupted.
-    """
-    folder = folder.absolute()
-    begun = len(_cursors(folder))
-    cut_short = "KILLED" if interrupted else "FAILED" if begun < jobs else None
-    children = sorted(_children(folder), key=lambda child: child.job)
-    for parent in _read(folder / FOLDER / FILENAME):
-        uri = address.address_of(options, {})
-        if address.shown(uri) != parent["tracking_uri"]:
-            if options.get("tracking_uri") is not None:
-                continue
-            uri = parent["tracking_uri"]
-        with Calls(lambda: False)():
-            among = [child for child in children if child.parent_of(parent)]
-            _finish(address.connected(uri), parent["run_id"], among, cut_short)
+def _values(run: Run) -> dict[str, str]:
+    """Return the job's swept values, by key; all overrides if the swept keys are unknown."""
+    typed, axes = description.override_values(run.run_dir), _sweep(run).axes
+    return {key: value for key, value in typed.items() if key in axes or not axes}
 
 
-def _finish(client: MlflowClient, parent: str, children: list[_Child], cut_short: str | None) -> None:
-    from mlflow.entities import Metric
-
-    scored = [child for child in children if child.metric]
-    metrics = [Metric(clean(child.metric), child.value, child.ended, child.job) for child in scored]
-    runs.log_points(client, parent, metrics)
-    incomplete = [child for child in children if child.status not in ("finished", "stopped")]
-    failed = [child for child in incomplete if child.status != "interrupted"]
-    tags = {"jobs": str(len(children)), "jobs_failed": str(len(failed)), **_best_tags(scored)}
-    for name, value in tags.items():
-        client.set_tag(parent, name, runs.tag_value(value))
-    ended = max((child.ended for child in children), default=round(time() * 1000))
-    client.set_terminated(parent, cut_short or ("FAILED" if incomplete else "FINISHED"), ended)
-
-
-def _best_tags(scored: list[_Child]) -> dict[str, str]:
-    """Return tags with the best child's name, id and value; no tags if the metric's direction is unknown."""
-    if not scored:
-        return {}
-    metric = Counter(child.metric for child in scored).most_common(1)[0][0]
-    among = [child for child in scored if child.metric == metric and math.isfinite(child.value)]
-    higher = next((child.higher for child in among if child.higher is not None), by_keys(metric))
-    if higher is None or not among:
-        return {}
-    best = (max if higher else min)(among, key=lambda child: child.value)
+def _job(run: Run, run_id: str, status: Ending) -> dict[str, Any]:
+    """Return what the parent run says of a job."""
+    result = description.result_of(run.run_dir, run.attempt)
+    monitor, best = result.get("monitor") or {}, result.get("best") or {}
+    metric = monitor.get("metric")
+    value = float(best.get("value", (result.get("val_metrics") or {}).get(metric, "nan")))
     return {
-        "best_child": best.name,
-        "best_child_run_id": best.run_id,
-        "best_child_job": str(best.job),
-        "best_child_metric": metric,
-        "best_child_value": repr(best.value),
+        "name": run.name,
+        "values": _values(run),
+        "status": status,
+        "run_id": run_id,
+        "metric": metric,
+        "rule": monitor.get("rule"),
+        "value": value if math.isfinite(value) else None,
+        "seconds": result.get("seconds"),
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """The result of a sweep's job."""
+def _send(client: MlflowClient, parent: dict[str, Any], sweep: Sweep) -> None:
+    """Send what is known of the jobs. A parent run that was deleted is created again by the next job."""
+    from mlflow.entities import Metric, RunTag
 
-    job: int
-    name: str
-    run_id: str
-    experiment: str
-    status: str
-    metric: str
-    """The metric that the sweep optimizes; empty if there is none."""
-    value: float
-    higher: bool | None
-    """Whether higher values are better; None if this run does not tell."""
-    ended: int
-    """When the job ended, in milliseconds since 1970."""
-
-    def parent_of(self, parent: Mapping[str, Any]) -> bool:
-        """Return whether a parent run is this child's."""
-        return bool(parent["experiment"] == self.experiment)
-
-
-def _children(folder: Path) -> Iterator[_Child]:
-    for run, job, cursor in _cursors(folder):
-        if "run_id" in cursor.memory:
-            yield _child(run, job, cursor)
-
-
-def _cursors(folder: Path) -> list[tuple[Run, int, cursors.Cursor]]:
-    """Return, for each job that has begun, the run, the job's number and this tracker's cursor."""
-    begun = []
-    for run_dir in sorted({path.parent.parent for path in folder.rglob(f"{FOLDER}/*.cursor.json")}):
-        run = description.read(run_dir)
-        if run is None or run.sweep is None or run.sweep.folder != folder:
-            continue
-        for name in cursors.hook_names(run_dir):
-            found = cursors.Cursor.load(run_dir, name)
-            if found is not None and found.kind == MLFLOW:
-                begun.append((run, run.sweep.job, found))
-    return begun
+    jobs: dict[str, dict[str, Any]] = parent["jobs"]
+    run_id = runs.find(client, parent["experiment_id"], sweep.uid)
+    if run_id is None:
+        return
+    ended = [job for job in jobs.values() if job["status"] != "running"]
+    metrics = Counter((job["metric"], job["rule"]) for job in ended if job["value"] is not None)
+    metric, rule = metrics.most_common(1)[0][0] if metrics else (None, None)
+    scored = [number for number, job in jobs.items() if job.get("value") is not None and job["metric"] == metric]
+    scored.sort(key=lambda number: jobs[number]["value"], reverse=rule == "greater")
+    ranked = [*scored, *sorted(jobs.keys() - set(scored), key=int)]
+    failed = sum(job["status"] in ("failed", "killed") for job in ended)
+    tags = {"jobs": str(len(jobs)), "jobs_failed": str(failed), "mlflow.note.content": _table(jobs, ranked, metric)}
+    now, points = round(time() * 1000), []
+    if scored:
+        best = jobs[scored[0]]
+        tags |= {"best_child": best["name"], "best_child_run_id": best["run_id"]}
+        points = [Metric(clean(f"val/{metric}"), best["value"], now, len(ended))]
+    client.log_batch(run_id, metrics=points, tags=[RunTag(name, runs.tag_value(text)) for name, text in tags.items()])
+    status = _status(jobs, sweep)
+    if status == "RUNNING":
+        client.update_run(run_id, status=status)
+    else:
+        client.set_terminated(run_id, status, now)
 
 
-def _child(run: Run, job: int, cursor: cursors.Cursor) -> _Child:
-    path = result_of(run)
-    result: dict[str, Any] = {}
-    ended = round(run.attempt.began * 1000)
-    if path is not None:
-        with suppress(OSError, ValueError):
-            result = json.loads(path.read_text(encoding="utf-8"))
-            ended = round(path.stat().st_mtime * 1000)
-    best = result.get("best") or {}
-    metric, value = best.get("metric", ""), best.get("value", "nan")
-    if not best:
-        metric, value = next(iter((result.get("val_metrics") or {"": "nan"}).items()))
-    return _Child(
-        job=job,
-        name=run.name,
-        run_id=str(cursor.memory["run_id"]),
-        experiment=cursor.options.get("experiment") or run.experiment,
-        status=result.get("status", "killed"),
-        metric=metric,
-        value=float(value),  # JSON has no NaN, so it is the string "nan"
-        higher=_higher(run, metric, best.get("value")),
-        ended=ended,
-    )
+def _status(jobs: Mapping[str, Mapping[str, Any]], sweep: Sweep) -> str:
+    """Return the parent's status. After a job that failed or was interrupted, the next job's end corrects it."""
+    ended = description.read_sweep(sweep.folder)
+    how = None if ended is None else ended.ended
+    statuses = {job["status"] for job in jobs.values()}
+    if "running" in statuses:
+        return "RUNNING"
+    if how == "interrupted" or "interrupted" in statuses:
+        return "KILLED"
+    if how == "failed" or statuses & {"failed", "killed"}:
+        return "FAILED"
+    finished = {*sweep.folder.glob("*/result.json")}  # also of jobs without this tracker
+    return "FINISHED" if how is not None or max(len(finished), len(jobs)) >= (sweep.jobs or math.inf) else "RUNNING"
 
 
-def _higher(run: Run, metric: str, best: float | None) -> bool | None:
-    """Return whether higher values of a metric are better: from the options, else from the best value, else its name.
+def _table(jobs: Mapping[str, Mapping[str, Any]], ranked: list[str], metric: str | None) -> str:
+    """Return a Markdown table of the jobs."""
+    keys = dict.fromkeys(key for number in ranked for key in jobs[number]["values"])
+    short = description.short_keys(keys)
+    header = ["job", *(short[key] for key in keys), *([f"val/{metric}"] if metric else []), "status", "time"]
+    lines = [_line(header), _line("---" for _ in header)]
+    for number in ranked[:_MOST_ROWS]:
+        job = jobs[number]
+        value, seconds = job.get("value"), job.get("seconds")
+        shown = ["" if value is None or job["metric"] != metric else f"{value:.5g}"] if metric else []
+        took = "" if seconds is None else str(timedelta(seconds=round(seconds)))
+        line = _line([number, *(job["values"].get(key, "") for key in keys), *shown, job["status"], took])
+        if sum(map(len, lines)) + len(lines) + len(line) > _LONGEST_NOTE:
+            break
+        lines.append(line)
+    rest = len(ranked) - (len(lines) - 2)
+    return "\n".join(lines) + (f"\n\n… and {rest} more" if rest else "")
 
-    A metric object may have declared it during training; only the choice of the best checkpoint shows that.
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _save_view(client: MlflowClient, parent: dict[str, Any], run: Run) -> None:
+    """Store a view of the experiment's page with the monitored metric and the swept values, best runs first.
+
+    MLflow's default columns show neither. Sweeps over the same keys share a view.
     """
-    params = run.attempt.params
-    rule = params.get(f"{_CHECKPOINT}.rule")
-    if rule is not None:
-        return rule == "greater"
-    greater, less = _listed(run, "greater_keys"), _listed(run, "less_keys")
-    found = by_keys(metric, greater or (), less or ())
-    if found is None and isinstance(best, int | float):
-        found = _shown_by(run.run_dir / RECORDS_FILE, metric, best)
-    return by_keys(metric, greater or GREATER_KEYS, less or LESS_KEYS) if found is None else found
-
-
-def _listed(run: Run, name: str) -> list[str]:
-    start = f"{_CHECKPOINT}.{name}."
-    return [str(value) for key, value in run.attempt.params.items() if key.startswith(start)]
-
-
-def _shown_by(path: Path, metric: str, best: float) -> bool | None:
-    """Return whether the best validation had the highest value (True) or the lowest (False); None if undecided."""
-    records, _ = Reader(path, Position()).read(1 << 62)
-    values = [record.values[metric] for record in records if record.mode == "val" and metric in record.values]
-    values = [value for value in values if math.isfinite(value)]
-    if len(set(values)) < 2 or best not in (max(values), min(values)):
-        return None
-    return best == max(values)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    return found
+    job = parent["jobs"][str(_sweep(run).job)]
+    if job["metric"] is None:
+        return
+    short, metric = description.short_keys(job["values"]), f"val/{job['metric']}"
+    name = f"{metric} by {', '.join(short.values())}" if short else metric
+    key = re.sub(r"\W+", "-", name)[:100]
+    page = f"/#/experiments/{parent['experiment_id']}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+    if parent.get("page") == page:
+        return
+    column = f"metrics.`{clean(metric)}`"
+    columns = [column, *(f"params.`{clean(axis)}`" for axis in short if axis in run.attempt.params)]
+    state = {"orderByKey": column, "orderByAsc": job["rule"] == "less", "selectedColumns": columns}
+    now = round(time() * 1000)
+    view = {"name": name, "createdAt": now, "updatedAt": now, "state": json.dumps(state)}
+    client.set_experiment_tag(parent["experiment_id"], _VIEW + key, json.dumps(view))
+    parent["page"] = page

@@ -17,7 +17,7 @@ from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.files import Files, best_of, result_of
 from hydraloop.tracking.mlflow.names import Names, clean
 from hydraloop.tracking.mlflow.points import Points, milliseconds
-from hydraloop.tracking.mlflow.sweep import ensure_parent
+from hydraloop.tracking.mlflow.sweep import ensure_parent, update_parent
 from hydraloop.tracking.mlflow.system import SystemMetrics
 from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker, UnusableError
 
@@ -152,6 +152,9 @@ class MLflowTracker(Tracker):
             if finish.error is not None:
                 client.set_tag(self._run_id, "error", runs.tag_value(finish.error))
             client.set_terminated(self._run_id, _STATUS[finish.status], self._ended())
+            if self.run.sweep is not None:
+                where = self.memory["experiment_id"], self._run_id
+                update_parent(client, self._uri, self.run, *where, finish.status)
         chosen = checkpoints(self.run, self.options.get("checkpoints"), best.get("checkpoint"), ended=True)
         files.store_checkpoints(chosen)
         self.memory["closed"] = self.run.attempt.number
@@ -218,9 +221,8 @@ class MLflowTracker(Tracker):
         if run_id is None:
             tags = runs.tags_of(self.run, self.options.get("tags") or {})
             if self.run.sweep is not None:
-                options = {**self.options, "experiment": experiment}
-                parent = ensure_parent(options, self.run.sweep, experiment, client=client, uri=self._uri)
-                tags["mlflow.parentRunId"] = parent
+                chosen = self.options.get("tags") or {}
+                tags["mlflow.parentRunId"] = ensure_parent(client, self._uri, self.run, experiment_id, chosen)
             name = self.options.get("run_name") or self.run.name
             run_id = runs.create(client, experiment_id, name, tags, self.run.attempts[0].began)
         self.memory.update(experiment_id=experiment_id, run_id=run_id, at=address.shown(self._uri))

@@ -1,183 +1,209 @@
-"""Parent runs of sweeps at MLflow: one for all jobs, created by any of them, with their results at the end."""
+"""Parent runs of sweeps at MLflow: created by the first job, with the results of the jobs that have ended."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Run as MLflowRun
 
-from hydraloop.run.metric_rules import by_keys
-from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.kinds import MLFLOW
-from hydraloop.tracking.mlflow.sweep import ensure_parent, finish_parent
+from hydraloop.tracking.mlflow.sweep import pages, update_parents
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Finish, Run, Sweep
+from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
 
 
-def sweep_in(folder: Path) -> Sweep:
-    sweep = Sweep((folder / "multirun" / "a").absolute(), "sweep0", "2026-11-21/a", 0)
+def sweep_in(folder: Path, jobs: int | None = 3, axes: tuple[str, ...] = ("optimizer.lr",)) -> Sweep:
+    sweep = Sweep((folder / "multirun" / "2026-11-21" / "20-55-06-7d7a9a").absolute(), "sweep0", "2026-11-21/a", 0)
+    sweep = replace(sweep, name="2026-11-21/20-55-06-7d7a9a", jobs=jobs, axes=axes)
     description.write_sweep(sweep)
     return sweep
 
 
-def job(
-    folder: Path, number: int, values: Sequence[float | str] = (), *, metric: str = "accuracy", **params: Any
-) -> MLflowTracker:
-    """A job that has ended, with its files. The sweep gets the last of `values`."""
-    run_dir = folder / "multirun" / "a" / str(number)
-    (run_dir / "tracking").mkdir(parents=True)
-    run = Run(run_dir, f"uid{number}", "digits", f"lr={number}", (attempt(**params),))
+def begin(sweep: Sweep, number: int, **options: Any) -> MLflowTracker:
+    """A job whose tracker has opened its run."""
+    run_dir = sweep.folder / str(number)
+    (run_dir / ".hydra").mkdir(parents=True)
+    (run_dir / ".hydra" / "overrides.yaml").write_text(f"- optimizer.lr={number / 10}\n- seed=3\n")
+    params: dict[str, Any] = {"optimizer.lr": number / 10}
+    run = Run(run_dir, f"uid{number}", "digits", f"lr={number / 10}", (attempt(**params),))
     description.write(run)
     read = description.read(run_dir)
     assert read is not None
-    cursor = Cursor(MLFLOW, {"folder": str(folder)})
-    tracker = opened(read, cursor.memory)
-    log = RecordLog(run_dir / "metrics.jsonl")
-    for iteration, value in enumerate(values):
-        log.append({"mode": "val", "epoch": 1, "iteration": iteration, metric: float(value)})
-    log.close()
-    if values:
-        result = {"status": "finished", "val_metrics": {metric: values[-1]}, "best": None}
-        (run_dir / "result.json").write_text(json.dumps(result))
-    tracker.finish(Finish("finished"))
-    cursor.save(run_dir, "mlflow")
-    return tracker
+    return opened(read, **options)
 
 
-def parent_of(tracker: MLflowTracker) -> Any:
+def end(
+    job: MLflowTracker,
+    value: float | str | None = None,
+    status: Ending = "finished",
+    *,
+    rule: str = "greater",
+    **more: Any,
+) -> None:
+    """End a job; None: without a result."""
+    if value is not None:
+        result = {"status": status, "val_metrics": {"loss": 1.0, "accuracy": value}, "seconds": 61.5, "best": None}
+        result["monitor"] = {"metric": "accuracy", "rule": rule}
+        (job.run.run_dir / "result.json").write_text(json.dumps({**result, **more}))
+    job.finish(Finish(status))
+
+
+def parent_of(tracker: MLflowTracker) -> MLflowRun:
     return client().get_run(found(tracker).data.tags["mlflow.parentRunId"])
 
 
-def test_one_parent_for_all_jobs(folder: Path) -> None:
+def test_the_parent_has_the_value_of_the_best_job_and_a_table(folder: Path) -> None:
     sweep = sweep_in(folder)
-    parent = ensure_parent({"tags": {"team": "blue"}}, sweep, "digits")
-    jobs = [job(folder, number, [0.1 * number]) for number in range(3)]
-    assert {found(tracker).data.tags["mlflow.parentRunId"] for tracker in jobs} == {parent}
-    assert [found(tracker).info.run_name for tracker in jobs] == ["lr=0", "lr=1", "lr=2"]
-    assert [found(tracker).data.tags["job"] for tracker in jobs] == ["0", "1", "2"]
-    run = client().get_run(parent)
-    assert (run.info.run_name, run.info.status) == ("2026-11-21/a", "RUNNING")
-    assert run.data.tags["team"] == "blue"
-    assert ensure_parent({"experiment": "other"}, sweep, "digits") != parent
-    (sweep.folder / "tracking" / "mlflow.json").unlink()  # a process that died before it could write it down
-    assert ensure_parent({}, sweep, "digits") == parent
+    jobs = [begin(sweep, 0, tags={"team": "blue"})]
+    parent = parent_of(jobs[0])
+    assert (parent.info.run_name, parent.info.status, parent.data.tags["team"]) == (
+        sweep.folder.name,
+        "RUNNING",
+        "blue",
+    )
+    end(jobs[0], 0.5)
+    assert (parent_of(jobs[0]).info.status, parent_of(jobs[0]).data.metrics) == ("RUNNING", {"val/accuracy": 0.5})
+    jobs += [begin(sweep, 1), begin(sweep, 2)]
+    assert len({found(job).data.tags["mlflow.parentRunId"] for job in jobs}) == 1
+    end(jobs[2], "nan")
+    assert parent_of(jobs[0]).info.status == "RUNNING"
+    for _ in range(2):  # a call may be repeated
+        end(jobs[1], 0.9)
+        parent = parent_of(jobs[0])
+        assert (parent.info.status, parent.data.metrics) == ("FINISHED", {"val/accuracy": 0.9})
+        expected = {
+            "jobs": "3",
+            "jobs_failed": "0",
+            "best_child": "lr=0.1",
+            "best_child_run_id": jobs[1].memory["run_id"],
+            "mlflow.note.content": "| job | lr | val/accuracy | status | time |\n"
+            "| --- | --- | --- | --- | --- |\n"
+            "| 1 | 0.1 | 0.9 | finished | 0:01:02 |\n"
+            "| 0 | 0.0 | 0.5 | finished | 0:01:02 |\n"
+            "| 2 | 0.2 |  | finished | 0:01:02 |",
+        }
+        assert expected.items() <= parent.data.tags.items()
+
+
+def test_low_values_may_be_better_and_the_best_validation_counts(folder: Path) -> None:
+    sweep = sweep_in(folder)
+    jobs = [begin(sweep, number) for number in range(3)]
+    for job, value in zip(jobs, [0.3, 0.2, 0.4], strict=True):
+        best = {"metric": "accuracy", "value": 0.1, "iteration": 5, "checkpoint": "x.pth"} if value == 0.4 else None
+        end(job, value, rule="less", best=best)
+    assert parent_of(jobs[0]).data.metrics == {"val/accuracy": 0.1}
+    assert parent_of(jobs[0]).data.tags["best_child"] == "lr=0.2"
+
+
+def test_without_a_known_direction_there_is_no_best_job(folder: Path) -> None:
+    sweep = sweep_in(folder, jobs=1)
+    job = begin(sweep, 0)
+    end(job, 0.3, monitor=None)
+    parent = parent_of(job)
+    assert (parent.info.status, parent.data.metrics) == ("FINISHED", {})
+    assert "best_child" not in parent.data.tags
+    assert pages(sweep.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("endings", "ended", "status"),
+    [
+        (["finished", "killed"], None, "FAILED"),
+        (["finished", "failed"], None, "FAILED"),
+        (["finished", "interrupted"], None, "KILLED"),
+        (["finished", "stopped"], None, "RUNNING"),
+        (["finished", "stopped"], "finished", "FINISHED"),
+        (["finished"], "failed", "FAILED"),
+        (["finished"], "interrupted", "KILLED"),
+    ],
+)
+def test_how_a_sweep_ended(folder: Path, endings: list[Ending], ended: Any, status: str) -> None:
+    sweep = sweep_in(folder)
+    jobs = [begin(sweep, number) for number in range(len(endings))]
+    for job, ending in zip(jobs, endings, strict=True):
+        end(job, None if ending == "killed" else 0.5, ending)
+    description.write_sweep(replace(sweep, ended=ended))
+    update_parents(sweep.folder)
+    update_parents(folder)  # no sweep
+    assert parent_of(jobs[0]).info.status == status
+
+
+def test_jobs_without_this_tracker_count_as_ended(folder: Path) -> None:
+    sweep = sweep_in(folder, jobs=2)
+    (sweep.folder / "0").mkdir()
+    (sweep.folder / "0" / "result.json").write_text("{}")
+    job = begin(sweep, 1)
+    end(job, 0.5)
+    assert parent_of(job).info.status == "FINISHED"
+
+
+def test_a_parent_that_was_deleted_is_created_again(folder: Path) -> None:
+    sweep = sweep_in(folder)
+    jobs = [begin(sweep, 0), begin(sweep, 1)]
+    end(jobs[0], 0.5)
+    first = parent_of(jobs[0]).info.run_id
+    client().delete_run(first)
+    end(jobs[1], 0.7)
+    jobs.append(begin(sweep, 2))
+    assert parent_of(jobs[2]).info.run_id != first
+    end(jobs[2], 0.6)
+    assert parent_of(jobs[2]).data.metrics == {"val/accuracy": 0.7}
 
 
 def test_the_parent_s_name_and_tags(folder: Path) -> None:
     sweep = replace(sweep_in(folder), name="m")
+    description.write_sweep(sweep)
     tags = {"api_key": "abcdefgh12345678", "hydraloop.run": "mine", "note": "token=zzzzzzzzzz12345"}
-    run = client().get_run(ensure_parent({"tags": tags}, sweep, "digits"))
-    assert run.info.run_name == "m-sweep0"
-    found = {name: run.data.tags[name] for name in tags}
-    assert found == {"api_key": "***", "hydraloop.run": "sweep0", "note": "token=***"}
+    run = parent_of(begin(sweep, 0, tags=tags))
+    assert run.info.run_name == "m"
+    assert {name: run.data.tags[name] for name in tags} == {
+        "api_key": "***", "hydraloop.run": "sweep0", "note": "token=***",
+    }  # fmt: skip
 
 
-def test_the_parent_knows_how_its_jobs_ended(folder: Path) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, number, [value]) for number, value in enumerate([0.5, 0.9, 0.7, "nan"])]
-    for _ in range(2):
-        finish_parent({}, folder / "multirun" / "a")
-        run = parent_of(jobs[0])
-        assert run.info.status == "FINISHED"
-        history = client().get_metric_history(run.info.run_id, "accuracy")
-        assert sorted((metric.step, metric.value) for metric in history[:3]) == [(0, 0.5), (1, 0.9), (2, 0.7)]
-        assert len(history) == 4
-        expected = {
-            "jobs": "4",
-            "jobs_failed": "0",
-            "best_child": "lr=1",
-            "best_child_run_id": jobs[1].memory["run_id"],
-            "best_child_job": "1",
-            "best_child_metric": "accuracy",
-            "best_child_value": "0.9",
-        }
-        assert expected.items() <= run.data.tags.items()
+def test_the_table_of_many_jobs_ends_early(folder: Path) -> None:
+    sweep = sweep_in(folder, jobs=None)
+    job = begin(sweep, 0)
+    path = sweep.folder / "tracking" / "mlflow.json"
+    parents = json.loads(path.read_text())
+    one = {"name": "a", "run_id": "b", "status": "failed", "metric": None, "rule": None, "value": None, "seconds": None}
+    parents[0]["jobs"] = {str(number): {**one, "values": {"optimizer.lr": "a|b"}} for number in range(3000)}
+    path.write_text(json.dumps(parents))
+    end(job, 0.5)
+    lines = parent_of(job).data.tags["mlflow.note.content"].splitlines()
+    assert lines[2:4] == ["| 0 | 0.0 | 0.5 | finished | 0:01:02 |", "| 1 | a\\|b |  | failed |  |"]
+    assert lines[-1] == "… and 2900 more"
 
 
-def test_a_job_that_was_killed(folder: Path) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, 0, [0.5]), job(folder, 1)]
-    finish_parent({}, folder / "multirun" / "a")
-    run = parent_of(jobs[1])
-    assert (run.info.status, run.data.tags["jobs_failed"], run.data.tags["best_child_job"]) == ("FAILED", "1", "0")
-
-
-def test_a_job_that_was_interrupted_has_not_failed(folder: Path) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, 0, [0.5]), job(folder, 1)]
-    (folder / "multirun" / "a" / "1" / "result.json").write_text(json.dumps({"status": "interrupted"}))
-    finish_parent({}, folder / "multirun" / "a", jobs=2, interrupted=True)
-    run = parent_of(jobs[1])
-    assert (run.info.status, run.data.tags["jobs_failed"]) == ("KILLED", "0")
-
-
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ({"jobs": 2}, "FINISHED"),
-        ({"jobs": 3}, "FAILED"),
-        ({"jobs": 3, "interrupted": True}, "KILLED"),
-        ({"jobs": 2, "interrupted": True}, "KILLED"),
-    ],
-)
-def test_a_sweep_that_was_cut_short(folder: Path, told: dict[str, Any], status: str) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, number, [0.5]) for number in range(2)]
-    finish_parent({}, folder / "multirun" / "a", **told)
-    assert parent_of(jobs[0]).info.status == status
-
-
-@pytest.mark.parametrize(
-    ("metric", "params", "values", "best"),
-    [
-        ("loss", {}, [[3.0], [1.0], [2.0]], "1"),
-        ("mae", {"default_hooks.checkpoint.rule": "less"}, [[3.0], [1.0], [2.0]], "1"),
-        ("mae", {"default_hooks.checkpoint.rule": "greater"}, [[3.0], [1.0], [2.0]], "0"),
-        ("mae", {"default_hooks.checkpoint.less_keys.0": "mae"}, [[3.0], [1.0], [2.0]], "1"),
-        ("accuracy", {"default_hooks.checkpoint.less_keys.0": "accuracy"}, [[3.0], [1.0], [2.0]], "1"),
-        ("mae", {}, [[3.0], [1.0], [2.0]], None),
-    ],
-)
-def test_which_child_is_best(
-    folder: Path, metric: str, params: dict[str, Any], values: list[list[float]], best: str | None
-) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, number, value, metric=metric, **params) for number, value in enumerate(values)]
-    finish_parent({}, folder / "multirun" / "a")
-    assert parent_of(jobs[0]).data.tags.get("best_child_job") == best
-
-
-@pytest.mark.parametrize(("best", "job_number"), [(1.0, "0"), (3.0, "1")])
-def test_a_best_value_shows_what_is_better(folder: Path, best: float, job_number: str) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, 0, [2.0, 1.0, 3.0], metric="score"), job(folder, 1, [9.0], metric="score")]
-    path = jobs[0].run.run_dir / "result.json"
-    result = json.loads(path.read_text())
-    result["best"] = {"metric": "score", "value": best, "iteration": 1, "checkpoint": "x.pth"}
-    path.write_text(json.dumps(result))
-    finish_parent({}, folder / "multirun" / "a")
-    assert parent_of(jobs[0]).data.tags["best_child_job"] == job_number
-
-
-def test_sweeps_that_are_elsewhere(folder: Path) -> None:
-    sweep_in(folder)
-    jobs = [job(folder, 0, [0.5])]
-    finish_parent({"tracking_uri": "http://127.0.0.1:9"}, folder / "multirun" / "a")
-    assert parent_of(jobs[0]).info.status == "RUNNING"
-    finish_parent({}, folder)  # no sweep
-    assert parent_of(jobs[0]).info.status == "RUNNING"
+def test_a_view_of_the_experiment_has_the_swept_values_and_the_metric(folder: Path) -> None:
+    sweep = sweep_in(folder)
+    job = begin(sweep, 0)
+    end(job, 0.5)
+    experiment = client().get_experiment_by_name("digits")
+    assert experiment is not None
+    (page,) = pages(sweep.folder)
+    key = page.rpartition("viewStateShareKey=")[2]
+    assert page == (
+        f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
+        "?workflowType=machine_learning&viewStateShareKey=val-accuracy-by-lr"
+    )
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
+    assert view["name"] == "val/accuracy by lr"
+    assert json.loads(view["state"]) == {
+        "orderByKey": "metrics.`val/accuracy`",
+        "orderByAsc": False,
+        "selectedColumns": ["metrics.`val/accuracy`", "params.`optimizer.lr`"],
+    }
 
 
 @pytest.mark.slow
@@ -187,10 +213,3 @@ def test_no_torch_is_imported(folder: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_metric_rules() -> None:
-    assert by_keys("val_accuracy") is True
-    assert by_keys("Loss") is False
-    assert by_keys("mae") is None
-    assert by_keys("acc", ["loss"], ["acc"]) is False
