@@ -7,6 +7,7 @@ the key, the problem and the fix.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -44,6 +45,7 @@ _ABOVE_0 = {
     "distributed.timeout": "Use more than 0.",
     "distributed.bucket_cap_mb": "Use more than 0, or null.",
 }
+_SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
 _CHOICES = {"distributed.strategy": STRATEGIES, "weights": ("averaged", "raw")}
 
 
@@ -206,6 +208,10 @@ def _check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value not in choices:
             raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {', '.join(choices[:-1])} or {choices[-1]}.")
+    for name in cfg.secrets:
+        if not _SECRET.fullmatch(str(name)):
+            remedy = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
+            raise UserError(f"{name!r} is not the name of a key", key="secrets", remedy=remedy)
     if not 0 <= cfg.seed < 2**63:
         raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
     if cfg.resume is not None and cfg.load_from is not None:

@@ -30,6 +30,9 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("data.loader.eval_batch_size", 0, "1 or more"),
     ("weights", "best", "averaged or raw"),
     ("seed", 2**63, "2^63 - 1"),
+    ("secrets", ["hooks.mine.dsn"], "secrets=[dsn] for hooks.mine.dsn"),
+    ("secrets", ["5"], "letters"),
+    ("secrets", [""], "letters"),
     ("task.model", None, "model=small_cnn"),
     ("task.metrics.accuracy", 5, "_target_"),
     ("scheduler.x", 5, "_target_"),
@@ -61,7 +64,7 @@ def test_a_mistake_names_key_and_fix(key: str, value: Any, remedy: str) -> None:
     error = error_of(cfg)
     assert error.key == key
     assert remedy in str(error.remedy)
-    if not isinstance(value, dict | None):
+    if not isinstance(value, dict | list | None):
         assert str(value) in error.problem
 
 

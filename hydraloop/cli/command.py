@@ -15,6 +15,7 @@ from hydraloop.cli import arguments, hydra_targets, limits
 from hydraloop.cli.compose import Composer, jobs, swept
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
 from hydraloop.errors import UserError
+from hydraloop.run.config_yaml import remember_names
 from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.root import Config
 from hydraloop.validate import validate
@@ -85,6 +86,7 @@ def compose_job(
     """
     _check_groups(arguments.parse(lines), composer)
     cfg = _explained(composer.compose, lines, composer)
+    remember_names(cfg)
     _check_hydra(cfg, lines if typed is None else typed)
     validate(cfg, trains=trains)
     return cfg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,9 +15,11 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
-from hydraloop.safety.secrets import looks_secret, mask_text, masked, remember
+from hydraloop.safety.secrets import looks_secret, mask_text, masked, name_secrets, remember
 
 _NAME = re.compile(r"[\w.-]+(?=[\"']?[:=])")
+_NO_NAMES = "\nsecrets: []\n"
+"""The default of the option `secrets`. It is not a secret."""
 
 
 def plain(value: Any) -> Any:
@@ -69,10 +72,17 @@ def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
 
 def remember_config(cfg: DictConfig) -> None:
     """Register the secrets of a config, so that they are masked everywhere. The config need not resolve."""
+    remember_names(cfg)
     try:
         remember(OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException:  # reported where the value is used
         remember(OmegaConf.to_container(cfg, resolve=False))
+
+
+def remember_names(cfg: DictConfig) -> None:
+    """Register the names of secrets in the option `secrets`."""
+    with suppress(OmegaConfBaseException):  # reported by `validate`
+        name_secrets(cfg.get("secrets") or ())
 
 
 def mask_records(folder: Path) -> None:
@@ -86,7 +96,7 @@ def mask_files(paths: Iterable[Path]) -> None:
         if not path.is_file():
             continue
         text = path.read_text(encoding="utf-8")
-        if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text))):
+        if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
             continue  # usually; thirty times faster than parsing the YAML
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         hidden = masked(found)

@@ -22,7 +22,11 @@ from urllib.parse import quote
 
 MASK = "***"
 
-_SECRETS = ("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials", "apikey", "apikeys")
+_SECRETS = (
+    *("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials", "apikey", "apikeys"),
+    *("auth", "bearer", "cookie", "cookies", "jwt", "pat", "webhook", "webhooks"),
+)
+_PAIRS = (("session", "id"), ("webhook", "url"))
 _KEYS = ("access", "api", "private", "secret")
 """Before `key` or `keys`; a `sort_key` is not a secret."""
 _TOKENS = ("", "access", "api", "auth", "bearer", "refresh", "hf", "github", "wandb")
@@ -37,7 +41,9 @@ _PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOT
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{1,20}+://[^\s/@:'\"]{0,200}+:)(?!\$?\{|[<%])([^\s/'\"]{1,500})@")
-_HINT = re.compile("pass|secret|credential|key|token", re.IGNORECASE)
+_HINTS = "pass|secret|credential|key|token|auth(?!or)|bearer|cookie|jwt|pat(?![a-z])|webhook|session"
+_OPTION = "secrets"
+"""The option of the config with names of secrets."""
 _NAME = re.compile(
     r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*+)(?P<separator>\\*+[\"']?\]?[ \t]*+[:=](?![:=])[ \t]*+)"
 )
@@ -49,7 +55,29 @@ _SETTINGS = re.compile(r"diff --git .*\.(?:ya?ml|json|toml|ini|cfg|env)\"?\n")
 
 _known: tuple[str, ...] = ()
 """Values that `remember` was given, in every form. Replaced and never changed, because other threads read it."""
+_names: tuple[str, ...] = ()
+"""Names of secrets that the config adds."""
+_hint = re.compile(_HINTS, re.IGNORECASE)
+"""Is found in each text with the name of a secret."""
 _lock = threading.Lock()
+
+
+def name_secrets(names: Iterable[object]) -> None:
+    """Set the names that the option `secrets` adds. Values whose names end with the words of one of them are masked.
+
+    Args:
+        names: those that have no letters are ignored.
+    """
+    global _names, _hint
+    with _lock:
+        _names = tuple(name for name in names if isinstance(name, str) and _words(name))
+        _hint = re.compile("|".join([_HINTS, *(_words(name)[-1] for name in _names)]), re.IGNORECASE)
+        looks_secret.cache_clear()
+
+
+def secret_names() -> list[str]:
+    """Return the names that the option `secrets` adds."""
+    return list(_names)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -59,22 +87,24 @@ def looks_secret(key: str) -> bool:
     Args:
         key: a name in a config (also dotted), in the environment or on a command line (`--api-key`).
     """
-    before, last = _last_words(key)
+    words = _words(key)
+    before, last = (["", "", *words])[-2:]
+    if any(words[-len(added) :] == added for added in map(_words, _names)) or (before, last) in _PAIRS:
+        return True
     if last in ("key", "keys"):
         return before in _KEYS
     return before in _TOKENS if last == "token" else last in _SECRETS
 
 
-def _last_words(key: str) -> tuple[str, str]:
-    words = [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
-    return words[-2] if len(words) > 1 else "", words[-1] if words else ""
+def _words(key: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
 
 
 def _secret_types(key: str) -> tuple[type, ...]:
     """Return the types of values that are secrets under a name: for `token` only strings, since a number is an id."""
     if not looks_secret(key):
         return ()
-    return (str,) if _last_words(key)[1] == "token" else (str, int, float)
+    return (str,) if _words(key)[-1] == "token" else (str, int, float)
 
 
 def masked(config: Any) -> Any:
@@ -104,6 +134,8 @@ def _types_below(name: object, value: Any, above: tuple[type, ...]) -> tuple[typ
     """Return the types of values that are secrets in an entry of a mapping, by its name or by `above`."""
     if above and not str(name).startswith("_"):
         return above
+    if name == _OPTION and isinstance(value, list) and all(item in _names for item in value):
+        return ()
     types = _secret_types(str(name))
     return types if int in types or not isinstance(value, Mapping) else ()
 
@@ -141,7 +173,7 @@ def _mask_known(text: str, known: Iterable[str]) -> str:
 
 def _mask_text(text: str, known: Iterable[str], *, colon: bool = True) -> str:
     text = _mask_known(text, known)
-    if not _HINT.search(text):
+    if not _hint.search(text):
         return text
     parts, done = [], 0
     for found in _NAME.finditer(text):
@@ -186,6 +218,8 @@ def mask_overrides(overrides: Iterable[str]) -> list[str]:
 
 def _mask_override(line: str, known: Sequence[str]) -> str:
     found = _OVERRIDE.fullmatch(line)
+    if found is not None and found["name"] == _OPTION and set(_listed(found["value"])) <= set(_names):
+        return line
     if found is None or not looks_secret(found["name"]):
         return _mask_text(line, known, colon=found is not None and found["value"][0] in "{[")
     return line if _stays(found["name"], found["value"]) else found["key"] + MASK
@@ -218,11 +252,19 @@ def remember(config: Any) -> None:
 
 
 def remember_overrides(overrides: Iterable[str]) -> None:
-    """Make the secrets of overrides (`key=value`) known, before the config is composed."""
-    for line in overrides:
-        found = _OVERRIDE.fullmatch(line)
-        if found is not None and not _stays(found["name"], found["value"]):
+    """Make the secrets of overrides (`key=value`) known, and the names in `secrets=[…]`, before the config exists."""
+    parts = [found for line in overrides if (found := _OVERRIDE.fullmatch(line))]
+    for found in parts:
+        if found["name"] == _OPTION:
+            name_secrets(_listed(found["value"]))
+    for found in parts:
+        if found["name"] != _OPTION and not _stays(found["name"], found["value"]):
             remember({found["name"]: found["value"].strip("'\"")})
+
+
+def _listed(value: str) -> list[str]:
+    """Return the items of a typed list, `[a,b]`."""
+    return re.findall(r"[^\[\]\s,'\"]+", value)
 
 
 def _secrets(node: Any, types: tuple[type, ...]) -> Iterator[str]:

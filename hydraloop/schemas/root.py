@@ -1,7 +1,7 @@
 """The root of the config: the keys of a run, and where its files go."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -38,6 +38,9 @@ class Config:
     """A checkpoint file (`.pth` or `.safetensors`) to load only weights from. Null: none."""
     weights: str = "averaged"
     """`averaged`: `load_from`, validation and test use the averaged weights if there are any. `raw`: never."""
+    secrets: List[str] = field(default_factory=list)
+    """Names of keys whose values are secrets: `[dsn]` masks `dsn` and `db_dsn` as `***` in the terminal, in files and
+    at trackers. Empty: passwords, tokens, API keys, cookies and similar are always masked."""
     init: InitConf = field(default_factory=InitConf)
     task: Any = MISSING
     """Model, loss and metrics; a group."""

@@ -86,7 +86,7 @@ def leaks(project: Project) -> list[str]:
     secret = re.compile(rb"hunter2|horse-9|uncommitted")
     files = [project.path / name for name in project.files]
     there = [path for path in files if path.is_file() and ".git" not in path.parts]
-    return [str(path) for path in there if secret.search(path.read_bytes()) and path.name != CHANGED]
+    return [str(path) for path in there if secret.search(path.read_bytes()) and path.name not in (CHANGED, "team.yaml")]
 
 
 def seen(run: Run, rank: int = 0) -> list[str]:
@@ -165,6 +165,66 @@ def test_a_run_with_a_secret_in_its_data_is_found_again(project: Project) -> Non
     assert project.run.result["progress"]["epoch"] == 2
     assert (project.run.path / ".hydra" / "resume_1" / "config.yaml").exists()
     assert leaks(project) == []
+
+
+TEAM = """
+# @package _global_
+secrets: [dsn]
+hooks:
+  mine:
+    _target_: my_project.service.Service
+    api_key: none
+    dsn: hunter2-of-the-team
+    main_dsn: 2 words of hunter2
+"""
+SPEAKING = '''
+from __future__ import annotations
+
+import logging
+
+from my_project.service import Service
+
+log = logging.getLogger(__name__)
+
+
+class Speaking(Service):
+    """Prints what it was given, and fails with it."""
+
+    def __init__(self, *, dsn: str, main_dsn: str, **options) -> None:
+        super().__init__(**options)
+        self.dsn, self.main_dsn = dsn, main_dsn
+
+    def after_train(self, engine) -> None:
+        log.info("with %s and %s", self.dsn, self.main_dsn)
+        engine.log_record({"note": "done"})
+        if engine.error is None and self.url == "fail":
+            raise RuntimeError(f"no entry with {self.dsn}")
+'''
+
+
+@pytest.mark.slow  # three runs with two trackers
+def test_names_of_the_option_secrets_are_masked_everywhere(project: Project) -> None:
+    project.write("my_project/speaking.py", SPEAKING)
+    project.write("conf/team/team.yaml", TEAM.replace("service.Service", "speaking.Speaking"))
+    trackers = ["hooks=[mlflow,tensorboard]", "+hooks.mlflow.tags.dsn=hunter2-of-mlflow"]
+    typed = ["secrets=[dsn]", "+hooks.mine._target_=my_project.speaking.Speaking", "+hooks.mine.api_key=none"]
+    typed += ["+hooks.mine.main_dsn=hunter2-a,hunter2-b", "+hooks.mine.dsn=hunter2-one,hunter2-two"]
+    done = project.many(
+        [
+            [*QUICK, "+team=team", *trackers],
+            [*QUICK, "+team=team", "+hooks.mine.url=fail", "distributed.nproc_per_node=2"],
+            ["-m", *QUICK, *typed],
+        ]
+    )
+    assert [one.code for one in done] == [0, 1, 0], [one.text for one in done]
+    project.write("printed.txt", "".join(one.text for one in done))
+    assert leaks(project) == []
+    whole, failed = project.runs
+    assert "with *** and ***" in whole.log
+    assert whole.config.secrets == ["dsn"]
+    assert (whole.config.hooks.mine.dsn, whole.config.hooks.mine.main_dsn) == ("***", "***")
+    assert failed.result["error"].endswith("RuntimeError: no entry with ***")
+    assert [job.config.secrets for job in project.jobs] == [["dsn"]] * 4
 
 
 @pytest.mark.slow  # two processes that import torch

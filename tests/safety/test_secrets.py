@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from hydraloop.safety.secrets import (
 
 
 @pytest.fixture(autouse=True)
-def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(masking, "_known", ())
+    yield
+    masking.name_secrets([])
 
 
 SECRETS = """
@@ -38,6 +41,8 @@ SECRETS = """
     password passwords passwd dbPassword db_password secret secrets client_secret MY_SECRET credential credentials
     AWS_SECRET_ACCESS_KEY apikey apiKey APIKey api_key api_keys API_KEY_2 access_key private_key secret_key x-api-key
     --api-key WANDB_API_KEY hooks.mine.api_key hydra.job.env_set.HF_TOKEN +hooks@mine.token
+    bearer cookie cookies sessionCookie jwt JWT session_id sessionId webhook slack_webhook webhook_url auth basic_auth
+    pat github_pat githubPAT hooks.mine.pat
 """
 NO_SECRETS = """
     gt_key key my_key keys sort_key primary_key image_key public_key key_dim query_key_value attention_token
@@ -45,6 +50,8 @@ NO_SECRETS = """
     token_type tokenizer tokenizer.pad_token pad_token_id password_strength password_strength.min secret_santa_rate
     api_key_file private_key_path secret_name passwordless keyboard monkey donkey AWS_ACCESS_KEY_ID
     PWD forward_pass bypass credentials_file lr optimizer.lr _target_ 0 ... seed
+    author authors co_author path data.path patterns pattern patience patch pats_count session session_ids_file id
+    run_id webhook_timeout url auth_method cookiecutter bearer_count spatial authored jwt_algorithm
 """
 
 
@@ -52,6 +59,36 @@ def test_a_name_is_that_of_a_secret_by_the_words_at_its_end() -> None:
     assert [name for name in SECRETS.split() if not looks_secret(name)] == []
     assert [name for name in NO_SECRETS.split() if looks_secret(name)] == []
     assert not looks_secret("")
+
+
+def test_names_of_the_option_secrets_are_masked_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Any] = {
+        "secrets": ["dsn", "account-id"],
+        "hooks": {"mine": {"dsn": "ab://host/5", "main_dsn": "12345678-9", "dsn_pool": 5, "secrets": ["abc"]}},
+        "more": [{"accountId": 123456789, "dsn": None}],
+    }
+    assert masked(config)["hooks"]["mine"]["dsn"] == "ab://host/5"
+    masking.name_secrets(config["secrets"])
+    remember(config)
+    assert masked(config) == {
+        "secrets": ["dsn", "account-id"],
+        "hooks": {"mine": {"dsn": "***", "main_dsn": "***", "dsn_pool": 5, "secrets": ["***"]}},
+        "more": [{"accountId": "***", "dsn": None}],
+    }
+    assert mask_text("secrets: [dsn, account-id] 12345678-9 123456789 dsn=x, n=1") == (
+        "secrets: [dsn, account-id] *** *** dsn=***, n=1"
+    )
+    typed = ["secrets=[dsn,account-id]", "+hooks.mine.dsn=ab", "+hooks.mine.secrets=[a]", "seed=1"]
+    assert mask_overrides(typed) == [typed[0], "+hooks.mine.dsn=***", "+hooks.mine.secrets=***", "seed=1"]
+    assert mask_command(typed) == "'secrets=[dsn,account-id]' '+hooks.mine.dsn=***' '+hooks.mine.secrets=***' seed=1"
+    monkeypatch.setenv("MY_DSN", "in-the-environment")
+    assert mask_text("x in-the-environment") == "x ***"
+
+
+def test_names_that_were_typed_hold_for_the_whole_command_line() -> None:
+    remember_overrides(["+hooks.mine.dsn=12345678-9", "++secrets=['dsn', x]"])
+    assert mask_text("dsn: a, 12345678-9, dsn=b") == "dsn: ***, ***, dsn=***"
+    assert masking.secret_names() == ["dsn", "x"]
 
 
 ORDINARY: dict[str, Any] = {

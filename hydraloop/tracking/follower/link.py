@@ -12,7 +12,7 @@ from typing import Any
 
 from hydraloop.run.environment import shown
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import mask_text, masked
+from hydraloop.safety.secrets import mask_text, masked, secret_names
 from hydraloop.tracking.follower.child import Child
 from hydraloop.tracking.follower.inbox import LEFT, MARGIN
 from hydraloop.tracking.follower.locks import FOLDER
@@ -158,6 +158,7 @@ class Link:
             "options": dict(settings.options),
             "masked": masked(dict(settings.options)),
             "flush_timeout": settings.flush_timeout,
+            "secrets": secret_names(),
             "folders": ALLOWLIST.folders,
             "trusted": ALLOWLIST.packages,
         }

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from filelock import Timeout
 
-from hydraloop.safety.secrets import remember
+from hydraloop.safety.secrets import name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
@@ -48,6 +48,7 @@ def main(run_dir: Path, name: str) -> int:
     given = inbox.settings()
     if given is None:
         return 0
+    name_secrets(given.get("secrets", ()))
     remember(given["options"])
     trust(given["folders"], given["trusted"])
     kind = load_tracker(given["kind"])
