@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,6 +115,16 @@ def _optimizers_without_dynamo() -> None:
     assert startup._is_wrapper(_use_grad_for_differentiable(step), "torch.optim.optimizer", "_use_grad")
 
 
+def _wandbs_rows_and_inputs() -> None:
+    """`tests/tracking/wandb` shows what arrives: `_runtime` of a record, and a data set as an input."""
+    from wandb.sdk.interface.interface import InterfaceBase
+    from wandb.sdk.wandb_run import Run
+
+    assert "step" in inspect.signature(InterfaceBase.publish_history).parameters
+    assert "self._interface = backend" in inspect.getsource(Run._set_backend)
+    assert "use_after_commit" in inspect.signature(Run._log_artifact).parameters
+
+
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
@@ -126,6 +137,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _modules: ["_modules", "_compiled_call_impl", "_orig_mod"],
     _metrics_reductions: ["_reductions"],
     _scalers_state: ["_growth_tracker"],
+    _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }
 """The names that each check covers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,22 +17,28 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _MODES = ("auto", "online", "offline", "disabled")
+_taken: set[str] = set()
+"""Ids of agents' runs that this process has sent records to."""
 
 
 class WandbLoggerHook(TrackerHook):
     """Shows the run at Weights & Biases, or writes files to `<run_dir>/wandb/` that `wandb sync` uploads.
 
-    A separate process, the follower, makes one W&B run: each record of `metrics.jsonl` is a row of its history
-    (`train/loss`, `val/accuracy`, …; W&B's step is the line of the record, the axis is the iteration). It also sends
-    pictures of `visualization`, the nested config (secrets masked; `hydraloop` in it describes how the run was
-    started), W&B's system metrics, and at the end status, error, best validation and `result.json`. If W&B's processes
-    or the network fail, `sync.py` completes the records later.
+    A separate process, the follower, makes one W&B run. Each record of `metrics.jsonl` is a row of its history
+    (`train/loss`, `val/accuracy`, …): W&B's step is the line of the record, the axis is the iteration, and the times
+    are those of the record. Pictures, texts, tables and histograms are in the row of their record. The run also has
+    the config (secrets masked; `hydraloop` in it describes how the run was started), the data sets as inputs, W&B's
+    system metrics, and at the end status, error and `result.json`; the monitored metric in its summary is the best
+    value. If W&B's processes or the network fail, `python -m hydraloop sync` completes the records later.
 
-    A resumed run continues the same W&B run. Online, repeated rows are rewound if the service can; otherwise a second
-    run, `<name> (part 2)` in the same group, begins there. Offline, the file is written again completely, and the
-    previous one moves to `wandb/replaced/` (with its system metrics); if that one was already uploaded, a part 2
-    follows it. Changes of the config are `resume_1/…`. Each job of a sweep is a run, in a group named after the sweep.
-    `WANDB_RUN_ID` and other variables for a single run are ignored, except for those that set options which are None.
+    A run stays online or offline as it began. A resumed run continues the same W&B run; changes of the config are
+    `resume_1/…`. Online, the service must rewind the repeated rows. Offline, the file is written again completely,
+    without the earlier system metrics. If the service cannot rewind, or the file was uploaded already, this is
+    reported once and nothing more is sent: `python -m hydraloop sync --again` sends the whole run to a new one.
+
+    Each job of a sweep is a run, in a group named after the sweep. A run that `wandb agent` starts is the agent's run.
+    Otherwise, `WANDB_RUN_ID` and other variables for a single run are ignored, except for those that set options
+    which are None.
 
     Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only. No host sync, and nothing
     in an iteration: the follower reads what the logger has written. No state. Options: `WandbLoggerHookConf`.
@@ -79,6 +86,7 @@ class WandbLoggerHook(TrackerHook):
         self.check_only_one(engine, "make the same W&B run")
         self._disabled = is_disabled(self._options["mode"])
         if not self._disabled:
+            self._options.setdefault("agent", _run_of_agent())
             super().before_run(engine)
 
     def after_run(self, engine: Engine) -> None:
@@ -87,3 +95,13 @@ class WandbLoggerHook(TrackerHook):
         if self._disabled:
             told = {**(engine.messages.read("tracked") or {}), self.name: "disabled, nothing was sent"}
             engine.messages.provide("tracked", lambda: told)
+
+
+def _run_of_agent() -> dict[str, str] | None:
+    """Return the W&B run that a `wandb agent` has started this process for; None for a second run in the process."""
+    run_id, sweep_id = os.environ.get("WANDB_RUN_ID"), os.environ.get("WANDB_SWEEP_ID")
+    if not run_id or not sweep_id or run_id in _taken:
+        return None
+    _taken.add(run_id)
+    params = os.environ.get("WANDB_SWEEP_PARAM_PATH")
+    return {"run_id": run_id, "sweep_id": sweep_id, **({"sweep_param_path": params} if params else {})}

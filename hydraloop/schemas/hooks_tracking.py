@@ -88,21 +88,21 @@ class TensorBoardLoggerHookConf(_TrackerConf):
 
 @dataclass
 class WandbLoggerHookConf(_TrackerConf):
-    """Sends metrics, config, pictures and the result to Weights & Biases, or writes files to upload later."""
+    """Sends metrics, config, objects, data sets and the result to Weights & Biases, or writes files to upload."""
 
     _target_: str = "hydraloop.hooks.WandbLoggerHook"
     mode: str = "auto"
     """`online`, `offline` (files in `<run_dir>/wandb/`, for `wandb sync`), `disabled` (nothing), or `auto`:
-    `WANDB_MODE`, else online if an API key is configured, else offline. It never asks in the terminal: online without
-    a key sends nothing and prints a warning with the fix."""
+    `WANDB_MODE`, else online if an API key is configured, else offline. A run stays online or offline as it began. It
+    never asks in the terminal: online without a key sends nothing and prints a warning with the fix."""
     project: Optional[str] = None
     """At most 128 characters, none of `/\\\\#?%:`. Null: `WANDB_PROJECT`, else `experiment_name`, so that comparable
     runs are together."""
     entity: Optional[str] = None
     """A user or team. Null: `WANDB_ENTITY`, else the default of the API key's owner."""
     group: Optional[str] = None
-    """Group of runs, at most 128 characters. Null: `WANDB_RUN_GROUP`, else the name of the sweep (with a part of its
-    random id if the name has no date), else the name of the run, so that parts of one run are together."""
+    """Group of runs, at most 128 characters. Null: `WANDB_RUN_GROUP`, else the name of the sweep, so that its jobs are
+    together; none for a single run."""
     job_type: Optional[str] = None
     """A label such as `train`. Null: `WANDB_JOB_TYPE`, else none."""
     tags: Optional[List[str]] = None
@@ -111,15 +111,15 @@ class WandbLoggerHookConf(_TrackerConf):
     notes: Optional[str] = None
     """A description. Null: `WANDB_NOTES`, else none. Secrets in it are masked, as in all names."""
     name: Optional[str] = None
-    """Name of the run. Null: `WANDB_NAME`, else the job's overrides in a sweep, else date, time and id of the run
-    directory. A given name is the same for all jobs of a sweep."""
+    """Name of the run. Null: `WANDB_NAME`, else the swept values of a sweep's job, else the name of the run directory.
+    A given name is the same for all jobs of a sweep."""
     pictures: bool = True
     """Whether to send pictures. True: they appear beside the charts. Use false if there are many."""
     log_code: bool = False
     """Whether to send `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     checkpoints: Optional[str] = None
     """Checkpoint files to send as artifacts of type model: `best` and `last` at the end of the run, or `all` as they
-    are written. Null: none, because they are large and W&B's storage is limited."""
+    are written. The best one has the alias `best`. Null: none, because they are large and W&B's storage is limited."""
     system_metrics: bool = True
     """Whether W&B measures the training process and its machine (CPU, memory, GPU). True: a separate process does it,
     so training is not slower."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wandb_file import records
 from wandb_service import Service
 
 Points = Counter[tuple[str, int]]
@@ -68,8 +69,6 @@ def mlflow_points(database: Path) -> Points:
 def wandb_points(run_dir: Path) -> Points:
     """Return the points in all W&B files of a run directory that `wandb sync` would upload."""
     from wandb.proto import wandb_internal_pb2 as protocol
-
-    from hydraloop.tracking.wandb.file import records
 
     parse: Any = getattr(protocol, "Record").FromString  # noqa: B009 - type checkers do not see generated names
     points: Points = Counter()

@@ -18,12 +18,15 @@ _WHERE = {"id": "p", "name": "p", "entity": {"id": "e", "name": "team"}}
 
 
 class Service:
-    """Stores histories by run id. Rewinding is refused."""
+    """Stores histories by run id, and names of artifacts. Rewinding is refused."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.rows: dict[str, dict[int, Any]] = {}
         self.exits: dict[str, int] = {}
+        self.summaries: dict[str, dict[str, Any]] = {}
+        self.artifacts: list[dict[str, Any]] = []
+        """Name, type and aliases of each artifact; `used_by` is the run whose input it is."""
         self.asked: list[str] = []
         """First words of the queries."""
 
@@ -38,6 +41,9 @@ class Service:
             history: Any = (body.get("files") or {}).get("wandb-history.jsonl")
             for place, line in enumerate(history["content"] if history else []):
                 self.rows.setdefault(run, {})[history["offset"] + place] = json.loads(line)
+            summary: Any = (body.get("files") or {}).get("wandb-summary.json")
+            for line in summary["content"] if summary else []:
+                self.summaries[run] = json.loads(line)
             if body.get("complete"):
                 self.exits[run] = body["exitcode"]
             return {}
@@ -48,11 +54,43 @@ class Service:
         if "upsertBucket" in query:
             bucket = {"id": "i", "name": given.get("name"), "config": "{}", "project": _WHERE, "historyLineCount": 0}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+        if "rtifact" in query:
+            return {"data": self._artifact(query, given)}
         if "createRunFiles" in query:
             return {"data": {"createRunFiles": {"runID": "i", "uploadHeaders": [], "files": []}}}
         if "historyTail" in query:
             return {"data": {"model": {**_WHERE, "bucket": self._bucket(given["name"])}}}
         return {"data": {"viewer": {"id": "v", "username": "u", "entity": "team", "flags": "{}"}}}
+
+    def _artifact(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Answer the requests that store an artifact without its files, in their order."""
+        asked = given.get("input") or {}
+        place: dict[str, Any] = {"uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
+        if "createArtifact(" in query:
+            aliases = sorted(one["alias"] for one in asked["aliases"])
+            name = asked["artifactCollectionName"]
+            self.artifacts.append({"name": name, "type": asked["artifactTypeName"], "aliases": aliases})
+            found = {
+                "id": f"{len(self.artifacts) - 1}",
+                "state": "PENDING",
+                "artifactSequence": {"latestArtifact": None},
+            }
+            return {"createArtifact": {"artifact": found}}
+        if "createArtifactManifest(" in query:
+            return {"createArtifactManifest": {"artifactManifest": {"id": "m", "file": {"id": "f", **place}}}}
+        if "createArtifactFiles(" in query:
+            place |= {"uploadMultipartUrls": None}
+            files = [
+                {"displayName": one["name"], "storagePath": one["name"], "artifact": {"id": one["artifactID"]}, **place}
+                for one in asked["artifactFiles"]
+            ]
+            return {"createArtifactFiles": {"files": {"edges": [{"node": file} for file in files]}}}
+        if "commitArtifact(" in query:
+            return {"commitArtifact": {"artifact": {"id": given["artifactID"], "digest": "d"}}}
+        if "useArtifact(" in query:
+            self.artifacts[int(asked["artifactID"])]["used_by"] = asked["runName"]
+            return {"useArtifact": {"artifact": {"id": asked["artifactID"]}}}
+        return {"project": None}
 
     def _bucket(self, run: str) -> dict[str, Any] | None:
         rows = self.rows.get(run)

@@ -15,6 +15,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, WandbLoggerHook
 from hydraloop.tracking.follower.cursor import Cursor
 from tests.helpers import batches, make_engine
+from tests.scripts import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,11 @@ def _engine(run_dir: Path, hook: WandbLoggerHook, **options: Any) -> Engine:
 def _steps(run_dir: Path) -> str:
     """Steps of the rows in its offline file, read in another process, which imports W&B's library."""
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    reading = "import sys, pathlib, hydraloop.tracking.wandb.file as f; print(f.steps(pathlib.Path(sys.argv[1])))"
-    found = subprocess.run([sys.executable, "-c", reading, str(file)], capture_output=True, text=True, check=True)
+    reading = "import sys, pathlib, wandb_file; print(wandb_file.steps(pathlib.Path(sys.argv[1])))"
+    found = subprocess.run(
+        [sys.executable, "-c", reading, str(file)],
+        cwd=REPOSITORY / "scripts" / "benchmarks", capture_output=True, text=True, check=True,
+    )  # fmt: skip
     return found.stdout.strip()
 
 
@@ -136,6 +140,19 @@ def test_a_run_is_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (cursor.sent, cursor.finished) == (10, True)
     assert str(cursor.where).startswith(f"wandb sync {tmp_path}/wandb/offline-run-")
     assert _steps(tmp_path) == str(list(range(10)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_nobodys_settings")
+def test_the_first_run_of_a_process_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wandb agent` sets these variables for the command that it starts. A second run is a W&B run of its own."""
+    monkeypatch.setenv("WANDB_RUN_ID", "agents1")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    for name in ("first", "second"):
+        _engine(tmp_path / name, WandbLoggerHook(mode="offline", flush_timeout=60.0)).train()
+    assert [*tmp_path.glob("first/wandb/offline-run-*-agents1/run-agents1.wandb")]
+    assert not [*tmp_path.glob("second/wandb/*agents1")]
+    assert [*tmp_path.glob("second/wandb/offline-run-*/*.wandb")]
 
 
 @pytest.mark.slow

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import html
 import json
 import logging
+import math
+import re
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,21 @@ import psutil
 
 from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.code_patch import FILENAME as PATCH_FILE
-from hydraloop.run.record_log import Record
+from hydraloop.run.record_log import FILENAME, LoggedObject, Position, Reader, Record
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.checkpoints import checkpoints
 from hydraloop.tracking.tracker import Finish, Run, valid_utf8
-from hydraloop.tracking.wandb.segments import FOLDER, Segment
-from hydraloop.tracking.wandb.setup import identity, settings_of
+from hydraloop.tracking.wandb.setup import Mode, config_of, identity, settings_of
 
 log = logging.getLogger(__name__)
+
+FOLDER = "wandb"
+"""Folder of W&B's files in the run directory."""
+_CHUNK = 1000
+"""Records read at once."""
+_NOT_IN_ARTIFACTS = re.compile(r"[^\w.-]", re.ASCII)
 
 
 class LiveRun:
@@ -31,28 +41,27 @@ class LiveRun:
     Args:
         options: the hook's options.
         run: the run that is sent.
-        segment: the segment to open. Its `folder` and `url` are set.
+        run_id: W&B's id of the run.
+        mode: online or offline.
         how: further arguments for `wandb.init`: `resume`, `resume_from`.
     """
 
-    def __init__(self, options: dict[str, Any], run: Run, segment: Segment, **how: Any) -> None:
+    def __init__(self, options: dict[str, Any], run: Run, run_id: str, mode: Mode, **how: Any) -> None:
         import wandb
 
-        self._options, self._run, self._segment = options, run, segment
-        self.rows = 0
-        """Number of rows that were logged by this object."""
-        self._axes: set[str] = set()
-        self._picture_told = False
+        self._options, self._run, self._id = options, run, run_id
+        self._defined = {"iteration"}
+        self._warned = False
         folder = run.run_dir / FOLDER
         before = {path.name for path in folder.glob("*run-*")}
         try:
             self._wandb = wandb.init(
-                **identity(options, run, segment.part),
+                **identity(options, run),
                 dir=str(run.run_dir),
-                mode=segment.mode,
-                id=None if "resume_from" in how else segment.id,
+                mode=mode,
+                id=None if "resume_from" in how else run_id,
                 reinit="create_new",
-                settings=settings_of(options, run),
+                settings=settings_of(options, run, mode),
                 **how,
             )
         except BaseException:
@@ -62,97 +71,177 @@ class LiveRun:
                     shutil.rmtree(path, ignore_errors=True)
             raise
         self._wandb.define_metric("iteration", hidden=True)
-        segment.folder = Path(self._wandb.settings.sync_dir).name
-        segment.url = self._wandb.url if segment.mode == "online" else None
-        segment.closed = None
+        self.folder = Path(self._wandb.settings.sync_dir).name
+        """Name of the folder of its files, in `<run_dir>/wandb/`."""
+        self.url = self._wandb.url if mode == "online" else None
+        self.starts_at = int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
+        """The step after the last one that the service had when the run was opened."""
+        if not self.starts_at:
+            try:
+                self._use_data_sets()
+            except Exception as error:  # a service without artifacts still takes the metrics
+                log.warning("W&B does not take the data sets as inputs: %s", error)
         if options.get("log_code"):
             self._save_code()
 
-    @property
-    def starts_at(self) -> int:
-        """The step after the last one that the service had when the run was opened."""
-        return int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
+    def log(self, records: Sequence[Record]) -> None:
+        """Log each record as a row, and the last values as the summary.
 
-    def log(self, record: Record) -> None:
-        """Log a record as a row, with secrets in its texts masked."""
-        mode = valid_utf8(record.mode)
-        if mode not in self._axes:
-            self._wandb.define_metric(f"{mode}/*", step_metric="iteration")
-            self._axes.add(mode)
-        texts = masked(dict(record.texts))
+        The rows do not go through `wandb.log`, which replaces `_runtime` by the time since the follower has opened
+        the run.
+        """
+        from wandb.sdk.data_types.utils import history_dict_to_json
+
+        last: dict[str, Any] = {}
+        for record in records:
+            row = history_dict_to_json(self._wandb, self._row(record), step=record.index)
+            for name in row.keys() - self._defined:
+                if not name.startswith("_") and "*" not in name:  # W&B takes a star for a pattern
+                    self._wandb.define_metric(name, step_metric="iteration")
+            self._defined |= row.keys()
+            interface: Any = self._wandb._interface
+            interface.publish_history(self._wandb, dict(row), step=record.index)
+            last.update(row)
+        if "_runtime" in last:
+            last["_wandb"] = {"runtime": int(last["_runtime"])}
+        self._wandb.summary.update(last)
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        """Return the values of a row; secrets in texts are masked."""
+        texts = {f"{record.mode}/{name}": text for name, text in masked(record.texts).items()}
         row: dict[str, Any] = {valid_utf8(name): value for name, value in record.metrics.items()}
-        row.update((valid_utf8(f"{mode}/{name}"), valid_utf8(text)) for name, text in texts.items())
+        row.update((valid_utf8(name), valid_utf8(text)) for name, text in texts.items())
         row.update(iteration=record.iteration, epoch=record.epoch)
         if record.timestamp:
             row["_timestamp"] = record.timestamp
+            row["_runtime"] = round(record.timestamp - self._run.attempts[0].began, 3)
         for one in record.objects:
-            if one.kind == "image" and self._options["pictures"]:
-                row.update(self._picture(valid_utf8(one.name), one.path))
-        self._wandb.log(row, step=record.index, commit=True)
-        self.rows += 1
+            try:
+                row.update(self._media(one))
+            except Exception as error:  # a damaged file can raise any error
+                level = logging.INFO if self._warned else logging.WARNING
+                log.log(level, "%s is not sent to W&B, as others like it will not be: %s", one.path, error)
+                self._warned = True
+        return row
 
-    def log_checkpoints(self, best: str | None = None, *, ended: bool) -> None:
-        """Log selected checkpoints as artifacts, unless they are logged already.
-
-        Args:
-            best: path of the best checkpoint.
-            ended: whether the run has ended.
-        """
+    def _media(self, one: LoggedObject) -> dict[str, Any]:
+        """Return an object as values of a row. An artifact is logged beside the row."""
         import wandb
 
-        for path in checkpoints(self._run, self._options["checkpoints"], best, ended=ended):
-            if path.name in self._segment.artifacts or not is_complete(path):
-                continue
-            artifact = wandb.Artifact(f"checkpoint-{self._segment.id}", type="model", metadata={"file": path.name})
-            artifact.add_file(str(path))
-            self._wandb.log_artifact(artifact, aliases=["latest", path.stem])
-            self._segment.artifacts.append(path.name)
+        path, name = self._run.run_dir / one.path, valid_utf8(one.name)
+        if one.kind == "image":
+            return {name: wandb.Image(str(path))} if self._options["pictures"] else {}
+        if one.kind == "artifact":
+            self._output(name, "file", path, ["latest"])
+            return {}
+        text = path.read_text(encoding="utf-8")
+        if one.kind == "text":
+            return {name: wandb.Html(f"<pre>{html.escape(mask_text(text))}</pre>", data_is_not_path=True)}
+        found = json.loads(text)
+        if one.kind == "table":
+            return {name: wandb.Table(columns=found["columns"], data=found["rows"])}
+        return {valid_utf8(each): _histogram(counted) for each, counted in found.items() if counted["bucket"]}
 
-    def finish(self, finish: Finish) -> None:
-        """Write the summary, `result.json` and the checkpoints, and close the run."""
+    def log_checkpoints(self, sent: list[str], best: str | None = None, *, ended: bool) -> None:
+        """Log selected checkpoints as artifacts, unless they are in `sent`, and add them to it.
+
+        Args:
+            sent: names of the files that are at W&B.
+            best: path of the best checkpoint, which gets the alias `best` at the end.
+            ended: whether the run has ended.
+        """
+        for path in checkpoints(self._run, self._options["checkpoints"], best, ended=ended):
+            is_best = best is not None and path.name == Path(best).name
+            if (is_best or path.name not in sent) and is_complete(path):
+                aliases = [path.stem] if path.name in sent else ["latest", path.stem]
+                self._output("checkpoint", "model", path, [*aliases, *(["best"] if is_best else [])])
+                sent.append(path.name)
+
+    def finish(self, finish: Finish, sent: list[str]) -> None:
+        """Write the summary, `result.json` and the checkpoints, and close the run. See `log_checkpoints` for `sent`."""
+        result, best = self._result(), None
         summary: dict[str, Any] = {"status": finish.status}
         if finish.error is not None:
             summary["error"] = valid_utf8(finish.error)
-        best = self._result()
-        if best is not None:
-            summary["best"] = {name: best[name] for name in ("metric", "value", "iteration")}
+        if (monitor := result.get("monitor")) is not None:
+            summary.update(_best_value(self._run.run_dir, **monitor))
+        if (found := result.get("best")) is not None:
+            summary["best"] = {name: found[name] for name in ("metric", "value", "iteration")}
+            best = found["checkpoint"]
         self._wandb.summary.update(summary)
-        self.log_checkpoints(None if best is None else best["checkpoint"], ended=True)
+        self.log_checkpoints(sent, best, ended=True)
         self._wandb.finish(exit_code=finish.exit_code)
 
-    def _result(self) -> dict[str, Any] | None:
-        """Save `result.json` if it belongs to this attempt. Returns its entry `best`."""
-        run_dir = self._run.run_dir
-        best: dict[str, Any] | None = None
+    def _result(self) -> dict[str, Any]:
+        """Save and return `result.json`, if it belongs to this attempt."""
+        run_dir, found = self._run.run_dir, {}
         if description.result_digest(run_dir) != self._run.attempt.earlier_result:
             with suppress(OSError, ValueError):
                 text = (run_dir / RESULT_FILE).read_text(encoding="utf-8")
-                best = json.loads(text).get("best")
-                copy = Path(self._wandb.dir) / RESULT_FILE
-                copy.write_text(mask_text(text), encoding="utf-8")
-                self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
-        return best
+                found = json.loads(text)
+                self._save(RESULT_FILE, mask_text(text).encode())
+        return found
 
     def _save_code(self) -> None:
         """Save the uncommitted changes of each attempt's code."""
         for attempt in self._run.attempts:
             if attempt.patch is not None:
-                copy = Path(self._wandb.dir, f"resume_{attempt.number}" if attempt.number else "", PATCH_FILE)
                 with suppress(OSError):
-                    copy.parent.mkdir(exist_ok=True)
-                    shutil.copyfile(self._run.run_dir / attempt.patch, copy)
-                    self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
+                    content = (self._run.run_dir / attempt.patch).read_bytes()
+                    self._save(f"resume_{attempt.number}/{PATCH_FILE}" if attempt.number else PATCH_FILE, content)
 
-    def _picture(self, name: str, path: str) -> dict[str, Any]:
+    def _save(self, name: str, content: bytes) -> None:
+        """Save a file of the run."""
+        copy = Path(self._wandb.dir, name)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(content)
+        self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
+
+    def _use_data_sets(self) -> None:
+        """Declare the data sets as inputs of the run: artifacts with their options, without the data.
+
+        Runs with the same options share an artifact. `use_artifact` does not work offline and waits for the service.
+        """
         import wandb
 
-        try:
-            return {name: wandb.Image(str(self._run.run_dir / path))}
-        except Exception as error:  # a damaged file can raise any error
-            level = logging.INFO if self._picture_told else logging.WARNING
-            log.log(level, "picture %s cannot be read, its record is sent to W&B without it: %s", path, error)
-            self._picture_told = True
-            return {}
+        for split, given in dict(config_of(self._run).get("data") or {}).items():
+            if isinstance(given, Mapping) and "_target_" in given:
+                content = json.dumps(given, sort_keys=True)
+                facts = {"name": given["_target_"], "digest": hashlib.sha256(content.encode()).hexdigest()[:16]}
+                artifact = wandb.Artifact(_artifact_name(f"{given['_target_'].rpartition('.')[2]}-{split}"), "dataset")
+                artifact.metadata = {**facts, "options": given}
+                with artifact.new_file("data_set.json") as file:
+                    file.write(content)
+                self._wandb._log_artifact(artifact, is_user_created=True, use_after_commit=True)
+
+    def _output(self, name: str, kind: str, path: Path, aliases: list[str]) -> None:
+        """Log a file as an output of the run."""
+        import wandb
+
+        artifact = wandb.Artifact(_artifact_name(f"{name}-{self._id}"), type=kind, metadata={"file": path.name})
+        artifact.add_file(str(path))
+        self._wandb.log_artifact(artifact, aliases=aliases)
+
+
+def _best_value(run_dir: Path, metric: str, rule: str) -> dict[str, float]:
+    """Return the best value of a metric in all validations, by its name in the summary."""
+    reader, values = Reader(run_dir / FILENAME, Position()), []
+    while (read := reader.read(_CHUNK))[0]:
+        values += [record.values.get(metric, math.nan) for record in read[0] if record.mode == "val"]
+        reader.move(read[1])
+    values = [value for value in values if math.isfinite(value)]
+    return {f"val/{metric}": (max if rule == "greater" else min)(values)} if values else {}
+
+
+def _histogram(counted: Mapping[str, Any]) -> Any:
+    import wandb
+
+    edges: Any = [counted["min"], *counted["bucket_limit"]]
+    return wandb.Histogram(np_histogram=(counted["bucket"], edges))
+
+
+def _artifact_name(name: str) -> str:
+    return _NOT_IN_ARTIFACTS.sub("-", name)[-128:]
 
 
 def kill_core() -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hydraloop.tracking.wandb.file import records as serialised
 from tests.e2e.projects import Run
+from tests.scripts import load_script
+
+serialised = load_script("benchmarks/wandb_file").records
 
 Points = dict[str, list[tuple[int, float]]]
 """Iterations and values in order, by name of the metric."""
@@ -142,7 +144,7 @@ def _wandb_run(path: Path) -> WandbRun:
             steps.append(record.history.step.num)
             row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
             for key, value in row.items():
-                if key.startswith(("train/", "val/", "test/")):
+                if key.startswith(("train/", "val/", "test/", "perf/")):
                     found.setdefault(key, []).append((row["iteration"], value))
     return WandbRun(about.run_id, about.display_name, about.run_group, about.project, config, found, steps, exit_code)
 

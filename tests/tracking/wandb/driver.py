@@ -22,10 +22,12 @@ from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
 from hydraloop.tracking.kinds import WANDB
 from hydraloop.tracking.tracker import Finish
-from hydraloop.tracking.wandb.file import records
 from hydraloop.tracking.wandb.tracker import WandbTracker
 from tests.processes import children
+from tests.scripts import load_script
 from tests.tracking.runs import log_records
+
+records = load_script("benchmarks/wandb_file").records
 
 OPTIONS: dict[str, Any] = {
     "mode": "offline", "project": None, "entity": None, "group": None, "job_type": None, "tags": [], "notes": None,
@@ -55,7 +57,7 @@ class Driver:
         self.troubles.append(None if trouble is None else trouble.text)
 
     def do(self, action: str) -> None:
-        """One of: log=N, odd=JSON, drain, step, kill, stop, die, send_and_die, close, read, or how the run ends."""
+        """One of: log=N, odd=JSON, drain, step, kill, die, send_and_die, close, read, or how the run ends."""
         name, _, argument = action.partition("=")
         if name == "log":
             log_records(self.run_dir, int(argument), first=count(self.run_dir / FILENAME))
@@ -73,9 +75,6 @@ class Driver:
             for core in cores():
                 core.kill()
             psutil.wait_procs(cores(), timeout=10)
-        elif name == "stop":
-            for core in cores():
-                core.suspend()
         elif name == "send_and_die":
             reader = Reader(self.run_dir / FILENAME, Position(self.cursor.offset, self.cursor.index))
             self.tracker.send(reader.read(1 << 30)[0])
@@ -113,6 +112,7 @@ def _contents(file: Path) -> dict[str, Any]:
     parse: Any = getattr(protocol, "Record").FromString  # noqa: B009
     rows: list[dict[str, Any]] = []
     found: dict[str, Any] = {"rows": rows, "config": {}, "summary": {}, "exit": None, "files": [], "metrics": {}}
+    found |= {"artifacts": [], "environment": {}}
     for record in (parse(one) for one in records(file)):
         kind = record.WhichOneof("record_type")
         if kind == "history":
@@ -120,6 +120,7 @@ def _contents(file: Path) -> dict[str, Any]:
             rows.append({"step": record.history.step.num, **row})
         elif kind == "run":
             found.update(id=record.run.run_id, group=record.run.run_group, name=record.run.display_name)
+            found.update(sweep=record.run.sweep_id, commit=record.run.git.commit)
             found.update(
                 project=record.run.project,
                 notes=record.run.notes,
@@ -128,14 +129,22 @@ def _contents(file: Path) -> dict[str, Any]:
             )
             found["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "summary":
-            found["summary"].update({item.key: json.loads(item.value_json) for item in record.summary.update})
+            update = record.summary.update
+            found["summary"].update({".".join(one.nested_key) or one.key: json.loads(one.value_json) for one in update})
         elif kind == "exit":
             found["exit"] = record.exit.exit_code
         elif kind == "files":
             found["files"] += [item.path for item in record.files.files]
         elif kind == "metric":
             found["metrics"][record.metric.name or record.metric.glob_name] = record.metric.step_metric
-        elif kind in ("stats", "artifact", "output", "output_raw"):
+        elif kind == "artifact":
+            one = record.artifact
+            about = {"name": one.name, "type": one.type, "aliases": list(one.aliases), "input": one.use_after_commit}
+            found["artifacts"].append({**about, "metadata": json.loads(one.metadata or "{}")})
+        elif kind == "environment" and record.environment.program:
+            about = record.environment
+            found["environment"] = {"program": about.program, "args": list(about.args), "host": about.host}
+        elif kind in ("stats", "output", "output_raw"):
             found[kind] = found.get(kind, 0) + 1
     return found
 
