@@ -22,10 +22,17 @@ if TYPE_CHECKING:
 class TensorBoardLoggerHook(TrackerHook):
     """Shows the run in TensorBoard: `tensorboard --logdir <run_dir>/tensorboard`, or the directory of a sweep.
 
-    A separate process, the follower, writes event files to `<run_dir>/tensorboard/`: every number of every record,
-    `train/loss` or `val/accuracy`, over the iteration; the pictures of `visualization`; and for the HPARAMS tab the
-    options of the run, how it ended, and as metrics the last values of validation and test and the training loss. A
-    resumed run continues the same charts: repeated iterations are cut from the older files.
+    A separate process, the follower, writes event files to `<run_dir>/tensorboard/`, for a job of a sweep to
+    `tensorboard/lr=0.01/`, because TensorBoard names a run after its folder. It shows:
+
+    - every number of every record, `train/loss` or `val/accuracy`, over the iteration; the speed as `train_perf/time`,
+      so that the loss is on the first page
+    - pictures, texts, tables and histograms that are logged with the engine (`engine.log_image`); not files
+    - the config (TEXT tab)
+    - the options of the run, how it ended, and the last values of validation and test and the training loss (HPARAMS
+      tab)
+
+    A resumed run continues the same charts. If it repeats iterations, all records are written again, to a new file.
 
     With `histograms`, weights and gradients of all trainable parameters are counted in 64 bins, at the next optimizer
     step: gradients unscaled and clipped, as the optimizer uses them; weights before the step. Entries that are not

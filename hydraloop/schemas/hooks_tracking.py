@@ -58,7 +58,7 @@ class MLflowLoggerHookConf(_TrackerConf):
 
 @dataclass
 class TensorBoardLoggerHookConf(_TrackerConf):
-    """Shows scalars, pictures and hyperparameters with the final metrics in TensorBoard; histograms are an option."""
+    """Shows metrics, pictures, the config and a table of hyperparameters in TensorBoard; histograms are an option."""
 
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",

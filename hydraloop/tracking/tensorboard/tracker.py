@@ -2,200 +2,141 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
 from hydraloop.run.record_log import Record
 from hydraloop.tracking.tensorboard import hparams
-from hydraloop.tracking.tensorboard.event_file import EventFile
-from hydraloop.tracking.tensorboard.summaries import Summaries
-from hydraloop.tracking.tracker import Finish, Run, Tracker, UnusableError
-
-log = logging.getLogger(__name__)
+from hydraloop.tracking.tensorboard.summaries import Summaries, text
+from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, UnusableError
 
 FOLDER = "tensorboard"
 """Folder of the event files, in the run directory."""
+_NAME = "events.out.tfevents.{}.hydraloop"
+_ODD = re.compile(r"[^\w.,=+()\[\]-]")
 
 
 class TensorBoardTracker(Tracker):
     """Writes `<run_dir>/tensorboard/events.out.tfevents.…`, one file for each attempt.
 
-    Each record is one event with its scalars (`train/loss`) at step = iteration, its picture and its histograms. A
-    session of the HPARAMS tab begins before the first record and ends after the last one.
+    Each record is one event with its scalars (`train/loss`) at step = iteration, and its objects. The config is text.
+    A session of the HPARAMS tab begins before the first record and ends after the last one. A job of a sweep writes to
+    `tensorboard/<name of the job>/`, because TensorBoard names a run after its folder.
 
-    Each record is written once. `memory` has the number of confirmed bytes of the attempt's file, and is saved together
-    with the cursor. Bytes that a killed process wrote after these are overwritten with the same events. If a resume has
-    cut the log, the same records are cut from the older files: each record is one event, so they are found by counting.
-    The new file's first event is `SessionLog.START` (PyTorch's `purge_step`), which tells a TensorBoard that has read
-    those records already. That event alone would not suffice, because TensorBoard's fast loader ignores it.
+    Each record is written once: `memory` has the number of confirmed bytes, and is saved with the cursor. Bytes that a
+    killed process wrote after these are overwritten with the same events. If a resume has cut records that were sent,
+    all of them go into a new file, and the older files are emptied. `SessionLog.START` (PyTorch's `purge_step`) alone
+    does not suffice: TensorBoard's fast loader ignores it, and drops old points only of tags that it finds again at an
+    earlier step.
 
-    `memory`: `files`, for each attempt `{"name", "head": bytes before the first record, "size": confirmed bytes,
-    "first": index of its first record, "columns": whether the table's columns are written}`; `cut`, until it is done:
-    `{"index", "iteration"}`.
+    `memory`: `file`, the name of the attempt's file; `size`, its confirmed bytes; `attempts`, how many configs are
+    written; `columns`, whether the columns of the HPARAMS table are written.
     """
-
-    @classmethod
-    def preload(cls) -> None:
-        import tensorboard.plugins.hparams.api_pb2  # noqa: F401
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(options, run, memory)
         self._folder = run.run_dir / FOLDER
+        if run.sweep is not None:
+            self._folder /= _ODD.sub("_", run.name).encode()[:200].decode(errors="ignore").lstrip(".") or "job"
         self._summaries = Summaries(run.run_dir, pictures=options.get("pictures", True))
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        """Remember what is to be cut from the files; `open` does it."""
-        self.memory["cut"] = {"index": index, "iteration": iteration}
-        return index
+        """Write everything again."""
+        self.memory.clear()
+        return 0
 
     def open(self) -> None:
-        """Cut older files as the log was cut, and begin this attempt's file if it does not exist.
+        """Begin this attempt's file if it does not exist.
 
         Raises:
             UnusableError: a file exists at the path of the folder.
         """
+        attempt, before = self.run.attempt, self.memory.get("file")
+        name = _NAME.format(f"{self.run.attempts[0].began + attempt.number:010.0f}")  # sorts in the order of attempts
+        if before == name:
+            return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise UnusableError(f"{self._folder} is not a folder: move it away") from error
-        names = self._names()
-        if "files" not in self.memory:  # all records are sent again, so existing files are replaced
-            for name in names:
-                (self._folder / name).unlink(missing_ok=True)
-        files = [entry for entry in self.memory.get("files", []) if self._revised(entry, current=names[-1])]
-        if not files or files[-1]["name"] != names[-1]:
-            head = EventFile(self._folder / names[-1]).write(self._head(), at=0)
-            files.append({"name": names[-1], "head": head, "size": head, "first": None, "columns": False})
-        self.memory["files"] = files
-        self.memory.pop("cut", None)
+        head = [Event(wall_time=attempt.began, file_version="brain.Event:2")]
+        if before is None:
+            for path in self._folder.glob(_NAME.format("*")):
+                path.write_bytes(b"")  # a TensorBoard that is open would read no file after one that is deleted
+            # It also drops the points that it has read.
+            head.append(Event(wall_time=attempt.began, session_log=SessionLog(status=SessionLog.START)))
+            head.append(_event(attempt.began, 0, hparams.session_start(self.run, self._params)))
+        else:
+            self._write(before, self.memory["size"], ())  # removes the end of the session
+        new = self.run.attempts[self.memory.get("attempts", 0) :]
+        head += [_event(one.began, one.iteration, text("config", f"```yaml\n{one.config}\n```")) for one in new]
+        (self._folder / name).touch()
+        self.memory.update(size=self._write(name, 0, head), file=name, attempts=len(self.run.attempts))
 
     def send(self, records: Sequence[Record]) -> None:
-        """Append the records to the attempt's file, and flush once."""
-        entry = self._current()
-        columns = entry["columns"] or not any(map(self._is_evaluation, records))
-        size = self._file.write(self._events(records, columns=columns), at=entry["size"])
-        first = records[0].index if entry["first"] is None else entry["first"]
-        entry.update(size=size, first=first, columns=entry["columns"] or not columns)
+        """Append an event for each record, and flush once.
+
+        The first evaluation's event also has the columns of the HPARAMS table, because the metrics are known then.
+        """
+        self.open()
+        columns, events = self.memory.get("columns", False), []
+        for record in records:
+            summary = self._summaries.of(record)
+            if not columns and record.mode != "train" and "loss" in record.values:
+                columns = True
+                tags = [f"{mode}/{name}" for mode in ("val", "test") for name in record.values]
+                summary.value.append(hparams.experiment(self.run, self._params, [*tags, "train/loss"]))
+            events.append(Event(wall_time=record.timestamp, step=record.iteration, summary=summary))
+        self.memory.update(size=self._write(self.memory["file"], self.memory["size"], events), columns=columns)
 
     def finish(self, finish: Finish) -> None:
         """End the session of the HPARAMS tab.
 
-        This event is not confirmed in `memory`, so that records of a resumed run overwrite it: TensorBoard would
+        This event is not confirmed in `memory`, so that records of a resumed run replace it: TensorBoard would
         otherwise use the first end that it finds.
         """
-        entry, ended = self._current(), time.time()
-        self._file.write([_event(_summary(hparams.session_end(finish, ended)), ended)], at=entry["size"])
+        self.open()
+        ended = time.time()
+        end = _event(ended, 0, hparams.session_end(finish, ended))
+        self._write(self.memory["file"], self.memory["size"], [end])
 
     @property
     def where(self) -> str:
-        """The command that shows the run."""
-        here = Path.cwd()
-        folder = self._folder.relative_to(here) if self._folder.is_relative_to(here) else self._folder
-        return f"tensorboard --logdir {shlex.quote(str(folder))}"
+        """The command that shows the run, or all jobs of its sweep."""
+        folder = self.run.run_dir / FOLDER if self.run.sweep is None else self.run.sweep.folder
+        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        return f"tensorboard --logdir {shlex.quote(str(shown))}"
 
-    def _current(self) -> dict[str, Any]:
-        """Return the entry of the attempt's file. If the file was deleted, it is written again."""
-        if self._file.size < self._entry["size"]:
-            self.open()
-        return self._entry
+    def _write(self, name: str, size: int, events: Sequence[Event]) -> int:
+        """Write events after the first `size` bytes of a file, and flush. Returns the new size.
 
-    @property
-    def _entry(self) -> dict[str, Any]:
-        entry: dict[str, Any] = self.memory["files"][-1]
-        return entry
-
-    @property
-    def _file(self) -> EventFile:
-        return EventFile(self._folder / self._entry["name"])
+        Raises:
+            LostError: the file was deleted or shortened. All records are sent again.
+        """
+        path = self._folder / name
+        if not path.exists() or path.stat().st_size < size:
+            self.memory.clear()
+            raise LostError(0)
+        with path.open("rb+") as file:
+            file.truncate(size)
+            file.seek(size)
+            for event in events:
+                RecordWriter(file).write(event.SerializeToString())
+            return file.tell()
 
     @cached_property
     def _params(self) -> dict[str, hparams.Value]:
         return hparams.chosen(self.run, self.options.get("hparams"))
 
-    @cached_property
-    def _measured(self) -> set[str]:
-        """Names that only records of an evaluation have, and not those that hooks log between them."""
-        starts = (key.split(".") for key in self.run.attempt.params)
-        return {"loss", *(parts[2] for parts in starts if parts[:2] == ["task", "metrics"] and len(parts) > 2)}
 
-    def _is_evaluation(self, record: Record) -> bool:
-        return record.mode != "train" and not self._measured.isdisjoint(record.values)
-
-    def _names(self) -> list[str]:
-        """Return the names of the attempts' files, which must sort in order and be the same in each process.
-
-        A clock may have been set back, or differ between the hosts of two attempts.
-        """
-        names, second = [], 0
-        for attempt in self.run.attempts:
-            second = max(int(attempt.began), second + 1)
-            host = attempt.tags.get("host", "localhost")
-            names.append(f"events.out.tfevents.{second:010d}.{host}.{attempt.pid}.{attempt.number}")
-        return names
-
-    def _revised(self, entry: dict[str, Any], *, current: str) -> bool:
-        """Cut from a file what was cut from the log, and from an older file the end of the session.
-
-        Returns:
-            Whether the file exists.
-        """
-        file = EventFile(self._folder / entry["name"])
-        if file.size < entry["size"]:
-            log.warning("%s was shortened or deleted: some records are missing in it", file.path)
-            entry["size"] = file.whole(entry["size"])
-            if entry["size"] < entry["head"]:
-                file.path.unlink(missing_ok=True)
-                return False
-        cut = self.memory.get("cut")
-        if cut is not None and entry["first"] is not None:
-            kept = max(0, cut["index"] - entry["first"])
-            entry["size"] = file.end_of(kept, after=entry["head"])
-        if entry["name"] != current:
-            file.cut(entry["size"])
-        return True
-
-    def _head(self) -> Iterator[Any]:
-        """Yield the events before an attempt's first record. They are the same each time they are written."""
-        from tensorboard.compat.proto import event_pb2
-
-        attempt = self.run.attempt
-        yield event_pb2.Event(
-            wall_time=attempt.began,
-            file_version="brain.Event:2",
-            source_metadata=event_pb2.SourceMetadata(writer="hydraloop.tracking.tensorboard.tracker"),
-        )
-        cut = self.memory.get("cut")
-        if cut is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            yield event_pb2.Event(wall_time=attempt.began, step=cut["iteration"] + 1, session_log=start)
-        yield _event(_summary(hparams.session_start(self.run, self._params)), attempt.began)
-
-    def _events(self, records: Sequence[Record], *, columns: bool) -> Iterator[Any]:
-        """Yield one event for each record.
-
-        The first evaluation's event also has the columns of the HPARAMS table, because the metrics are known then.
-        """
-        for record in records:
-            summary = self._summaries.of(record)
-            if not columns and self._is_evaluation(record):
-                columns = True
-                tags = [f"{mode}/{name}" for mode in ("val", "test") for name in record.values]
-                summary.value.append(hparams.experiment(self.run, self._params, [*tags, "train/loss"]))
-            yield _event(summary, record.timestamp, record.iteration)
-
-
-def _summary(*values: Any) -> Any:
-    from tensorboard.compat.proto import summary_pb2
-
-    return summary_pb2.Summary(value=values)
-
-
-def _event(summary: Any, when: float, step: int = 0) -> Any:
-    from tensorboard.compat.proto import event_pb2
-
-    return event_pb2.Event(wall_time=when, step=step, summary=summary)
+def _event(when: float, step: int, value: Summary.Value) -> Event:
+    return Event(wall_time=when, step=step, summary=Summary(value=[value]))

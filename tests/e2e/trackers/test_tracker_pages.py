@@ -67,7 +67,7 @@ def test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters(swept: P
     (day,) = swept.path.glob("multirun/*")
     with pages.served(["tensorboard.main", "--logdir", str(day)], swept.path) as address:
         (sweep,) = day.iterdir()
-        runs = [f"{sweep.name}/{job}/tensorboard" for job in (0, 1)]
+        runs = [f"{sweep.name}/{job}/tensorboard/lr={lr}" for job, lr in enumerate(("0.001", "0.01"))]
         browser.driver.get(f"{address}/#scalars")
         browser.shows(*runs, "train/loss", "test/accuracy")
         browser.until(lambda: browser.count("path.line[d]") >= 10, "lines in its charts")

@@ -156,9 +156,15 @@ def tensorboard_points(run: Run) -> Points:
     """The scalars in the event files of a run, as TensorBoard's own reader finds them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    reader = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
+    file = next(run.path.glob("tensorboard/**/events.*"))  # in a folder with the name of a sweep's job
+    reader = EventAccumulator(str(file.parent), size_guidance={"scalars": 0})
     reader.Reload()
-    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    return {
+        tag.removeprefix("train_") if tag.startswith("train_perf/") else tag: [
+            (event.step, event.value) for event in reader.Scalars(tag)
+        ]
+        for tag in reader.Tags()["scalars"]
+    }
 
 
 def nearly(found: Points) -> dict[str, Counter[tuple[int, str]]]:

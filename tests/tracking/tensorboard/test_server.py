@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,14 +13,17 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hydraloop.run.record_log import Record
+from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
+from tests.helpers import make_engine
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +34,7 @@ STATUSES = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNIN
 def job(sweep: Path, number: int, lr: float, *, attempts: int = 1) -> Run:
     params: dict[str, Any] = {"optimizer.lr": lr, "seed": 0, "task.metrics.accuracy._target_": "x"}
     made = tuple(Attempt(n, 6 * n, params, "", {}, BEGAN + n, 100 + n) for n in range(attempts))
-    return Run(sweep / str(number), "uid", "", "", made, Sweep(sweep, "uid", "name", number, ("optimizer.lr",)))
+    return Run(sweep / str(number), "uid", "", f"lr={lr}", made, Sweep(sweep, "uid", "name", number, ("optimizer.lr",)))
 
 
 def records(first: int, last: int, *, index: int) -> list[Record]:
@@ -41,15 +45,13 @@ def records(first: int, last: int, *, index: int) -> list[Record]:
     return [*made, Record(index + len(made), "val", 1, last, BEGAN + last, values, {})]
 
 
-def write(
-    run: Run, memory: dict[str, Any], sent: list[Record], status: Any, *, cut: list[Record] | None = None
-) -> None:
+def write(run: Run, memory: dict[str, Any], log: list[Record], status: Any, *, cut: list[Record] | None = None) -> None:
+    """Send a log as the follower does; `cut` was sent by the attempt before."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     tracker = TensorBoardTracker({}, run, memory)
-    if cut:
-        tracker.rewound(cut[0].index, run.attempt.iteration, cut)
+    begin = tracker.rewound(cut[0].index, run.attempt.iteration, cut) if cut else 0
     tracker.open()
-    tracker.send(sent)
+    tracker.send(log[begin:])
     tracker.finish(Finish(status, None, 0 if status == "finished" else 1))
 
 
@@ -88,29 +90,33 @@ def asked(address: str, *, seconds: float = 60, body: Any = None) -> Any:
         time.sleep(0.3)
 
 
-@pytest.mark.parametrize("fast", ["auto", "false"])
+def points(address: str, run: str, tag: str) -> list[tuple[int, float]]:
+    query = urllib.parse.urlencode({"run": run, "tag": tag})
+    return [(step, round(value, 6)) for _, step, value in asked(f"{address}/scalars/scalars?{query}")]
+
+
+FIRST, SECOND = "0/tensorboard/lr=0.1", "1/tensorboard/lr=0.2"
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
 def test_a_sweep_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
     sweep = tmp_path / "sweep"
     write(job(sweep, 0, 0.1), {}, records(1, 8, index=0), "finished")
     memory: dict[str, Any] = {}
-    first = [*records(1, 10, index=0), Record(11, "test", 1, 10, BEGAN, {"accuracy": 0.0, "loss": 9.0}, {})]
-    write(job(sweep, 1, 0.2), memory, first, "failed")
-    write(job(sweep, 1, 0.2, attempts=2), memory, records(7, 12, index=6), "finished", cut=first[6:])
+    log = [*records(1, 10, index=0), Record(11, "test", 1, 10, BEGAN, {"accuracy": 0.0, "loss": 9.0}, {})]
+    write(job(sweep, 1, 0.2), memory, log, "failed")
+    resumed = [*log[:6], *records(7, 12, index=6)]
+    write(job(sweep, 1, 0.2, attempts=2), memory, resumed, "finished", cut=log[6:])
 
     with server(sweep, fast=fast) as address:
         tags: dict[str, Any] = {}
         while len(tags) < 2:
             tags = asked(f"{address}/scalars/tags")
-        assert sorted(tags) == ["0/tensorboard", "1/tensorboard"]
-        assert set(tags["0/tensorboard"]) == {"train/loss", "val/accuracy", "val/loss"}
-
-        def steps(tag: str) -> list[int]:
-            query = urllib.parse.urlencode({"run": "1/tensorboard", "tag": tag})
-            return [step for _, step, _ in asked(f"{address}/scalars/scalars?{query}")]
-
-        assert steps("train/loss") == list(range(1, 13))
-        assert steps("val/accuracy") == [12]
-        assert "test/loss" not in tags["1/tensorboard"], "of the first attempt, cut"
+        assert sorted(tags) == [FIRST, SECOND]
+        assert set(tags[FIRST]) == {"train/loss", "val/accuracy", "val/loss"}
+        assert [step for step, _ in points(address, SECOND, "train/loss")] == list(range(1, 13))
+        assert points(address, SECOND, "val/accuracy") == [(12, 0.12)]
+        assert "test/loss" not in tags[SECOND], "of the first attempt, cut"
 
         columns = asked(f"{address}/hparams/experiment", body={})
         assert {info["name"] for info in columns["hparamInfos"]} == {"optimizer.lr", "seed"}
@@ -118,13 +124,62 @@ def test_a_sweep_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
         wanted = {"allowedStatuses": STATUSES, "colParams": [], "startIndex": 0, "sliceSize": 10}
         groups = asked(f"{address}/hparams/session_groups", body=wanted)["sessionGroups"]
         by_name = {group["name"]: group for group in groups}
-        assert {name: group["hparams"]["optimizer.lr"] for name, group in by_name.items()} == {
-            "0/tensorboard": 0.1,
-            "1/tensorboard": 0.2,
-        }
+        rates = {name: group["hparams"]["optimizer.lr"] for name, group in by_name.items()}
+        assert rates == {FIRST: 0.1, SECOND: 0.2}
         assert [group["sessions"][0]["status"] for group in groups] == ["STATUS_SUCCESS"] * 2
         finals = {
             value["name"]["tag"]: (value["trainingStep"], round(value["value"], 6))
-            for value in by_name["1/tensorboard"]["metricValues"]
+            for value in by_name[SECOND]["metricValues"]
         }
         assert finals["val/accuracy"] == (12, 0.12)
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_a_tensorboard_that_is_open_while_a_run_is_resumed(tmp_path: Path, fast: str) -> None:
+    sweep, memory = tmp_path / "sweep", dict[str, Any]()
+    log = records(1, 10, index=0)
+    write(job(sweep, 1, 0.2), memory, log, "failed")
+    with server(sweep, fast=fast) as address:
+        assert len(points(address, SECOND, "train/loss")) == 10
+        later = [replace(one, values={"loss": 5.0}) for one in records(7, 8, index=6)[:2]]
+        write(job(sweep, 1, 0.2, attempts=2), memory, [*log[:6], *later], "finished", cut=log[6:])
+        expected = [(n, round(1 / n, 6)) for n in range(1, 7)] + [(7, 5.0), (8, 5.0)]
+        until = time.monotonic() + 60
+        while points(address, SECOND, "train/loss") != expected:
+            assert time.monotonic() < until, points(address, SECOND, "train/loss")
+            time.sleep(0.3)
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_objects_and_the_config_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
+    engine = make_engine(tmp_path / "0")
+    for log, *given in (
+        (engine.log_image, "val/predictions", torch.rand(6, 7)),
+        (engine.log_text, "note", "**bold**"),
+        (engine.log_table, "pairs", ["a|b", "c"], [[1, "x"], [None, 2.5]]),
+        (engine.log_histogram, "logits", [1.0, 2.0, float("nan")]),
+    ):
+        log(*given)  # type: ignore[operator]
+    kinds = [("image", "val/predictions", "val/predictions_iter_0.png"), ("text", "train/note", "train/note_iter_0.md"),
+             ("table", "train/pairs", "train/pairs_iter_0.json"),
+             ("histogram", "train/logits", "train/logits_iter_0.json")]  # fmt: skip
+    objects = tuple(LoggedObject(kind, name, f"media/{path}") for kind, name, path in kinds)  # type: ignore[arg-type]
+    run = job(tmp_path, 0, 0.1)
+    run = replace(run, attempts=(replace(run.attempt, config="optimizer:\n  lr: 0.1\n"),))
+    write(run, {}, [Record(0, "val", 1, 3, BEGAN, {"loss": 1.0}, {}, objects)], "finished")
+    with server(tmp_path, fast=fast) as address:
+        assert [step for step, _ in points(address, FIRST, "nonfinite/train/logits")] == [3]
+        tags = asked(f"{address}/text/tags")[FIRST]
+        assert set(tags) == {"config", "train/note", "train/pairs"}
+
+        def text(tag: str) -> str:
+            query = urllib.parse.urlencode({"run": FIRST, "tag": tag})
+            (found,) = asked(f"{address}/text/text?{query}")
+            shown: str = found["text"]
+            return shown
+
+        assert "<strong>bold</strong>" in text("train/note")
+        assert re.findall(r"<t[hd](?: [^>]*)?>([^<]*)<", text("train/pairs")) == ["a|b", "c", "1", "x", "", "2.5"]
+        assert re.search(r"<code[^>]*>optimizer:\n  lr: 0.1", text("config"))
+        assert set(asked(f"{address}/images/tags")[FIRST]) == {"val/predictions"}
+        assert set(asked(f"{address}/histograms/tags")[FIRST]) == {"train/logits"}

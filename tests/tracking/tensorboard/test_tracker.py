@@ -28,7 +28,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata
 
 from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
-from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep, UnusableError
+from hydraloop.tracking.tracker import Attempt, Finish, LostError, Run, Sweep, UnusableError
 
 BEGAN = 1_700_000_000.5
 
@@ -64,8 +64,12 @@ def opened(run: Run, memory: dict[str, Any] | None = None, **options: Any) -> Te
     return tracker
 
 
+def folder_of(run: Run) -> Path:
+    return run.run_dir / "tensorboard" / (run.name if run.sweep is not None else "")
+
+
 def read(run: Run) -> EventAccumulator:
-    found = EventAccumulator(str(run.run_dir / "tensorboard"), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE)
+    found = EventAccumulator(str(folder_of(run)), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE)
     assert found.purge_orphaned_data
     return found.Reload()
 
@@ -77,7 +81,7 @@ def steps(run: Run | EventAccumulator, tag: str = "train/loss") -> list[int]:
 
 def raw(run: Run) -> list[Any]:
     """All events in the files, including those that a loader would drop."""
-    files = sorted((run.run_dir / "tensorboard").iterdir())
+    files = sorted(folder_of(run).iterdir())
     return [event_pb2.Event.FromString(event) for file in files for event in RawEventFileLoader(str(file)).Load()]
 
 
@@ -109,6 +113,14 @@ def test_scalars_have_tag_step_and_the_time_of_their_record(tmp_path: Path) -> N
     assert math.isnan(loss[1].value)
     assert [event.value for event in lr] == [0.25, math.inf]
     assert (accuracy.step, accuracy.value, accuracy.wall_time) == (20, 0.75, BEGAN + 2)
+
+
+def test_speed_is_not_the_first_that_is_seen(tmp_path: Path) -> None:
+    """TensorBoard sorts groups by name, and opens the first two."""
+    run = run_in(tmp_path)
+    opened(run).send([record(0, 1, loss=0.5, time=1.0), record(1, 1, "val"), record(2, 1, "test")])
+    groups = sorted({tag.partition("/")[0] for tag in read(run).Tags()["scalars"]})
+    assert groups == ["test", "train", "train_perf", "val"]
 
 
 def test_everything_is_on_disk_when_send_returns(tmp_path: Path) -> None:
@@ -203,6 +215,41 @@ def test_histograms_are_taken_from_their_file(tmp_path: Path, caplog: pytest.Log
     assert [line.getMessage().split(",")[0] for line in caplog.records] == ["torn.json is skipped"]
 
 
+def test_the_first_object_of_a_kind_that_cannot_be_shown_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = run_in(tmp_path)
+    (tmp_path / "media").mkdir()
+    files = [LoggedObject("artifact", f"train/{name}", f"media/{name}") for name in ("a.npz", "b.npz")]
+    broken = LoggedObject("table", "train/t", "media/t.json")
+    (tmp_path / "media" / "t.json").write_text('{"columns": ["a"]}')
+    tracker = opened(run)
+    for n, one in enumerate((*files, broken)):
+        (tmp_path / one.path).touch()
+        tracker.send([replace(record(n, n + 1), objects=(one,))])
+    assert steps(run) == [1, 2, 3]
+    assert [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING] == [
+        "media/a.npz is skipped, as others like it will be: TensorBoard does not show files",
+        "media/t.json is skipped, as others like it will be: 'rows'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("lr=0.1,hooks=[ema]", "lr=0.1,hooks=[ema]"),
+        ("data=../x y", "data=.._x_y"),
+        ("..", "job"),
+        ("é" * 200, "é" * 100),
+    ],
+)
+def test_a_job_of_a_sweep_is_named_by_its_folder(tmp_path: Path, name: str, folder: str) -> None:
+    sweep = Sweep(tmp_path, "uid", "name", 0, ("optimizer.lr",))
+    run = replace(run_in(tmp_path / "0", sweep=sweep), name=name)
+    assert opened(run).where == f"tensorboard --logdir {tmp_path}"
+    assert [path.name for path in (tmp_path / "0" / "tensorboard").iterdir()] == [folder]
+
+
 # The HPARAMS tab. ----------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +309,7 @@ def test_the_tables_columns_come_with_the_first_evaluation(tmp_path: Path) -> No
     run = run_in(tmp_path / "0", sweep=sweep, params={"engine.test": True})
     tracker = opened(run)
     tracker.send([record(0, 1), record(1, 1, "val", used_memory=5.0)])
-    assert metadata.EXPERIMENT_TAG not in read(run).PluginTagToContent("hparams")
+    assert written(run, metadata.EXPERIMENT_TAG) == []
     tracker.send([record(2, 2), record(3, 2, "val", accuracy=0.5, loss=1.0), record(4, 3, "val", accuracy=0.6)])
     tracker.send([record(5, 3, "test", accuracy=0.5, loss=1.0)])
     metrics = ["val/accuracy", "val/loss", "test/accuracy", "test/loss", "train/loss"]
@@ -345,139 +392,137 @@ def test_without_its_memory_everything_is_written_anew(tmp_path: Path) -> None:
     assert written(resumed) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_files_that_somebody_has_deleted_begin_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = run_in(tmp_path)
-    tracker = opened(run)
-    tracker.send(training(1, 3, index=0))
-    shutil.rmtree(tmp_path / "tensorboard")
+@pytest.mark.parametrize("damage", ["deleted", "folder deleted", "shortened"])
+def test_a_file_that_is_gone_or_was_shortened_is_written_again(tmp_path: Path, damage: str) -> None:
+    run, memory = run_in(tmp_path), dict[str, Any]()
+    opened(run, memory).send(training(1, 3, index=0))
+    resumed = run_in(tmp_path, resumed_at=[3])
+    tracker = opened(resumed, memory)
     tracker.send(training(4, 5, index=3))
-    assert steps(run) == [4, 5]
-    assert session(run)[0] == {"seed": 3.0, "optimizer.lr": 0.1}
-    assert ["was shortened or deleted" in line.getMessage() for line in caplog.records] == [True]
-
-
-def test_the_end_of_a_run_whose_files_are_gone(tmp_path: Path) -> None:
-    run = run_in(tmp_path)
-    tracker = opened(run)
-    tracker.send(training(1, 3, index=0))
-    shutil.rmtree(tmp_path / "tensorboard")
+    newest = sorted((tmp_path / "tensorboard").iterdir())[-1]
+    if damage == "shortened":
+        with newest.open("rb+") as file:
+            file.truncate(newest.stat().st_size - 1)
+    else:
+        shutil.rmtree(newest.parent) if damage == "folder deleted" else newest.unlink()
+    for call in (lambda: tracker.send(training(6, 6, index=5)), lambda: tracker.finish(Finish("finished"))):
+        saved = memory.copy()
+        with pytest.raises(LostError) as lost:
+            call()
+        assert (lost.value.index, memory) == (0, {})
+        memory.update(saved)
+    memory.clear()
+    tracker.send(training(1, 6, index=0))
     tracker.finish(Finish("finished"))
-    assert session(run) == ({"seed": 3.0, "optimizer.lr": 0.1}, api_pb2.STATUS_SUCCESS)
-
-
-def test_a_file_that_was_cut_short_goes_on_behind_its_last_whole_event(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = run_in(tmp_path)
-    tracker = opened(run)
-    tracker.send(training(1, 3, index=0))
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    with path.open("rb+") as file:
-        file.truncate(path.stat().st_size - 1)
-    tracker.send(training(4, 5, index=3))
-    assert steps(run) == [1, 2, 4, 5]
-    assert len(caplog.records) == 1
+    assert steps(resumed) == written(resumed) == list(range(1, 7))
+    assert session(resumed) == ({"seed": 3.0, "optimizer.lr": 0.1}, api_pb2.STATUS_SUCCESS)
 
 
 # Resuming. -----------------------------------------------------------------------------------------------------------
 
 
-def first_attempt(path: Path) -> tuple[Run, dict[str, Any]]:
-    """Ten iterations with a validation at 5 and 10, a test, and an end."""
-    run, memory = run_in(path), dict[str, Any]()
-    tracker = opened(run, memory)
-    tracker.send([*training(1, 5, index=0), record(5, 5, "val"), *training(6, 10, index=6)])
-    tracker.send([record(11, 10, "val"), record(12, 10, "test")])
-    tracker.finish(Finish("failed", None, 1))
-    return run, memory
+class Resumable:
+    """A run whose records are kept, as in its log, so that they can be sent again."""
 
+    def __init__(self, path: Path) -> None:
+        """Ten iterations with a validation at 5 and 10, a test, and an end."""
+        self.path, self.memory, self.resumes = path, dict[str, Any](), list[int]()
+        evaluations = [record(11, 10, "val"), record(12, 10, "test")]
+        self.log = [*training(1, 5, index=0), record(5, 5, "val"), *training(6, 10, index=6), *evaluations]
+        self.tracker = opened(run_in(path), self.memory)
+        self.tracker.send(self.log)
+        self.tracker.finish(Finish("failed", None, 1))
 
-def resume(path: Path, memory: dict[str, Any], *, at: int, index: int, cut: int) -> TensorBoardTracker:
-    """A tracker for the next attempt, after `cut` records from line `index` on have been cut."""
-    before = [fact["number"] for fact in memory.setdefault("attempts", [])]
-    memory["attempts"].append({"number": len(before), "at": at})
-    run = run_in(path, resumed_at=[fact["at"] for fact in memory["attempts"]])
-    tracker = TensorBoardTracker({}, run, memory)
-    if cut:
-        gone = [record(index + n, at + 1 + n) for n in range(cut)]
-        assert tracker.rewound(index, at, gone) == index
-    tracker.open()
-    return tracker
+    def resume(self, *, at: int, kept: int) -> None:
+        """Begin the next attempt, after all but `kept` records have been cut."""
+        self.resumes.append(at)
+        cut, self.log = self.log[kept:], self.log[:kept]
+        self.tracker = TensorBoardTracker({}, run_in(self.path, resumed_at=self.resumes), self.memory)
+        index = self.tracker.rewound(kept, at, cut) if cut else kept
+        self.tracker.open()
+        if index < kept:
+            self.tracker.send(self.log[index:])
+
+    def send(self, *records: Record) -> None:
+        self.log += [replace(one, index=len(self.log) + n) for n, one in enumerate(records)]
+        self.tracker.send(self.log[-len(records) :])
+
+    def steps(self, tag: str = "train/loss") -> list[int]:
+        """Steps as TensorBoard finds them; each is in the files once, also for readers that purge nothing."""
+        found = steps(self.tracker.run, tag)
+        assert found == written(self.tracker.run, tag)
+        return found
 
 
 def test_what_a_resumed_run_does_again_is_there_once(tmp_path: Path) -> None:
-    _, memory = first_attempt(tmp_path)
-    tracker = resume(tmp_path, memory, at=7, index=8, cut=5)
-    tracker.send([*training(8, 12, index=8), record(13, 12, "test")])
-    tracker.finish(Finish("finished"))
-    assert steps(tracker.run) == written(tracker.run) == list(range(1, 13))
-    assert steps(tracker.run, "val/loss") == written(tracker.run, "val/loss") == [5]
-    assert written(tracker.run, "test/loss") == [12], "also for readers that know nothing of purging"
-    assert session(tracker.run)[1] == api_pb2.STATUS_SUCCESS
-    assert "cut" not in memory
+    run = Resumable(tmp_path)
+    run.resume(at=7, kept=8)
+    assert (run.steps(), run.steps("test/loss")) == ([*range(1, 8)], [])
+    run.send(*training(8, 12), record(13, 12, "test"))
+    run.tracker.finish(Finish("finished"))
+    assert (run.steps(), run.steps("val/loss"), run.steps("test/loss")) == ([*range(1, 13)], [5], [12])
+    assert session(run.tracker.run)[1] == api_pb2.STATUS_SUCCESS
+    assert [path.stat().st_size > 0 for path in sorted((tmp_path / "tensorboard").iterdir())] == [False, True]
 
 
 def test_records_of_the_checkpoints_own_iteration_are_cut_one_by_one(tmp_path: Path) -> None:
-    _, memory = first_attempt(tmp_path)
-    tracker = resume(tmp_path, memory, at=5, index=5, cut=8)  # the validation at 5 is made up
-    tracker.send([record(5, 5, "val"), record(6, 6)])
-    assert written(tracker.run) == steps(tracker.run) == [1, 2, 3, 4, 5, 6]
-    assert written(tracker.run, "val/loss") == steps(tracker.run, "val/loss") == [5]
-    assert columns(tracker.run)[1][0] == "val/accuracy"
+    run = Resumable(tmp_path)
+    run.resume(at=5, kept=5)  # the validation at 5 is made up
+    run.send(record(5, 5, "val"), record(6, 6))
+    assert (run.steps(), run.steps("val/loss")) == ([*range(1, 7)], [5])
+    assert columns(run.tracker.run)[1][0] == "val/accuracy"
 
 
-def test_a_tensorboard_that_is_open_purges_what_it_has_read(tmp_path: Path) -> None:
-    run, memory = first_attempt(tmp_path)
-    watching = read(run)
+def test_a_tensorboard_that_is_open_drops_what_it_has_read(tmp_path: Path) -> None:
+    run = Resumable(tmp_path)
+    watching = read(run.tracker.run)
     assert steps(watching) == list(range(1, 11))
-    tracker = resume(tmp_path, memory, at=7, index=8, cut=5)
+    run.resume(at=7, kept=8)
     assert steps(watching.Reload()) == list(range(1, 8))
-    assert steps(watching, "test/loss") == []
-    tracker.send(training(8, 12, index=8))
+    assert (steps(watching, "val/loss"), steps(watching, "test/loss")) == ([5], [])
+    run.send(*training(8, 12))
     assert steps(watching.Reload()) == list(range(1, 13))
-    starts = [event.step for event in raw(run) if event.session_log.status == event_pb2.SessionLog.START]
-    assert starts == [8]
 
 
-def test_a_run_that_is_resumed_without_a_cut_goes_on(tmp_path: Path) -> None:
-    _, memory = first_attempt(tmp_path)
-    tracker = resume(tmp_path, memory, at=10, index=13, cut=0)
-    assert session(tracker.run)[1] is None
-    tracker.send(training(11, 12, index=13))
-    assert written(tracker.run) == steps(tracker.run) == list(range(1, 13))
-    assert steps(tracker.run, "test/loss") == [10]
-    assert not [event for event in raw(tracker.run) if event.HasField("session_log")]
+def test_a_run_that_is_resumed_without_a_cut_continues(tmp_path: Path) -> None:
+    run = Resumable(tmp_path)
+    watching = read(run.tracker.run)
+    run.resume(at=10, kept=13)
+    assert session(run.tracker.run)[1] is None
+    run.send(*training(11, 12))
+    assert (run.steps(), run.steps("test/loss")) == ([*range(1, 13)], [10])
+    assert steps(watching.Reload()) == list(range(1, 13))
+    assert [text.step for text in read(run.tracker.run).Tensors("config")] == [0, 10]
 
 
 def test_a_run_that_is_resumed_again_and_again(tmp_path: Path) -> None:
-    _, memory = first_attempt(tmp_path)
-    resume(tmp_path, memory, at=7, index=8, cut=5).send(training(8, 12, index=8))
-    resume(tmp_path, memory, at=9, index=10, cut=3).send(training(10, 11, index=10))
-    third = resume(tmp_path, memory, at=3, index=3, cut=9)  # before the records of the second attempt
-    third.send(training(4, 6, index=3))
-    assert written(third.run) == steps(third.run) == [1, 2, 3, 4, 5, 6]
-    fourth = resume(tmp_path, memory, at=5, index=5, cut=1)
-    fourth.send(training(6, 9, index=5))
-    assert written(fourth.run) == steps(fourth.run) == list(range(1, 10))
+    run = Resumable(tmp_path)
+    for at, kept, last in ((7, 8, 12), (12, 13, 14), (9, 10, 11), (3, 3, 6), (5, 5, 9)):
+        run.resume(at=at, kept=kept)
+        run.send(*training(at + 1, last))
+        assert run.steps() == list(range(1, last + 1))
+    assert [text.step for text in read(run.tracker.run).Tensors("config")] == [0, *run.resumes]
 
 
 def test_a_resume_that_died_while_opening_is_repeated(tmp_path: Path) -> None:
-    _, memory = first_attempt(tmp_path)
-    saved = copy.deepcopy(memory)
-    resume(tmp_path, memory, at=7, index=8, cut=5).send(training(8, 9, index=8))
-    tracker = resume(tmp_path, saved, at=7, index=8, cut=5)
-    tracker.send(training(8, 12, index=8))
-    assert written(tracker.run) == steps(tracker.run) == list(range(1, 13))
+    run = Resumable(tmp_path)
+    saved, log = copy.deepcopy(run.memory), run.log
+    run.resume(at=7, kept=8)
+    run.send(*training(8, 9))
+    run.memory, run.log = saved, log
+    run.resumes.clear()
+    run.resume(at=7, kept=8)
+    run.send(*training(8, 12))
+    assert run.steps() == list(range(1, 13))
 
 
 def test_files_sort_in_the_order_of_attempts_though_the_clock_went_back(tmp_path: Path) -> None:
-    _, memory = first_attempt(tmp_path)
-    run = run_in(tmp_path, resumed_at=[7, 8])
-    earlier = [replace(attempt, began=BEGAN - 3600 * attempt.number) for attempt in run.attempts]
-    for number in (1, 2):
-        tracker = opened(replace(run, attempts=tuple(earlier[: number + 1])), memory)
-        tracker.send([record(12 + number, 10 + number)])
-    assert steps(run) == written(run) == list(range(1, 13))
+    memory: dict[str, Any] = {}
+    run = run_in(tmp_path, resumed_at=[10] * 11)
+    attempts = [replace(attempt, began=BEGAN - 3600 * attempt.number) for attempt in run.attempts]
+    for number in range(12):
+        opened(replace(run, attempts=tuple(attempts[: number + 1])), memory).send([record(number, number)])
+    assert steps(run) == written(run) == list(range(12))
 
 
 # Bad input. ----------------------------------------------------------------------------------------------------------
@@ -525,6 +570,7 @@ def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
 
 def test_nothing_is_said_when_all_is_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="hydraloop")
-    _, memory = first_attempt(tmp_path)
-    resume(tmp_path, memory, at=7, index=8, cut=5).send(training(8, 9, index=8))
+    run = Resumable(tmp_path)
+    run.resume(at=7, kept=8)
+    run.send(*training(8, 9))
     assert [line.getMessage() for line in caplog.records if line.name.startswith("hydraloop")] == []
