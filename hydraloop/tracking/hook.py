@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.run.environment import shown
 from hydraloop.run.record_log import count
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.describe_engine import run_of
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.cursor import Cursor, sync_command
 from hydraloop.tracking.follower.link import Link, Settings
 from hydraloop.tracking.tracker import Finish
 
@@ -39,7 +38,7 @@ class TrackerHook(Hook):
 
     The training thread does nothing for a record: the `logger` hook writes it to `metrics.jsonl`. A follower, a
     separate process, reads it there and sends it, in batches, about once a second. A service that is down or slow does
-    not slow training. `sync.py` sends what was not sent when the run ended.
+    not slow training. `python -m hydraloop sync` sends what was not sent.
 
     Args:
         flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
@@ -179,15 +178,11 @@ class TrackerHook(Hook):
         if cursor is not None and cursor.refused:
             text += f", {len(cursor.refused):,} refused"
         if cursor is not None and cursor.finished and cursor.index == total:
-            return f"{text}, {cursor.where}" if cursor.where else text
+            if cursor.complete:
+                return f"{text}, {cursor.where}" if cursor.where else text
+            text += ", but not all files"
         why = "" if trouble is None else f" ({mask_text(trouble)})"
-        return f"{text}{why}; {_command(run_dir)} sends the rest"
-
-
-def _command(run_dir: Path) -> str:
-    """Return the command that sends the rest: the project's own script if it has one."""
-    script = Path("scripts", "sync.py")
-    return f"python {script if script.exists() else '-m hydraloop.tracking.sync'} {shown(run_dir)}"
+        return f"{text}{why}; {sync_command(run_dir)} sends the rest"
 
 
 def _ending(engine: Engine) -> Finish:

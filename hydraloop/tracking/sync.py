@@ -1,7 +1,8 @@
-"""`python scripts/sync.py <run or sweep directory>`: send the records that trackers do not have yet.
+"""`python -m hydraloop sync <run or sweep directory>`: send the records and files that trackers do not have yet.
 
 Each record is sent exactly once: sending resumes at each tracker's cursor, with the same code as during training.
-Runs that are still training or being followed are skipped.
+Runs that are still training or being followed are skipped. A cursor comes from the disk, so it only selects classes
+that the allowlist permits: hydraloop's own, those in the working directory, and those in `--trusted` packages.
 """
 
 from __future__ import annotations
@@ -9,30 +10,50 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import yaml
 from filelock import Timeout
 
 from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
-from hydraloop.safety.secrets import mask_text
+from hydraloop.safety.secrets import mask_text, masked, remember
 from hydraloop.tracking import description, parent
 from hydraloop.tracking.follower.cursor import Cursor, hook_names
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.kinds import load_tracker
-from hydraloop.tracking.tracker import Attempt, Finish
+from hydraloop.tracking.kinds import load_tracker, trust
+from hydraloop.tracking.tracker import Attempt, Finish, Tracker
 
 log = logging.getLogger(__name__)
 
 SYNC = "_sync"
-"""Option that `sync.py` adds to a tracker's: it may take longer, and complete what an earlier process could not."""
+"""Option that sync adds to a tracker's: it may take longer, and complete what an earlier process could not."""
+_TRIES = 3
+"""Failures in a row, without progress, after which a tracker is given up. The user can repeat the command."""
+_BUSY = 20.0
+"""Seconds without progress after which a service that is there but refuses is given up."""
+_OPTION = re.compile(r"(?:default_)?hooks\.(\w+)\.(\w+)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How runs are sent."""
+
+    timeout: float = 600.0
+    """Seconds for each run and tracker."""
+    again: bool = False
+    """Whether everything is sent again, to a service that has nothing of the run."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options that replace those of the run, by the name of the hook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +73,55 @@ class Outcome:
     where: str | None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Send what is left. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
-    parser = argparse.ArgumentParser(prog="sync.py", description="Send the records that trackers do not have yet.")
-    parser.add_argument("directory", type=Path, nargs="+", help="a run, a sweep, or a folder of them (outputs/)")
+def main(argv: Sequence[str]) -> int:
+    """Run the command. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hydraloop sync", description="Send the records and files that trackers do not have yet."
+    )
+    parser.add_argument(
+        "directory",
+        nargs="+",
+        help="a run, a sweep, or a folder of them (outputs/); or an option that is used instead of the run's, such as "
+        "hooks.mlflow.tracking_uri=http://localhost:5000",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="send everything, because the service has been replaced or has moved"
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run and tracker; default 600")
+    parser.add_argument(
+        "--trusted", action="append", default=[], metavar="PACKAGE", help="a package with a custom tracker"
+    )
     args = parser.parse_args(argv)
-    if argv is None:  # started from the command line: this process has no logging of its own yet
-        log_to_stderr(logging.WARNING, "%(message)s")
-    outcomes: list[Outcome] = []
-    problems: list[str] = []
-    for directory in args.directory:
+    log_to_stderr(logging.WARNING, "%(message)s")
+    trust([str(Path.cwd())], args.trusted)
+    options: dict[str, dict[str, Any]] = {}
+    directories = []
+    for argument in args.directory:
+        if (option := _OPTION.fullmatch(argument)) is None:
+            directories.append(Path(argument))
+        else:
+            options.setdefault(option[1], {})[option[2]] = yaml.safe_load(option[3])
+    remember(options)
+    return send_all(directories, How(args.timeout, args.again, options))
+
+
+def send_all(directories: Sequence[Path], how: How = How()) -> int:  # it is frozen
+    """Send what is left of all runs in some directories, and print a line for each. Returns the exit code."""
+    complete = True
+    for directory in directories:
         found = list(run_dirs(directory))
         if not found:
             print(f"error: {directory} has no run with a tracker", file=sys.stderr)
             return 2
         for run_dir in found:
             for name in hook_names(run_dir):
-                outcomes.append(synced(run_dir, name, timeout=args.timeout))
-                print(mask_text(_line(outcomes[-1])), flush=True)
-        problems += _finish_sweeps(found)
-    for problem in problems:
-        print(mask_text(problem))
-    return 0 if not problems and all(outcome.problem is None for outcome in outcomes) else 1
+                outcome = synced(run_dir, name, how)
+                complete = complete and outcome.problem is None
+                print(mask_text(_line(outcome)), flush=True)
+        for problem in _finish_sweeps(found):
+            complete = False
+            print(mask_text(problem))
+    return 0 if complete else 1
 
 
 def run_dirs(directory: Path) -> Iterator[Path]:
@@ -83,11 +130,11 @@ def run_dirs(directory: Path) -> Iterator[Path]:
     return iter(sorted(found, key=lambda path: [(len(part), part) for part in path.parts]))
 
 
-def synced(run_dir: Path, name: str, *, timeout: float) -> Outcome:
+def synced(run_dir: Path, name: str, how: How) -> Outcome:
     """Send the rest of one run, and how it ended, to one tracker. Any error is part of the outcome."""
     try:
         with lock_of(run_dir, name).acquire(timeout=0):
-            return _synced(run_dir, name, timeout)
+            return _synced(run_dir, name, how)
     except Timeout:
         problem = "the run is still sending its records"
     except Exception as error:
@@ -100,21 +147,28 @@ def synced(run_dir: Path, name: str, *, timeout: float) -> Outcome:
     return _outcome(run_dir, name, cursor, 0, problem)
 
 
-def _synced(run_dir: Path, name: str, timeout: float) -> Outcome:
+def _synced(run_dir: Path, name: str, how: How) -> Outcome:
     cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
     if cursor is None or run is None:
         return _outcome(run_dir, name, cursor, 0, "its description in tracking/ is missing")
-    before = cursor.sent
+    kind = _kind(cursor.kind, run_dir)
+    options = {**cursor.options, **how.options.get(name, {})}
+    if unknown := options.keys() - cursor.options.keys():
+        return _outcome(run_dir, name, cursor, 0, f"hooks.{name}.{min(unknown)}: no such option")
+    if how.again:
+        cursor = Cursor(cursor.kind, cursor.options)
+        cursor.save(run_dir, name)
+    before, cursor.options = cursor.sent, masked(options)
     ended = description.ending(run_dir, run.attempt)
     finish = None if ended.status == "killed" and _trains(run.attempt) else ended
-    tracker = load_tracker(cursor.kind)({**cursor.options, SYNC: True}, run, cursor.memory)
+    tracker = kind({**options, SYNC: True}, run, cursor.memory)
     troubles: list[Trouble] = []
 
     def told(trouble: Trouble | None) -> None:
         troubles[:] = [] if trouble is None else [trouble]
 
     try:
-        state = _drained(Follower(tracker, cursor, run_dir, name, told), finish, timeout)
+        state = _drained(Follower(tracker, cursor, run_dir, name, told), finish, how.timeout)
     finally:
         tracker.close()
     problem = None
@@ -123,19 +177,26 @@ def _synced(run_dir: Path, name: str, timeout: float) -> Outcome:
     return _outcome(run_dir, name, cursor, max(0, cursor.sent - before), problem)
 
 
+def _kind(kind: str, run_dir: Path) -> type[Tracker]:
+    """Return the class that a cursor names, but none in a folder of runs, which may come from anywhere.
+
+    Raises:
+        ValueError: the class is not permitted.
+    """
+    if run_dir.resolve().is_relative_to(Path.cwd().resolve() / kind.partition(".")[0]):
+        raise ValueError(f"the tracker {kind!r} is in a folder of runs")
+    return load_tracker(kind)
+
+
 def _drained(follower: Follower, finish: Finish | None, timeout: float) -> str:
-    deadline, tries = time.monotonic() + timeout, 0
+    deadline = time.monotonic() + timeout
     while True:
         state = follower.step(finish)
-        tries = tries + 1 if state == "in trouble" else 0
-        if state in ("done", "given up", "caught up") or tries >= _TRIES or time.monotonic() >= deadline:
+        hopeless = follower.failing >= _BUSY if follower.is_busy else follower.failures >= _TRIES
+        if state in ("done", "given up", "caught up") or hopeless or time.monotonic() >= deadline:
             return state
         if state == "in trouble":
-            time.sleep(follower.wait(ending=True))
-
-
-_TRIES = 3
-"""Failures in a row after which a tracker is given up. The user sees the problem and can repeat the command."""
+            time.sleep(min(follower.wait(ending=True), max(0.0, deadline - time.monotonic())))
 
 
 def _trains(attempt: Attempt) -> bool:
@@ -176,7 +237,3 @@ def _finish_sweeps(found: Sequence[Path]) -> list[str]:
             except Exception as error:
                 problems.append(f"{os.path.relpath(folder)}: the sweep's parent run: {described(error)}")
     return problems
-
-
-if __name__ == "__main__":
-    sys.exit(main())

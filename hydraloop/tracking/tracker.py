@@ -116,6 +116,13 @@ class BusyError(Exception):
         self.retry_after = retry_after
 
 
+class GoneError(UnusableError):
+    """The service does not have the run any more: its database was deleted, replaced or moved.
+
+    The follower gives up, and its message has the command that sends everything again.
+    """
+
+
 class LostError(Exception):
     """The service has lost records that it had accepted. The follower sends the records from `index` on again.
 

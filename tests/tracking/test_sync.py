@@ -33,7 +33,7 @@ def test_a_broken_file_is_one_runs_trouble(
     for name in "abc":
         Result("finished").write(_run(tmp_path / name))
     (tmp_path / "a" / "tracking" / broken).write_text(content)
-    code = sync.main([str(tmp_path)])
+    code = sync.send_all([tmp_path])
     shown = capsys.readouterr().out
     for name in "bc":
         cursor = Cursor.load(tmp_path / name, "tensorboard")
@@ -49,7 +49,7 @@ def test_a_broken_sweep_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     _run(tmp_path / "a")
     (tmp_path / "tracking").mkdir()
     (tmp_path / "tracking" / "sweep.json").write_text("{")
-    assert sync.main([str(tmp_path)]) == 1
+    assert sync.send_all([tmp_path]) == 1
     assert "JSONDecodeError" in capsys.readouterr().out
 
 
@@ -59,7 +59,7 @@ def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert own is not None
     _run(tmp_path / "on", tags=tags, pid=os.getpid(), started=own, began=0.0)
     _run(tmp_path / "over", tags=tags, pid=os.getpid(), started=own - 3600, began=2.0**33)
-    assert sync.main([str(tmp_path)]) == 1
+    assert sync.send_all([tmp_path]) == 1
     on, over = capsys.readouterr().out.splitlines()
     assert on.endswith("not all: the run is still training")
     assert "over  tensorboard: 3 sent, 3 of 3 records there, " in over
@@ -75,7 +75,7 @@ def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
     cursor.kind = "http://me:s3cretPassw0rd@host"
     cursor.save(run_dir, "tensorboard")
     done = subprocess.run(
-        [sys.executable, "-m", "hydraloop.tracking.sync", str(run_dir)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "hydraloop", "sync", str(run_dir)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
     assert "the tracker 'http://me:***@host'" in done.stdout

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydraloop.run import atomic
+from hydraloop.run.environment import shown
 from hydraloop.tracking.follower.locks import FOLDER
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,11 @@ class Cursor:
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read (%s): all records count as not sent", path, error)
             return None
+
+
+def sync_command(run_dir: Path, *flags: str) -> str:
+    """Return the command that sends what a run's trackers do not have."""
+    return shlex.join(["python", "-m", "hydraloop", "sync", *flags, shown(run_dir)])
 
 
 def path_of(run_dir: Path, name: str) -> Path:

@@ -12,8 +12,8 @@ from typing import Literal
 
 from hydraloop.run import record_cuts
 from hydraloop.run.record_log import FILENAME, Position, Reader, Record
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.tracker import BusyError, Finish, LostError, RefusedError, Tracker, UnusableError
+from hydraloop.tracking.follower.cursor import Cursor, sync_command
+from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class Follower:
         try:
             state = self._step(finish)
         except UnusableError as error:
-            self._report(Trouble(str(error), final=True))
+            remedy = f"; `{sync_command(self._run_dir, '--again')}` sends everything again"
+            self._report(Trouble(f"{error}{remedy if isinstance(error, GoneError) else ''}", final=True))
             return "given up"
         except Exception as error:
             log.debug("to be repeated", exc_info=error)
