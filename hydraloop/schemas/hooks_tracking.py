@@ -53,7 +53,7 @@ class MLflowLoggerHookConf(_TrackerConf):
     """Whether to store `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take at the end of the run, from 0 to 86,400. 10: a working server needs less,
-    and a broken one should not delay the exit. `scripts/sync.py` sends what is left."""
+    and a broken one should not delay the exit. `python -m hydraloop sync` sends what is left."""
 
 
 @dataclass
@@ -125,7 +125,7 @@ class WandbLoggerHookConf(_TrackerConf):
     so training is not slower."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take at the end of the run, from 0 to 86,400. 10, a short wait;
-    `scripts/sync.py` sends what is left."""
+    `python -m hydraloop sync` sends what is left."""
 
 
 def register(store: ConfigStore) -> None:

@@ -16,11 +16,13 @@ WANDB = "hydraloop.tracking.wandb.tracker.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"
 
 
-def load_tracker(kind: str) -> type[Tracker]:
+def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[str] = ()) -> type[Tracker]:
     """Return a tracker class. Only hydraloop's own trackers and what the allowlist permits are imported.
 
     Args:
         kind: dotted path of the class.
+        folders: trusted folders, in which the class is looked for first, as in the training process.
+        packages: trusted packages.
 
     Raises:
         ValueError: the allowlist refuses the class, or it is not a tracker.
@@ -30,6 +32,10 @@ def load_tracker(kind: str) -> type[Tracker]:
         module, _, name = kind.rpartition(".")
         found = getattr(import_module(module), name)
     else:
+        sys.path[:0] = [folder for folder in folders if folder not in sys.path[: len(folders)]]
+        for folder in folders:
+            ALLOWLIST.trust_folder(Path(folder))
+        ALLOWLIST.trust(packages)
         try:
             found = ALLOWLIST.locate(kind, "kind")
         except UserError as error:
@@ -37,12 +43,3 @@ def load_tracker(kind: str) -> type[Tracker]:
     if not isinstance(found, type) or not issubclass(found, Tracker):
         raise ValueError(f"{kind!r} is not a subclass of hydraloop.tracking.Tracker")
     return found
-
-
-def trust(folders: Sequence[str], packages: Sequence[str]) -> None:
-    """Allow and find the trackers in these folders and packages, as the training process does."""
-    for folder in folders:
-        ALLOWLIST.trust_folder(Path(folder))
-        if folder not in sys.path:
-            sys.path.append(folder)  # at the end: a folder `wandb` in the project must not hide the library
-    ALLOWLIST.trust(packages)

@@ -30,7 +30,7 @@ from hydraloop.tracking.follower.cursor import Cursor, hook_names
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.kinds import load_tracker, trust
+from hydraloop.tracking.kinds import load_tracker
 from hydraloop.tracking.tracker import Attempt, Finish, Tracker
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class How:
     """Whether everything is sent again, to a service that has nothing of the run."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options that replace those of the run, by the name of the hook."""
+    trusted: Sequence[str] = ()
+    """Packages that may contain trackers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,6 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     log_to_stderr(logging.WARNING, "%(message)s")
-    trust([str(Path.cwd())], args.trusted)
     options: dict[str, dict[str, Any]] = {}
     directories = []
     for argument in args.directory:
@@ -102,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             options.setdefault(option[1], {})[option[2]] = yaml.safe_load(option[3])
     remember(options)
-    return send_all(directories, How(args.timeout, args.again, options))
+    return send_all(directories, How(args.timeout, args.again, options, args.trusted))
 
 
 def send_all(directories: Sequence[Path], how: How = How()) -> int:  # it is frozen
@@ -151,7 +152,7 @@ def _synced(run_dir: Path, name: str, how: How) -> Outcome:
     cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
     if cursor is None or run is None:
         return _outcome(run_dir, name, cursor, 0, "its description in tracking/ is missing")
-    kind = _kind(cursor.kind, run_dir)
+    kind = _kind(cursor.kind, run_dir, how.trusted)
     options = {**cursor.options, **how.options.get(name, {})}
     if unknown := options.keys() - cursor.options.keys():
         return _outcome(run_dir, name, cursor, 0, f"hooks.{name}.{min(unknown)}: no such option")
@@ -177,7 +178,7 @@ def _synced(run_dir: Path, name: str, how: How) -> Outcome:
     return _outcome(run_dir, name, cursor, max(0, cursor.sent - before), problem)
 
 
-def _kind(kind: str, run_dir: Path) -> type[Tracker]:
+def _kind(kind: str, run_dir: Path, trusted: Sequence[str]) -> type[Tracker]:
     """Return the class that a cursor names, but none in a folder of runs, which may come from anywhere.
 
     Raises:
@@ -185,7 +186,7 @@ def _kind(kind: str, run_dir: Path) -> type[Tracker]:
     """
     if run_dir.resolve().is_relative_to(Path.cwd().resolve() / kind.partition(".")[0]):
         raise ValueError(f"the tracker {kind!r} is in a folder of runs")
-    return load_tracker(kind)
+    return load_tracker(kind, folders=[str(Path.cwd())], packages=trusted)
 
 
 def _drained(follower: Follower, finish: Finish | None, timeout: float) -> str:

@@ -87,8 +87,8 @@ class Place:
         return self.training
 
     def sync(self) -> str:
-        """Run `python scripts/sync.py outputs`. Returns what it printed."""
-        return self._run([str(ROOT / "scripts" / "sync.py"), "outputs"])
+        """Run `python -m hydraloop sync outputs`. Returns what it printed."""
+        return self._run(["-m", "hydraloop", "sync", "outputs"])
 
     def has(self, *, uploaded: bool = False) -> dict[str, Had]:
         """Return what each tracker has of the run.

@@ -27,6 +27,8 @@ LEFT_OUT = {
     "torchrun --nnodes=2": "needs two machines",
     "python train.py engine.compile=true": "compiling takes a minute; tests/engine covers it",
     "python train.py 'engine.compile=": "compiling takes minutes",
+    "python train.py +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
+    "python train.py hooks=visualization +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
     "python train.py +hooks.theirs.": "needs mmengine or lightning; tests/compat covers it",
 }
 """Commands that are not executed, by their beginning, with the reason."""

@@ -80,7 +80,7 @@ def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     cursor, summary = run(folder / "run", flush_timeout=0.0)
     assert summary.startswith("0 of 4 records sent")
-    assert "; python -m hydraloop.tracking.sync" in summary
+    assert "; python -m hydraloop sync" in summary
     assert not cursor.finished
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert sync.main([str(folder / "run")]) == 1, "not sent to the database in this folder"

@@ -26,7 +26,7 @@ from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.inbox import LEFT, Inbox
 from hydraloop.tracking.follower.locks import BUSY, PATIENCE, end_orphans, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.kinds import load_tracker, trust
+from hydraloop.tracking.kinds import load_tracker
 from hydraloop.tracking.tracker import Finish, Run, Tracker
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,7 @@ def main(run_dir: Path, name: str) -> int:
         return 0
     name_secrets(given.get("secrets", ()))
     remember(given["options"])
-    trust(given["folders"], given["trusted"])
-    kind = load_tracker(given["kind"])
+    kind = load_tracker(given["kind"], folders=given["folders"], packages=given["trusted"])
     with suppress(Exception):  # `open` reports it
         kind.preload()
     if not inbox.begins():

@@ -341,14 +341,14 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
     assert server.uri in warning
     assert "ConnectionRefusedError" in warning
     name = run.path.relative_to(project.path)
-    command = f"python -m hydraloop.tracking.sync {name}"
+    command = f"python -m hydraloop sync {name}"
     told = summary(done, "mlflow")
     assert told.startswith(f"0 of {count} records sent (")
     assert told.endswith(f"; {command} sends the rest")
     assert server.uri in told, "with the reason"
     assert summary(done, "tensorboard").startswith(f"{count} of {count} records sent")
 
-    sync = ["-m", "hydraloop.tracking.sync", str(name)]
+    sync = ["-m", "hydraloop", "sync", str(name)]
     still_down = project.python(*sync, **variables)
     assert still_down.code == 1, still_down.text
     try:

@@ -1,0 +1,171 @@
+"""Custom trackers, as docs/how-to/trackers.md has them: an outage of their service, files, sync, and the allowlist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.run.record_log import FILENAME, read_all
+from hydraloop.run.result import Result
+from hydraloop.tracking.follower.cursor import Cursor
+from tests.docs.pages import blocks
+from tests.e2e.projects import REPOSITORY, Project
+from tests.tracking.runs import described_run, log_records
+from tests.tracking.service import OK, Service
+
+PAGE = REPOSITORY / "docs" / "how-to" / "trackers.md"
+KIND = "my_project.webhook.WebhookTracker"
+SLOW = """
+import time
+from hydraloop import Hook
+
+class Slow(Hook):
+    def after_train_iter(self, engine, batch_idx, batch, outputs):
+        time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project with the files of the page."""
+    made = Project.make(tmp_path / "project")
+    for block in blocks(PAGE):
+        if block.file is not None:
+            made.write(block.file, block.text)
+    return made
+
+
+def webhook(service: Service, kind: str = "webhook.Webhook") -> list[str]:
+    """The overrides that select the hook."""
+    return [f"+hooks.webhook._target_=my_project.{kind}", f"+hooks.webhook.url={service.url}"]
+
+
+def records(service: Service) -> list[dict[str, Any]]:
+    """The records that the service has, in the order of their arrival."""
+    return [record for body in service.bodies("/") for record in body.get("records", [])]
+
+
+def events(service: Service) -> list[str]:
+    return [body["event"] for body in service.bodies("/")]
+
+
+def sync(project: Project, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hydraloop", "sync", *arguments],
+        cwd=folder or project.path, env={"PYTHONPATH": str(REPOSITORY), "PATH": "/bin"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_webhook_has_thirty_lines() -> None:
+    (block,) = (block for block in blocks(PAGE) if block.file == "my_project/webhook.py")
+    assert len([line for line in block.text.splitlines()[1:] if line.strip()]) <= 30
+
+
+@pytest.mark.slow
+def test_an_outage_in_the_middle_of_a_run_loses_and_repeats_nothing(project: Project) -> None:
+    project.write("my_project/slow.py", SLOW)
+    service = Service(lambda number: (503, {}) if number == 1 else OK)
+    down = threading.Event()
+
+    def outage() -> None:
+        with service.up():
+            while len(records(service)) < 8 and not ended.is_set():
+                time.sleep(0.01)
+        down.set()
+        time.sleep(2.5)
+        with service.up():
+            ended.wait(60)
+
+    with service.up():
+        pass  # the port is known
+    ended = threading.Event()
+    thread = threading.Thread(target=outage)
+    thread.start()
+    try:
+        done = project.train(
+            *webhook(service), "+hooks.webhook.flush_timeout=30", "+hooks.slow._target_=my_project.slow.Slow",
+            "engine.max_iters=60", "default_hooks.logger.interval=1", "engine.val_interval=20",
+        )  # fmt: skip
+    finally:
+        ended.set()
+        thread.join()
+    assert done.code == 0, done.text
+    assert down.is_set(), "the service was down during the run"
+    expected = read_all(project.run.path / FILENAME)
+    assert [(one["id"], one["step"]) for one in records(service)] == [(one.index, one.iteration) for one in expected]
+    assert {name: records(service)[0][name] for name in expected[0].metrics} == expected[0].metrics
+    assert events(service) == ["begin", *["records"] * (len(events(service)) - 2), "end"]
+    (warning,) = [line for line in done.text.splitlines() if "training continues" in line]
+    assert warning.startswith("warning: webhook: ")
+    assert f"{len(expected)} of {len(expected)} records sent" in done.text
+
+
+@pytest.mark.slow
+def test_files_arrive_once_and_after_the_status(project: Project) -> None:
+    service = Service()
+    with service.up():
+        done = project.train(
+            "hooks=visualization", *webhook(service, "webhook_files.WebhookWithFiles"), "engine.max_epochs=1"
+        )
+    assert done.code == 0, done.text
+    names = [body["name"] for body in service.bodies("/") if body["event"] == "file"]
+    assert names == ["val/predictions", "test/predictions"]
+
+
+def _recorded(project: Project, kind: str = KIND, **options: Any) -> Path:
+    """A finished run of three records, of which the service has none."""
+    run_dir = project.path / "outputs" / "run"
+    described_run(run_dir)
+    log_records(run_dir, 3)
+    Result("finished").write(run_dir)
+    Cursor(kind, options).save(run_dir, "webhook")
+    return run_dir
+
+
+@pytest.mark.slow
+def test_sync_sends_the_rest_also_to_another_address_and_everything_again(project: Project) -> None:
+    service, moved = Service(), Service()
+    _recorded(project, url="http://127.0.0.1:9")
+    with service.up(), moved.up():
+        done = sync(project, "outputs", f"hooks.webhook.url={service.url}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("outputs/run  webhook: 3 sent, 3 of 3 records there")
+        assert sync(project, "outputs").stdout.startswith("outputs/run  webhook: 0 sent")
+        assert sync(project, "--again", "outputs", f"hooks.webhook.url={moved.url}").returncode == 0
+        wrong = sync(project, "outputs", "hooks.webhook.ulr=x")
+    assert wrong.returncode == 1
+    assert "hooks.webhook.ulr: no such option" in wrong.stdout
+    for one in (service, moved):
+        assert events(one) == ["begin", "records", "end"] if one is moved else ["begin", "records", "end", "begin"]
+        assert [record["id"] for record in records(one)] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_cursor_imports_only_what_the_working_directory_has(project: Project, tmp_path: Path) -> None:
+    _recorded(project, url="http://127.0.0.1:9")
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    done = sync(project, str(project.path / "outputs"), folder=other)
+    assert done.returncode == 1
+    assert f"the tracker {KIND!r} cannot be loaded" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_class_that_came_with_a_run_is_not_imported(project: Project) -> None:
+    kinds = ["outputs.run.theirs.Evil", "os.system", "hydraloop.app.main", "my_project.webhook.json"]
+    run_dir = _recorded(project)
+    (run_dir / "theirs.py").write_text("raise SystemExit('imported')")
+    (run_dir / "tracking" / "webhook.cursor.json").unlink()
+    for number, kind in enumerate(kinds):
+        Cursor(kind, {}).save(run_dir, f"hook_{number}")
+    done = sync(project, "outputs")
+    assert done.returncode == 1
+    assert done.stdout.count("not all: ValueError: ") == len(kinds), done.stdout
+    assert "imported" not in done.stdout + done.stderr
