@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     return send_all(directories, How(args.timeout, args.again, options, args.trusted))
 
 
-def send_all(directories: Sequence[Path], how: How = How()) -> int:  # it is frozen
+def send_all(directories: Sequence[Path], how: How = How()) -> int:
     """Send what is left of all runs in some directories, and print a line for each. Returns the exit code."""
     complete = True
     for directory in directories:
