@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Priority
+from hydraloop.errors import UserError
+from hydraloop.hooks.shared.model_export import ModelExport
 from hydraloop.hooks.shared.option_checks import check_above_zero
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.checkpoints import check_choice
@@ -30,6 +32,10 @@ class MLflowLoggerHook(TrackerHook):
     `visualization`; `result.json` and the run's status. Jobs of a sweep are children of one run. A resumed run
     continues the same MLflow run: changed parameters are `resume_1/…`, and repeated iterations show the values of the
     resumed run, even if it ends earlier. Secrets in tags and names are masked.
+
+    With `log_model`, the best model (else the last, with averaged weights if there are any) is exported by torch.export
+    and logged with a signature and an example, to be loaded by `mlflow.pytorch.load_model` without its code. The data
+    sets are inputs of the run.
 
     Runs are stored in `mlflow.db` (SQLite) in the working directory and files in `mlruns` next to it, or on a server:
     `MLFLOW_TRACKING_URI` or `tracking_uri`.
@@ -59,10 +65,18 @@ class MLflowLoggerHook(TrackerHook):
         checkpoints: str | None = None,
         pictures: bool = True,
         log_code: bool = False,
+        log_model: bool = False,
+        registered_model_name: str | None = None,
         flush_timeout: float = 10.0,
     ) -> None:
         check_above_zero(system_metrics_interval=system_metrics_interval)
         check_choice(checkpoints)
+        if registered_model_name is not None and not log_model:
+            raise UserError(
+                "only an exported model can be registered", key="registered_model_name", remedy="Set log_model=true."
+            )
+        self._export = ModelExport() if log_model else None
+        self.idle_points = () if log_model else ("after_train_iter",)
         super().__init__(
             flush_timeout=flush_timeout,
             options={
@@ -75,6 +89,8 @@ class MLflowLoggerHook(TrackerHook):
                 "checkpoints": checkpoints,
                 "pictures": pictures,
                 "log_code": log_code,
+                "log_model": log_model,
+                "registered_model_name": registered_model_name,
                 # The default address depends on these; `sync.py` may run later and elsewhere.
                 "folder": str(Path.cwd()),
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),
@@ -99,9 +115,20 @@ class MLflowLoggerHook(TrackerHook):
         if engine.distributed.is_main:
             super().before_train(engine)
 
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Keep the first batch, as the example of the exported model."""
+        if self._export is not None:
+            self._export.see(batch)
+
     def after_run(self, engine: Engine) -> None:
         """Send the rest in bounded time, or stop logging this machine's load."""
         if engine.distributed.is_main:
             super().after_run(engine)
         elif self._node is not None:
             self._node.stop()
+
+    def _finish(self, engine: Engine) -> None:
+        if self._export is not None and engine.error is None and engine.result is not None:
+            self._export.write(engine, f"{self.key}.log_model")
+            self._export = None
+        super()._finish(engine)

@@ -6,7 +6,8 @@ import getpass
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +59,14 @@ def _attempt(engine: Engine, run_dir: Path) -> Attempt:
         started=started(getpid()),
         earlier_result=description.result_digest(run_dir),
         patch=None if patch is None else str(patch.relative_to(run_dir)),
+        samples=dict(_samples(engine)),
     )
+
+
+def _samples(engine: Engine) -> Iterator[tuple[str, int]]:
+    for split in ("train", "val", "test"):
+        with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no size
+            yield split, len(getattr(engine.loaders, split).dataset)
 
 
 def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:

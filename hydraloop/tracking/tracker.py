@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ class Attempt:
     """Digest of the `result.json` that existed when the attempt began."""
     patch: str | None = None
     """Path of `code.patch`, relative to the run directory; None if all code was committed."""
+    samples: dict[str, int] = field(default_factory=dict)
+    """Sizes of the data sets `train`, `val` and `test`, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hydraloop.tracking.checkpoints import checkpoints
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.files import Files, best_of, result_of
+from hydraloop.tracking.mlflow.models import log_data_sets, send_model
 from hydraloop.tracking.mlflow.names import Names, clean
 from hydraloop.tracking.mlflow.points import Points, milliseconds
 from hydraloop.tracking.mlflow.sweep import ensure_parent, update_parent
@@ -98,6 +99,7 @@ class MLflowTracker(Tracker):
                 new = self.run.attempts[self.memory.get("described", -1) + 1 :]
                 for attempt in new:
                     self._describe(self._client, attempt)
+                    log_data_sets(self._client, self._run_id, attempt)
         except RefusedError as error:
             raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
         self._points = Points(self._client, self._run_id, self._names, self.memory)
@@ -137,7 +139,11 @@ class MLflowTracker(Tracker):
         client, _, files = self._opened
         self._send_load(client)
         paths = checkpoints(self.run, self.options.get("checkpoints"), None, ended=False)
-        return files.store() or files.store_checkpoints(paths, most=1)
+        if files.store() or files.store_checkpoints(paths, most=1):
+            return True
+        with self._calls(files=True):
+            name = self.options.get("registered_model_name")
+            return bool(self.options.get("log_model")) and send_model(client, self.run, name, self.memory)
 
     def finish(self, finish: Finish) -> None:
         """Store the remaining files and close the run."""

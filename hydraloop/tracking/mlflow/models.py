@@ -1,0 +1,160 @@
+"""The data sets and the exported model of a run at MLflow.
+
+The model has the form of `mlflow.pytorch.log_model(…, serialization_format="pt2")`. That function imports torch and
+pandas and exports the model again, so the folder is written here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hydraloop.tracking.tracker import Attempt, Run
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+
+_FOLDER, _MODEL, _DESCRIPTION = "export", "model.pt2", "model.json"
+"""Files that `hooks/shared/model_export.py` writes in the run directory; the description is written last."""
+NAME = "model"
+"""Name of the model at MLflow."""
+
+
+def log_data_sets(client: MlflowClient, run_id: str, attempt: Attempt) -> None:
+    """Log the data sets of an attempt as inputs of a run. May be repeated.
+
+    The digest is that of a data set's options: data that changed under the same options is not noticed.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    inputs = []
+    for split, options in ((yaml.safe_load(attempt.config) or {}).get("data") or {}).items():
+        if split in ("train", "val", "test") and isinstance(options, dict) and "_target_" in options:
+            source = json.dumps(options, sort_keys=True)
+            size = attempt.samples.get(split)
+            data = Dataset(
+                name=str(options["_target_"]).rpartition(".")[2],
+                digest=hashlib.sha256(source.encode()).hexdigest()[:8],
+                source_type="config",
+                source=source,
+                profile=None if size is None else json.dumps({"num_rows": size}),
+            )
+            inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", split)]))
+    if inputs:
+        client.log_inputs(run_id, inputs)
+
+
+def send_model(client: MlflowClient, run: Run, registered: str | None, memory: dict[str, Any]) -> bool:
+    """Log the exported model of a run, once: as a model of the run, and as a version of a registered model.
+
+    May be repeated after an error: a model that was created is used again.
+
+    Args:
+        client: of the run's tracking URI.
+        run: the run. Without `<run_dir>/export/model.json`, nothing is done.
+        registered: name of the registered model; None does not register it.
+        memory: the tracker's memory. `experiment_id`, `run_id`; `model`: what was logged.
+
+    Returns:
+        Whether there was one to log.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    path = run.run_dir / _FOLDER / _DESCRIPTION
+    try:
+        mark, description = path.stat().st_mtime_ns, json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    known = memory.setdefault("model", {})
+    if known.get("logged") == mark:
+        return False
+    if known.get("mark") != mark:
+        model = client.create_logged_model(memory["experiment_id"], NAME, memory["run_id"], model_type="pytorch")
+        known.clear()
+        known.update(mark=mark, id=model.model_id)
+    model = client.get_logged_model(known["id"])
+    with TemporaryDirectory() as temporary:
+        _write(Path(temporary), run, model, description)
+        client.log_model_artifacts(model.model_id, temporary)
+    outputs = client.get_run(memory["run_id"]).outputs
+    if outputs is None or all(one.model_id != model.model_id for one in outputs.model_outputs):
+        client.log_outputs(memory["run_id"], [LoggedModelOutput(model.model_id, step=description["iteration"])])
+    client.finalize_logged_model(model.model_id, "READY")
+    if registered is not None:
+        _register(client, registered, memory["run_id"], model.model_id)
+    known["logged"] = mark
+    return True
+
+
+def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:
+    """Add a version to a registered model, which is created if necessary, unless it has the model already."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    source = f"models:/{model_id}"
+    versions = client.search_model_versions(f"run_id = '{run_id}'")
+    if not any((version.name, version.source) == (name, source) for version in versions):
+        client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
+
+
+def _write(folder: Path, run: Run, model: LoggedModel, about: dict[str, Any]) -> None:
+    """Write MLflow's folder of a model."""
+    import mlflow
+
+    (folder / "data").mkdir()
+    (folder / "data" / _MODEL).symlink_to(run.run_dir / _FOLDER / _MODEL)
+    flavors = {
+        "pytorch": {"model_data": "data", "pytorch_version": about["torch"], "code": None},
+        "python_function": {
+            "loader_module": "mlflow.pytorch",
+            "pickle_module_name": "mlflow.pytorch.pickle_module",
+            "python_version": about["python"],
+            "data": "data",
+            "env": {"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
+            "config": {"device": None},
+        },
+    }
+    content: dict[str, Any] = {
+        "artifact_path": model.artifact_location,
+        "flavors": flavors,
+        "mlflow_version": mlflow.__version__,
+        "model_id": model.model_id,
+        "model_uuid": model.model_id,
+        "run_id": model.source_run_id,
+    }
+    if about["inputs"] is not None:
+        outputs = None if about["outputs"] is None else _schema(about["outputs"])
+        content["signature"] = {"inputs": _schema(about["inputs"]), "outputs": outputs, "params": None}
+    if about["example"] is not None:
+        (folder / "input_example.json").write_text(json.dumps(about["example"]))
+        (folder / "serving_input_example.json").write_text(json.dumps({"inputs": about["example"]}))
+        content["saved_input_example_info"] = {
+            "artifact_path": "input_example.json",
+            "serving_input_path": "serving_input_example.json",
+            "type": "ndarray",
+        }
+    packages = [f"mlflow=={mlflow.__version__}", f"torch=={about['torch'].partition('+')[0]}"]
+    (folder / "requirements.txt").write_text("\n".join(packages) + "\n")
+    python = {"python": about["python"], "dependencies": ["-r requirements.txt"]}
+    conda = {"name": "mlflow-env", "dependencies": [f"python={about['python']}", "pip", {"pip": packages}]}
+    for name, part in (("MLmodel", content), ("python_env.yaml", python), ("conda.yaml", conda)):
+        (folder / name).write_text(yaml.safe_dump(part))
+
+
+def _schema(specs: list[dict[str, Any]]) -> str:
+    """Return the tensors of a signature in MLflow's form."""
+    tensors = [{"dtype": spec["dtype"], "shape": spec["shape"]} for spec in specs]
+    names = [{"name": spec["name"]} if "name" in spec else {} for spec in specs]
+    return json.dumps(
+        [{"type": "tensor", **name, "tensor-spec": one} for name, one in zip(names, tensors, strict=True)]
+    )

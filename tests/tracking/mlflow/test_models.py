@@ -1,0 +1,150 @@
+"""The exported model of a run at MLflow: it loads without its code and gives the same outputs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlflow import pyfunc, pytorch, set_registry_uri, set_tracking_uri
+from torch import Tensor, nn
+
+from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.shared.model_export import ModelExport
+from hydraloop.tasks.task import Task
+from hydraloop.tracking.mlflow.models import log_data_sets, send_model
+from tests.helpers import batches, make_engine
+from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, opened, run_in
+
+__all__ = ["empty_database", "folder"]
+pytestmark = QUIET
+
+
+@pytest.fixture(autouse=True)
+def fluent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """MLflow's loaders use a global address, which they also write to the environment."""
+    uri = f"sqlite:///{folder}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
+    set_tracking_uri(uri)
+    set_registry_uri(uri)
+    yield
+    set_tracking_uri("")
+    set_registry_uri("")
+
+
+def exported(run_dir: Path, task: nn.Module | None = None, **hooks: Any) -> Any:
+    """An engine that has trained, with the files of the export."""
+    engine = make_engine(run_dir, {"checkpoint": CheckpointHook(), **hooks}, task=task, val=batches(1))
+    export = ModelExport()
+    export.see(batches(1)[0])
+    engine.train()
+    export.write(engine, "hooks.mlflow.log_model")
+    return engine
+
+
+@pytest.mark.slow  # torch.export, and MLflow's loader
+def test_the_model_loads_and_gives_the_same_outputs(folder: Path) -> None:
+    run = run_in(folder / "run")
+    engine = exported(run.run_dir, ema=EMAHook(), checkpoint=CheckpointHook(save_best="loss"))
+    tracker = opened(run)
+    assert send_model(client(), run, "digits", tracker.memory)
+    assert not send_model(client(), run, "digits", tracker.memory), "once"
+    again = {**tracker.memory, "model": {**tracker.memory["model"]}}
+    del again["model"]["logged"]  # it failed in the last step
+    assert send_model(client(), run, "digits", again)
+    (version,) = client().search_model_versions("name = 'digits'")
+    (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
+    assert (version.run_id, version.source) == (tracker.memory["run_id"], f"models:/{model.model_id}")
+    assert model.source_run_id == tracker.memory["run_id"]
+    outputs = client().get_run(tracker.memory["run_id"]).outputs
+    assert outputs is not None
+    assert [one.model_id for one in outputs.model_outputs] == [model.model_id]
+
+    loaded = pytorch.load_model("models:/digits/1")
+    expected = nn.Linear(3, 1)
+    expected.load_state_dict(evaluation_weights(load(Path(engine.best.checkpoint))))
+    for size in (1, 2, 7):
+        inputs = torch.randn(size, 3)
+        assert torch.equal(loaded(inputs), expected(inputs))
+    served = pyfunc.load_model(model.model_uri)
+    assert served.metadata.signature.inputs.to_dict() == [
+        {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": (-1, 3)}}
+    ]
+    assert served.input_example.shape == (2, 3)
+    assert torch.equal(torch.from_numpy(served.predict(inputs.numpy())), expected(inputs).detach())
+
+
+def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
+    options = {"_target_": "hydraloop.data.Digits", "split": "train"}
+    config = json.dumps({"data": {"train": options, "val": {**options, "split": "val"}, "loader": {"batch_size": 4}}})
+    tracker = opened(run_in(folder / "run"))
+    for _ in range(2):  # a call may be repeated
+        log_data_sets(client(), tracker.memory["run_id"], replace(attempt(config=config), samples={"train": 1437}))
+        logged = client().get_run(tracker.memory["run_id"]).inputs
+        assert logged is not None
+        inputs = logged.dataset_inputs
+        found = sorted((one.tags[0].value, one.dataset.name, one.dataset.profile) for one in inputs)
+        assert found == [("train", "Digits", '{"num_rows": 1437}'), ("val", "Digits", None)]
+        assert {json.loads(one.dataset.source)["split"] for one in inputs} == {"train", "val"}
+        assert len({one.dataset.digest for one in inputs}) == 2
+
+
+class _Refused(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return outputs * 2 if outputs.sum() > 0 else outputs
+
+
+@pytest.mark.slow  # torch.export
+def test_a_model_that_torch_export_refuses_is_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = run_in(folder / "run")
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        exported(run.run_dir, Task(_Refused(3, 1), nn.MSELoss()))
+    (record,) = caplog.records
+    assert "def forward" not in capfd.readouterr().err, "torch prints the graph"
+    assert record.getMessage().startswith("hooks.mlflow.log_model: the model is not exported: ")
+    assert "\n" not in record.getMessage()
+    tracker = opened(run)
+    assert not send_model(client(), run, None, tracker.memory)
+    assert client().search_logged_models([tracker.memory["experiment_id"]]) == []
+
+
+class _Named(nn.Module):
+    """Takes and returns several tensors, like models of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor, *, mask: Tensor | None = None) -> dict[str, Tensor]:
+        return {"logits": self.linear(inputs) * (1 if mask is None else mask)}
+
+
+class _NamedTask(Task):
+    def call_model(self, inputs: Any, targets: Any) -> Any:
+        return self.model(inputs, mask=torch.ones(len(inputs), 1))["logits"]
+
+
+@pytest.mark.slow  # torch.export
+def test_several_inputs_and_outputs_have_names(folder: Path) -> None:
+    run = run_in(folder / "run")
+    exported(run.run_dir, _NamedTask(_Named(), nn.MSELoss()))
+    tracker = opened(run)
+    assert send_model(client(), run, None, tracker.memory)
+    model = client().get_logged_model(tracker.memory["model"]["id"])
+    inputs = torch.randn(5, 3)
+    loaded = pytorch.load_model(model.model_uri)
+    assert loaded(inputs, mask=torch.zeros(5, 1))["logits"].abs().sum() == 0
+    signature = pyfunc.load_model(model.model_uri).metadata.signature
+    assert signature.inputs.input_names() == ["inputs", "mask"]
+    assert signature.outputs.input_names() == ["logits"]
