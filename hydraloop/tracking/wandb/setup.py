@@ -39,14 +39,18 @@ _FLUSH_INTERVAL = 2.0
 """Seconds after which W&B writes to its file. Its default is 15."""
 
 
-def prepare() -> None:
+def prepare(agent: Mapping[str, str]) -> None:
     """Remove from this process's environment what belongs to a single W&B run, and turn off W&B's error reports.
 
     Must be called before wandb is imported for the first time, because it reads the environment then.
+
+    Args:
+        agent: the run of a `wandb agent` (`agent_of`). W&B reads its id and its sweep only from the environment.
     """
     for name in (*(f"WANDB_{name}" for name in (*_OF_ONE_RUN, "DIR")), *VARIABLES.values()):
         if name != VARIABLES["entity"]:  # like the key, it may be that of the user of `sync`
             os.environ.pop(name, None)
+    os.environ.update({f"WANDB_{name.upper()}": value for name, value in agent.items()})
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 
@@ -101,15 +105,13 @@ def settings_of(options: Mapping[str, Any], run: Run, mode: Mode) -> Settings:
 
     sync = bool(options.get("_sync"))
     seconds = _SYNC_TIMEOUT if sync else max(1.0, options["flush_timeout"])
-    tags, agent = run.attempt.tags, agent_of(options, run)
+    tags = run.attempt.tags
     program, sys.argv[1:] = _program_of(tags.get("command", ""))  # W&B has no setting for the arguments
     return wandb.Settings(
         program=program,
         program_relpath=program,
         host=tags.get("host"),
         git_commit=tags.get("git_commit"),
-        sweep_id=agent.get("sweep_id"),
-        sweep_param_path=agent.get("sweep_param_path"),
         console="off",
         silent=True,
         disable_git=True,

@@ -11,11 +11,9 @@ from secrets import token_hex
 from typing import Any
 
 from hydraloop.run.record_log import Record
-from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, UnusableError
+from hydraloop.tracking.tracker import Finish, GoneError, LostError, Run, Tracker
 from hydraloop.tracking.wandb.run import FOLDER, LiveRun, kill_core
 from hydraloop.tracking.wandb.setup import agent_of, mode_of, prepare
-
-_AGAIN = "send the whole run to a new W&B run with `python -m hydraloop sync --again`"
 
 
 class WandbTracker(Tracker):
@@ -36,22 +34,23 @@ class WandbTracker(Tracker):
 
     @classmethod
     def preload(cls) -> None:
-        prepare()
+        prepare({})
         import wandb  # noqa: F401  # it reads the environment when it is imported
 
     def open(self) -> None:
         """Create the W&B run or continue it.
 
         Raises:
-            UnusableError: W&B is disabled, there is no key for an online run, or W&B cannot continue the run.
+            UnusableError: W&B is disabled, or there is no key for an online run.
+            GoneError: W&B cannot continue the run.
             LostError: W&B has fewer records than were handed to it.
         """
-        prepare()
-        memory = self.memory
+        memory, agent = self.memory, agent_of(self.options, self.run)
+        if "id" not in memory:  # `sync --again` begins with an empty memory and must not add to the earlier run
+            again = bool(self.options.get("_sync"))
+            memory["id"] = f"{self.run.uid}-{token_hex(2)}" if again else agent.get("run_id", self.run.uid)
+        prepare(agent if memory["id"] == agent.get("run_id") else {})
         memory["mode"] = mode_of(self.options["mode"], memory.get("mode"))
-        # `sync --again` begins with an empty memory and must not add to the earlier run
-        new = f"{self.run.uid}-{token_hex(2)}" if self.options.get("_sync") else self.run.uid
-        memory.setdefault("id", agent_of(self.options, self.run).get("run_id", new))
         if memory.get("closed") != self.run.attempt.number:
             self._running()
 
@@ -115,7 +114,7 @@ class WandbTracker(Tracker):
         """Return the live run, which is started if necessary.
 
         Raises:
-            UnusableError: W&B cannot continue the run.
+            GoneError: W&B cannot continue the run.
             LostError: the run has fewer records than were handed to the previous live run.
         """
         if self._live is None:
@@ -135,7 +134,7 @@ class WandbTracker(Tracker):
         """Write the file from its beginning. The earlier file of a resumed run, or of a killed process, is removed."""
         run_id, folder = self.memory["id"], self.run.run_dir / FOLDER
         if any(folder.glob(f"offline-run-*/run-{run_id}.wandb.synced")):
-            raise UnusableError(f"the run was uploaded by `wandb sync`, and W&B cannot continue its file; {_AGAIN}")
+            raise GoneError("the run was uploaded by `wandb sync`, and W&B cannot continue its file")
         for file in folder.glob(f"offline-run-*/run-{run_id}.wandb"):
             shutil.rmtree(file.parent)
         return LiveRun(self.options, self.run, run_id, "offline")
@@ -156,8 +155,7 @@ class WandbTracker(Tracker):
         try:
             live = LiveRun(self.options, self.run, run_id, "online", resume_from=f"{run_id}?_step={handed - 1}")
         except Exception as error:
-            problem = f"W&B does not take back the records from {handed} on, which were replaced by a resume; {_AGAIN}"
-            raise UnusableError(problem) from error
+            raise GoneError(f"W&B does not take back the records from {handed} on, which a resume replaces") from error
         live.starts_at = handed
         return live
 

@@ -172,7 +172,7 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     (wandb,) = wandb_runs(run)
     assert wandb.points == expected
     assert (wandb.name, wandb.exit_code) == (before.name, 0)
-    assert wandb.config["resume_1/optimizer"]["weight_decay"] == 0.02, wandb.config.keys()
+    assert wandb.config["resume_1/optimizer/weight_decay"] == 0.02
     assert nearly(tensorboard_points(run)) == nearly(expected)
 
 

@@ -21,6 +21,7 @@ serialised = load_script("benchmarks/wandb_file").records
 Points = dict[str, list[tuple[int, float]]]
 """Iterations and values in order, by name of the metric."""
 _NO_METRICS = ("mode", "epoch", "iteration", "timestamp")
+_SPEED = ("eta", "time", "data_time", "memory")
 
 
 def points(run: Run, file: str = "metrics.jsonl") -> Points:
@@ -30,7 +31,8 @@ def points(run: Run, file: str = "metrics.jsonl") -> Points:
         record = json.loads(line)
         for name, value in record.items():
             if name not in _NO_METRICS and isinstance(value, int | float):
-                found.setdefault(f"{record['mode']}/{name}", []).append((record["iteration"], float(value)))
+                group = "perf" if record["mode"] == "train" and name in _SPEED else record["mode"]
+                found.setdefault(f"{group}/{name}", []).append((record["iteration"], float(value)))
     return found
 
 

@@ -47,7 +47,7 @@ def test_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
         described_run(run_dir, attempt(), attempt(1, 100), attempt(2, 80))
         found = drive(run_dir, "log=3", "step", env=env, mode="auto", flush_timeout=30.0)
         assert found["states"] == ["given up"]
-        assert "sync --again" in found["troubles"][0]
+        assert "does not take back" in found["troubles"][0]
         assert service.steps() == {UID: list(range(14))}
         assert any("Rewind" in asked for asked in service.asked)
     assert KEY not in everything_below(run_dir)

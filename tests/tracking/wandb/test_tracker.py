@@ -17,6 +17,8 @@ import yaml
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import description
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.kinds import WANDB
 from hydraloop.tracking.tracker import Run, Sweep
 from hydraloop.tracking.wandb.setup import config_of, identity
 from tests.tracking.runs import attempt, described_run, log_records
@@ -128,7 +130,7 @@ def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
 
 
 def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
-    """`wandb sync` leaves a mark. W&B cannot continue the file, which is reported once."""
+    """`wandb sync` leaves a mark. W&B cannot continue the file; `sync --again` writes another one with its own id."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     first = drive(run_dir, "log=20", "drain", "finish", "read")
@@ -139,8 +141,14 @@ def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
     found = drive(run_dir, "log=5", "step", "read")
 
     assert (found["states"], found["sent"]) == (["given up"], 20)
-    assert "sync --again" in found["troubles"][0]
+    assert "uploaded by `wandb sync`" in found["troubles"][0]
     assert found["files"] == first["files"]
+
+    Cursor(WANDB, {}).save(run_dir, "wandb")  # as `sync --again` begins
+    again = drive(run_dir, "drain", "finish", "read", _sync=True)["files"]
+    (new,) = again.keys() - {folder}
+    assert [row["step"] for row in again[new]["rows"]] == list(range(25))
+    assert again[new]["id"] != again[folder]["id"]
 
 
 def test_a_run_is_described_and_not_its_follower(tmp_path: Path) -> None:
@@ -187,11 +195,14 @@ def test_data_sets_are_inputs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_agents_run_gets_the_metrics(tmp_path: Path) -> None:
     """Jobs of hydraloop's own sweep do not use it, because they would be one W&B run."""
-    agent = {"run_id": "agents1", "sweep_id": "s1", "sweep_param_path": None}
+    chosen = tmp_path / "config.yaml"
+    chosen.write_text("wandb_version: 1\noptimizer.lr: {value: 0.5}\n")
+    agent = {"run_id": "agents1", "sweep_id": "s1", "sweep_param_path": str(chosen)}
     run_dir = tmp_path / "run"
     described_run(run_dir)
     (contents,) = drive(run_dir, "log=2", "drain", "finish", "read", agent=agent)["files"].values()
     assert (contents["id"], contents["sweep"], len(contents["rows"])) == ("agents1", "s1", 2)
+    assert contents["config"]["optimizer.lr"] == 0.5
 
     job = tmp_path / "sweep" / "0"
     described_run(job)
