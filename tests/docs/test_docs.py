@@ -29,6 +29,8 @@ LEFT_OUT = {
     "python train.py 'engine.compile=": "compiling takes minutes",
     "python train.py +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
     "python train.py hooks=visualization +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
+    "python train.py +hooks.aim.": "needs Aim; tests/tracking/test_aim.py covers it",
+    "aim up": "a server",
     "python train.py +hooks.theirs.": "needs mmengine or lightning; tests/compat covers it",
 }
 """Commands that are not executed, by their beginning, with the reason."""
