@@ -114,7 +114,7 @@ class LoggerHook(Hook):
             TypeError: the record contains a value that is not a plain number or string.
         """
         if "iteration" not in record:  # readers of the file need it
-            record = {**position(engine, "train"), **record}
+            record = {**position(engine, engine.mode), **record}
         if self._file is None:
             self._file = RecordLog(engine.run_dir / FILENAME)
         self._file.append(record)

@@ -338,6 +338,17 @@ def test_records_of_other_hooks_are_in_the_file_in_order(tmp_path: Path, caplog:
     assert [line.split()[0] for line in lines] == ["epoch", "train", "val", "train", "val", "test"], "its own records"
 
 
+def test_a_record_without_a_position_gets_the_current_one(tmp_path: Path) -> None:
+    def log(engine: Engine) -> None:
+        engine.log_record({"mine": torch.tensor(0.5)})
+
+    _with(_engine(tmp_path, LoggerHook()), val=at("after_val_epoch", log), end=at("after_train_epoch", log)).train()
+    assert [record for record in _lines(tmp_path) if "mine" in record] == [
+        {"mode": "train", "epoch": 1, "iteration": 7, "mine": 0.5},
+        {"mode": "val", "epoch": 1, "iteration": 7, "mine": 0.5},
+    ]
+
+
 def test_a_record_without_a_mode_is_accepted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = _engine(tmp_path, LoggerHook())
     engine = _with(engine, reporting=Reporting({}), progress=ProgressHook(enabled=True), lr=ParamSchedulerHook())

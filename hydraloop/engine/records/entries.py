@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""
+PLAIN = frozenset({float, int, str, bool, type(None)})
+"""Types of nearly all values."""
 RESERVED = (*POSITION, OBJECTS, NONFINITE, STAMP)
 """Names that no value of a record may have."""
 
