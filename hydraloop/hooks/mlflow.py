@@ -48,6 +48,7 @@ class MLflowLoggerHook(TrackerHook):
     """
 
     kind = MLFLOW
+    library = "mlflow"
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     rank_zero_only = False
@@ -68,6 +69,7 @@ class MLflowLoggerHook(TrackerHook):
         log_model: bool = False,
         registered_model_name: str | None = None,
         flush_timeout: float = 10.0,
+        background: bool = False,
     ) -> None:
         check_above_zero(system_metrics_interval=system_metrics_interval)
         check_choice(checkpoints)
@@ -79,6 +81,7 @@ class MLflowLoggerHook(TrackerHook):
         self.idle_points = () if log_model else ("after_train_iter",)
         super().__init__(
             flush_timeout=flush_timeout,
+            background=background,
             options={
                 "tracking_uri": tracking_uri,
                 "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),

@@ -49,6 +49,7 @@ class TensorBoardLoggerHook(TrackerHook):
     """
 
     kind = TENSORBOARD
+    library = "tensorboard"
 
     def __init__(
         self,
@@ -57,10 +58,12 @@ class TensorBoardLoggerHook(TrackerHook):
         hparams: Sequence[str] | None = None,
         pictures: bool = True,
         flush_timeout: float = 10.0,
+        background: bool = False,
     ) -> None:
         check_at_least(1, null=True, histograms=histograms)
         chosen = None if hparams is None else [str(key) for key in hparams]
-        super().__init__(flush_timeout=flush_timeout, options={"hparams": chosen, "pictures": pictures})
+        options = {"hparams": chosen, "pictures": pictures}
+        super().__init__(flush_timeout=flush_timeout, background=background, options=options)
         self._due = Every(histograms).due
         self._seen = 0  # iteration of the last histograms
         self._counted: dict[str, Any] | None = None

@@ -48,6 +48,7 @@ class WandbLoggerHook(TrackerHook):
     """
 
     kind = WANDB
+    library = "wandb"
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class WandbLoggerHook(TrackerHook):
         checkpoints: str | None = None,
         system_metrics: bool = True,
         flush_timeout: float = 10.0,
+        background: bool = False,
     ) -> None:
         if mode not in _MODES:
             raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
@@ -78,7 +80,7 @@ class WandbLoggerHook(TrackerHook):
             "checkpoints": checkpoints,
             "system_metrics": system_metrics,
         }
-        super().__init__(flush_timeout=flush_timeout, options=options)
+        super().__init__(flush_timeout=flush_timeout, background=background, options=options)
         self._disabled = False
 
     def before_run(self, engine: Engine) -> None:

@@ -38,7 +38,7 @@ class Jobs:
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
     trackers: SweepTrackers = field(default_factory=SweepTrackers)
-    """Create the parent run of a sweep."""
+    """The trackers of a sweep."""
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a config that cannot be launched here, before anything is written. Called for each job of a sweep.
@@ -47,7 +47,7 @@ class Jobs:
             UserError: names the key.
         """
         launch_checks.check(cfg)
-        self.trackers.see(cfg)
+        self.trackers.jobs += 1
 
     def run_once(self, command: Command, name: str) -> None:
         """Train once, in the directory that the config names. A composer has to be open.
@@ -103,7 +103,7 @@ class Jobs:
                 self.trackers.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 raise
             finally:
-                self.trackers.end()
+                self.trackers.end(directory)
                 self.reports.print_sweep(interrupted=self.trackers.ended == "interrupted")
 
     def _begin_job(self, cfg: DictConfig, command: Command) -> None:

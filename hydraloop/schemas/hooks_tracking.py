@@ -17,6 +17,10 @@ class _TrackerConf(HookConf):
     runs_after: ClassVar[Tuple[str, ...]] = ("logger",)
 
     on_error: Optional[str] = "warn"
+    background: bool = False
+    """Whether the process returns at the end of the run while a separate process sends the rest, for up to
+    `flush_timeout`. False: at the end of a container or cluster job, that process would be killed. The jobs of a sweep
+    never wait; the sweep waits at its end."""
 
 
 @dataclass

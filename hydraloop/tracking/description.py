@@ -61,13 +61,13 @@ def sweep_of(run_dir: Path) -> Sweep | None:
     Hydra's own record of the directory has precedence: a single run may lie in a sweep's directory.
     """
     run_dir = run_dir.absolute()
-    recorded = _recorded(run_dir)
-    if recorded is not None and recorded.depth == 0:
+    sweeps = [(depth, read_sweep(folder)) for depth, folder in enumerate(list(run_dir.parents)[:_UP], start=1)]
+    if not any(sweep for _, sweep in sweeps):
         return None
-    for depth, folder in enumerate(list(run_dir.parents)[:_UP], start=1):
-        found = read_sweep(folder) if recorded is None or recorded.depth == depth else None
-        if found is not None:
-            return replace(found, job=_named(run_dir) if recorded is None else recorded.job)
+    recorded = _recorded(run_dir)
+    for depth, sweep in sweeps:
+        if sweep is not None and (recorded is None or recorded.depth == depth):
+            return replace(sweep, job=_named(run_dir) if recorded is None else recorded.job)
     return None
 
 

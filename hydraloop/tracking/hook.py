@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +44,7 @@ class TrackerHook(Hook):
     Args:
         flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
         options: the subclass's options, as plain JSON.
+        background: whether the process returns at the end of the run, while the follower continues.
 
     Raises:
         UserError: `flush_timeout` is negative or longer than a day.
@@ -50,25 +52,30 @@ class TrackerHook(Hook):
 
     kind: ClassVar[str]
     """Dotted path of the `Tracker` class, which the follower imports. The allowlist must permit it."""
+    library: ClassVar[str | None] = None
+    """Package that the tracker imports. If it is not installed, a warning before training says so."""
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     on_error = "warn"
     rank_zero_only = True
 
-    def __init__(self, *, flush_timeout: float, options: Mapping[str, Any]) -> None:
+    def __init__(self, *, flush_timeout: float, options: Mapping[str, Any], background: bool = False) -> None:
         if not 0 <= flush_timeout <= _DAY:
             problem = f"{flush_timeout} is negative" if flush_timeout < 0 else f"{flush_timeout} is longer than a day"
             raise UserError(problem, key="flush_timeout", remedy=f"Use seconds, 0 or more, up to {_DAY}.")
-        self._flush_timeout, self._options = flush_timeout, {**options, "flush_timeout": flush_timeout}
+        self._flush_timeout, self._background = flush_timeout, background
+        self._options = {**options, "flush_timeout": flush_timeout, "background": background}
         self._link: Link | None = None
         self._log = Path()
-        self._begun = self._logged = self._strict = False
+        self._begun = self._logged = self._strict = self._leaves = False
+        self._missing: str | None = None
 
     def before_run(self, engine: Engine) -> None:
         """Start the follower, which imports its library while the run is prepared.
 
         Raises:
-            UserError: the run has no `logger` hook, whose records are sent.
+            UserError: the run has no `logger` hook, whose records are sent. Or `on_error=raise`, and the library is not
+                installed.
         """
         path = engine.messages.read("record_log")
         if path is None:
@@ -78,12 +85,21 @@ class TrackerHook(Hook):
                 remedy="Keep the logger, or remove this hook.",
             )
         self._log, self._begun, self._logged = path, False, False
-        self._strict = engine.stages.on_error(self.name) != "warn"
+        on_error = engine.stages.on_error(self.name)
+        self._strict = on_error != "warn"
+        self._missing = self._find_missing()
+        if self._missing is not None:
+            if on_error == "raise":
+                raise UserError(self._missing, key=self.key, remedy=f"Install it: pip install {self.library}")
+            text = "%s: %s: pip install %s; training continues, the records stay in the run directory"
+            log.warning(text, self.name, self._missing, self.library)
+        sweep = description.sweep_of(engine.run_dir)
+        in_sweep = sweep is not None and sweep.ended is None
+        self._leaves = self._background or in_sweep
         settings = Settings(self.kind, self._options, self._flush_timeout)
-        self._link = Link(
-            engine.run_dir, self.name, settings, training_continues=engine.stages.on_error(self.name) != "raise"
-        )
-        self._link.start()
+        self._link = Link(engine.run_dir, self.name, settings, training_continues=on_error != "raise", forked=in_sweep)
+        if self._missing is None:
+            self._link.start()
 
     def before_train(self, engine: Engine) -> None:
         """Let the follower begin. The log has been cut to the iteration at which the run resumes.
@@ -114,21 +130,22 @@ class TrackerHook(Hook):
         """Send the rest in bounded time, and add the number of records sent to the summary.
 
         All trackers are told to finish before the first one is awaited, so together they take no longer than the
-        slowest. Ctrl-C ends the waiting and does not change the status of the run.
+        slowest. Ctrl-C ends the waiting and does not change the status of the run. In a sweep, or with `background`,
+        the follower sends the rest while this process continues.
         """
         trackers = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook)]
         try:
             for hook in trackers:
                 hook._finish(engine)
             if self._link is not None:
-                self._link.wait()
+                self._link.leave() if self._leaves else self._link.wait()
         except KeyboardInterrupt:  # result.json is written already
             log.warning("interrupted: not waiting for the trackers to send the rest")
             for link in (hook._link for hook in trackers):
                 if link is not None:
                     link.stop()
         if self._link is not None:
-            summary = self._summary(engine.run_dir, self._link.trouble)
+            summary = self._summary(engine.run_dir, self._link)
             self._link = None
             told = {**(engine.messages.read("tracked") or {}), self.name: summary}
             engine.messages.provide("tracked", lambda: told)
@@ -171,7 +188,14 @@ class TrackerHook(Hook):
             self._begin(engine, trains=False)
         self._link.finish(_ending(engine))
 
-    def _summary(self, run_dir: Path, trouble: str | None) -> str:
+    def _find_missing(self) -> str | None:
+        """Return what is wrong if the library is not installed."""
+        found = None if self.library is None else find_spec(self.library)
+        if self.library is None or (found is not None and found.origin is not None):  # else only a folder of this name
+            return None
+        return f"the package {self.library} is not installed"
+
+    def _summary(self, run_dir: Path, link: Link) -> str:
         cursor, total = Cursor.load(run_dir, self.name), count(self._log)
         sent = 0 if cursor is None else cursor.sent
         text = f"{sent:,} of {total:,} records sent"
@@ -181,8 +205,11 @@ class TrackerHook(Hook):
             if cursor.complete:
                 return f"{text}, {cursor.where}" if cursor.where else text
             text += ", but not all files"
-        why = "" if trouble is None else f" ({mask_text(trouble)})"
-        return f"{text}{why}; {sync_command(run_dir)} sends the rest"
+        why = link.trouble or link.died or self._missing
+        text += "" if why is None else f" ({mask_text(why)})"
+        if link.is_alive():
+            return f"{text}; the rest is being sent, for up to {self._flush_timeout:g} s"
+        return f"{text}; {sync_command(run_dir)} sends the rest"
 
 
 def _ending(engine: Engine) -> Finish:

@@ -25,12 +25,13 @@ from filelock import Timeout
 from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text, masked, remember
-from hydraloop.tracking import description, parent
+from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor, hook_names
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
 from hydraloop.tracking.kinds import load_tracker
+from hydraloop.tracking.mlflow.sweep import update_parents
 from hydraloop.tracking.tracker import Attempt, Finish, Tracker
 
 log = logging.getLogger(__name__)
@@ -231,10 +232,8 @@ def _finish_sweeps(found: Sequence[Path]) -> list[str]:
         else:
             folders |= set() if sweep is None else {sweep.folder}
     for folder in sorted(folders):
-        for path in parent.parents(folder):
-            try:
-                given = parent.read(path)
-                parent.finish(folder, {**given, "options": {**given["options"], SYNC: True}})
-            except Exception as error:
-                problems.append(f"{os.path.relpath(folder)}: the sweep's parent run: {described(error)}")
+        try:
+            update_parents(folder)
+        except Exception as error:
+            problems.append(f"{os.path.relpath(folder)}: the sweep's parent run: {described(error)}")
     return problems

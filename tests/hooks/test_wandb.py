@@ -46,7 +46,7 @@ def test_the_longest_names_are_taken() -> None:
     given: dict[str, Any] = {
         "mode": "offline", "project": "p" * 128, "entity": "e", "group": "g" * 128, "job_type": "j", "tags": ["t" * 64],
         "notes": "n", "name": "n" * 128, "pictures": False, "log_code": True, "checkpoints": "all",
-        "system_metrics": False, "flush_timeout": 0.0,
+        "system_metrics": False, "flush_timeout": 0.0, "background": True,
     }  # fmt: skip
     assert WandbLoggerHook(**given)._options == given
     assert WandbLoggerHook()._options["mode"] == "auto"

@@ -7,46 +7,24 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import psutil
 import pytest
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks import LoggerHook, TensorBoardLoggerHook
+from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import Result
 from hydraloop.tracking import description, sync
-from hydraloop.tracking.follower import link
+from hydraloop.tracking.follower import link, locks
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.locks import lock_of
+from hydraloop.tracking.follower.locks import lock_of, wait_for_followers
 from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.tracker import Finish
-from tests.helpers import at, batches, make_engine
-from tests.processes import children
-
-NAME = "tracker"
-
-
-def _engine(
-    run_dir: Path, *, epochs: int = 2, iterations: int = 5, more: dict[str, Hook] | None = None, **tracker: Any
-) -> Engine:
-    on_error = tracker.pop("on_error", "warn")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    engine = make_engine(
-        run_dir,
-        {"logger": LoggerHook(interval=1), NAME: TensorBoardLoggerHook(**tracker), **(more or {})},
-        train=batches(iterations),
-        val=batches(1),
-        test=batches(1),
-        max_epochs=epochs,
-    )
-    engine.stages._policies[NAME].on_error = on_error
-    return engine
+from tests.helpers import at, make_engine
+from tests.tracking.training import NAME, followers, training, until
 
 
 def _cursor(run_dir: Path) -> Cursor:
@@ -55,25 +33,14 @@ def _cursor(run_dir: Path) -> Cursor:
     return found
 
 
-def _followers(run_dir: Path) -> list[psutil.Process]:
-    return [process for process, command in children().items() if str(run_dir) in command]
-
-
-def _until(reached: Callable[[], bool], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.05)
-
-
 def test_everything_is_there_when_the_run_has_ended(tmp_path: Path) -> None:
-    engine = _engine(tmp_path)
+    engine = training(tmp_path)
     engine.train()
     cursor = _cursor(tmp_path)
     assert cursor.sent == cursor.index == count(tmp_path / FILENAME) == 13
     assert cursor.finished
     assert engine.messages.read("tracked")[NAME].startswith("13 of 13 records sent, tensorboard --logdir ")
-    assert _followers(tmp_path) == []
+    assert followers(tmp_path) == []
 
 
 def test_without_records_there_is_nothing_to_send(tmp_path: Path) -> None:
@@ -95,16 +62,16 @@ def test_a_time_that_is_none_is_refused(seconds: float, why: str) -> None:
 
 def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def kill(engine: Engine) -> None:
-        _until(lambda: (tmp_path / "tracking" / f"{NAME}.cursor.json").exists() and _cursor(tmp_path).index >= 3)
-        (follower,) = _followers(tmp_path)
+        until(lambda: (tmp_path / "tracking" / f"{NAME}.cursor.json").exists() and _cursor(tmp_path).index >= 3)
+        (follower,) = followers(tmp_path)
         follower.send_signal(signal.SIGKILL)
-        _until(lambda: follower not in _followers(tmp_path))
+        until(lambda: follower not in followers(tmp_path))
 
-    engine = _engine(tmp_path, more={"kill": at("after_train_iter", kill, nth=6)})
+    engine = training(tmp_path, more={"kill": at("after_train_iter", kill, nth=6)})
     with caplog.at_level(logging.WARNING, "hydraloop"):
         engine.train()
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{NAME}: its process ended (signal 9) and is restarted")
+    assert warning.startswith(f"{NAME}: its process was killed by SIGKILL and is restarted; training continues")
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
 
 
@@ -112,7 +79,7 @@ def _train_and_wait(run_dir: Path, port: int) -> None:
     """In a separate process, which is killed while it waits."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         wait = at("after_train_iter", lambda engine: (connection.sendall(b"."), time.sleep(60)), nth=4)
-        _engine(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
+        training(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
 
 
 def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path: Path) -> None:
@@ -127,7 +94,7 @@ def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path:
             assert connection.recv(1) == b"."
             process.kill()
             process.join()
-    _until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.finished)
+    until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.finished)
     with lock_of(tmp_path, NAME).acquire(timeout=20):
         assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
     run = description.read(tmp_path)
@@ -137,7 +104,7 @@ def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path:
 
 def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "a" / "run"
-    engine = _engine(run_dir, flush_timeout=0.0)
+    engine = training(run_dir, flush_timeout=0.0)
     engine.train()
     told = engine.messages.read("tracked")[NAME]
     before = _cursor(run_dir).sent
@@ -157,10 +124,10 @@ def test_sync_of_nothing_and_of_a_run_that_is_followed(tmp_path: Path, capsys: p
     assert "has no run with a tracker" in capsys.readouterr().err
 
     def look(engine: Engine) -> None:
-        _until(lambda: _cursor(tmp_path).attempt == 0)
+        until(lambda: _cursor(tmp_path).attempt == 0)
         assert sync.main([str(tmp_path)]) == 1
 
-    _engine(tmp_path, more={"look": at("after_train_iter", look)}).train()
+    training(tmp_path, more={"look": at("after_train_iter", look)}).train()
     assert "not all: the run is still sending its records" in capsys.readouterr().out
 
 
@@ -172,7 +139,7 @@ def _unusable(run_dir: Path) -> Path:
 
 def test_one_warning_where_it_does_not_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = _unusable(tmp_path / "run")
-    engine = _engine(run_dir)
+    engine = training(run_dir)
     with caplog.at_level(logging.WARNING, "hydraloop"):
         assert engine.train().status == "finished"
     (warning,) = [record.getMessage() for record in caplog.records]
@@ -182,7 +149,7 @@ def test_one_warning_where_it_does_not_work(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_an_error_before_the_first_iteration_where_it_matters(tmp_path: Path) -> None:
-    engine = _engine(_unusable(tmp_path / "run"), on_error="raise")
+    engine = training(_unusable(tmp_path / "run"), on_error="raise")
     with pytest.raises(UserError) as raised:
         engine.train()
     assert raised.value.key == f"hooks.{NAME}"
@@ -193,9 +160,9 @@ def test_an_error_before_the_first_iteration_where_it_matters(tmp_path: Path) ->
 def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
     def break_it(engine: Engine) -> None:
         (tmp_path / "tracking").rename(tmp_path / "gone")  # no cursor can be written any more
-        _until(lambda: engine.hooks[NAME]._link.trouble is not None)  # type: ignore[attr-defined]
+        until(lambda: engine.hooks[NAME]._link.trouble is not None)  # type: ignore[attr-defined]
 
-    engine = _engine(tmp_path, on_error="raise", more={"break": at("after_train_iter", break_it, nth=4)})
+    engine = training(tmp_path, on_error="raise", more={"break": at("after_train_iter", break_it, nth=4)})
     with pytest.raises(TrackerError, match="FileNotFoundError"):
         engine.train()
     assert engine.progress.iteration == 4
@@ -203,15 +170,15 @@ def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
 
 def test_a_tracker_may_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = _unusable(tmp_path / "run")
-    wait = at("before_train_epoch", lambda engine: _until(lambda: engine.hooks[NAME]._link.trouble is not None))
-    engine = _engine(run_dir, on_error="disable", more={"wait": wait})
+    wait = at("before_train_epoch", lambda engine: until(lambda: engine.hooks[NAME]._link.trouble is not None))
+    engine = training(run_dir, on_error="disable", more={"wait": wait})
     with caplog.at_level(logging.WARNING, "hydraloop"):
         assert engine.train().status == "finished"
     assert sum("is switched off" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
-    engine = _engine(tmp_path)
+    engine = training(tmp_path)
     engine.validate()
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (1, True)
     engine.test()
@@ -223,14 +190,14 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
 
 def _killed(run_dir: Path) -> None:
     """Kill the follower as soon as it runs."""
-    _until(lambda: _followers(run_dir) != [])
-    for follower in _followers(run_dir):
+    until(lambda: followers(run_dir) != [])
+    for follower in followers(run_dir):
         follower.kill()
-        _until(lambda: follower not in _followers(run_dir))  # noqa: B023 - called at once
+        until(lambda: follower not in followers(run_dir))  # noqa: B023 - called at once
 
 
 def test_a_follower_that_dies_before_it_is_needed_is_started_when_it_is(tmp_path: Path) -> None:
-    engine = _engine(tmp_path, more={"kill": at("before_train", lambda engine: _killed(tmp_path))})
+    engine = training(tmp_path, more={"kill": at("before_train", lambda engine: _killed(tmp_path))})
     engine.train()
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
 
@@ -242,11 +209,11 @@ def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
 
     def kill(engine: Engine) -> None:
         while _link(engine).trouble is None:
-            for follower in _followers(tmp_path):
+            for follower in followers(tmp_path):
                 follower.kill()
             time.sleep(0.01)
 
-    engine = _engine(tmp_path, on_error="raise", more={"kill": at("after_train_iter", kill, nth=2)})
+    engine = training(tmp_path, on_error="raise", more={"kill": at("after_train_iter", kill, nth=2)})
     with caplog.at_level(logging.WARNING, "hydraloop"), pytest.raises(TrackerError, match="given up"):
         engine.train()
     assert engine.progress.iteration == 2
@@ -260,8 +227,8 @@ def _link(engine: Engine) -> link.Link:
 
 
 def _stopped(run_dir: Path) -> None:
-    _until(lambda: _cursor(run_dir).attempt == 0)
-    (follower,) = _followers(run_dir)
+    until(lambda: _cursor(run_dir).attempt == 0)
+    (follower,) = followers(run_dir)
     follower.suspend()
 
 
@@ -270,29 +237,29 @@ def test_a_follower_that_is_stopped_holds_up_no_end(tmp_path: Path) -> None:
         _stopped(tmp_path)
         raise RuntimeError("x" * 1_000_000)
 
-    engine = _engine(tmp_path, flush_timeout=0.1, more={"fail": at("after_train_iter", fail, nth=3)})
+    engine = training(tmp_path, flush_timeout=0.1, more={"fail": at("after_train_iter", fail, nth=3)})
     with pytest.raises(RuntimeError, match="xxx"):
         engine.train()
-    assert _followers(tmp_path) == []
+    assert followers(tmp_path) == []
 
 
 def test_many_options_hold_up_no_start(tmp_path: Path) -> None:
     many = [f"optimizer.{'x' * 100}.{n}" for n in range(2000)]
-    engine = _engine(tmp_path, hparams=many)
+    engine = training(tmp_path, hparams=many)
     engine.train()
     assert _cursor(tmp_path).finished
 
 
 def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def interrupt(engine: Engine) -> None:
-        _until(lambda: _link(engine)._told is not None)
+        until(lambda: _link(engine)._told)
         signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
 
     def stop(engine: Engine) -> None:
         _stopped(tmp_path)
         threading.Thread(target=interrupt, args=[engine], daemon=True).start()
 
-    engine = _engine(tmp_path, flush_timeout=600.0, more={"stop": at("after_train_iter", stop, nth=3)})
+    engine = training(tmp_path, flush_timeout=80.0, more={"stop": at("after_train_iter", stop, nth=3)})
     with caplog.at_level(logging.WARNING, "hydraloop"):
         assert engine.train().status == "finished"
     assert engine.error is None
@@ -300,7 +267,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest
         "interrupted: not waiting for the trackers to send the rest"
     ]
     assert "sends the rest" in engine.messages.read("tracked")[NAME]
-    _until(lambda: _followers(tmp_path) == [])  # it is not waited for
+    until(lambda: followers(tmp_path) == [])  # it is not waited for
 
 
 def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
@@ -314,8 +281,8 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
         raise RuntimeError("it broke")
 
     with pytest.raises(RuntimeError, match="it broke"):
-        _engine(tmp_path, more={"fail": at("after_train_iter", fail, nth=3)}).train()
-    again = _engine(tmp_path)
+        training(tmp_path, more={"fail": at("after_train_iter", fail, nth=3)}).train()
+    again = training(tmp_path)
     again.validate()
     failed = Finish("failed", "RuntimeError: it broke", 1)
     assert told == [failed, failed]
@@ -331,7 +298,7 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
 
 def test_the_end_is_the_results(tmp_path: Path) -> None:
     """If another rank failed first, `result.json` has its error, not the one that this rank raised because of it."""
-    engine = _engine(tmp_path)
+    engine = training(tmp_path)
     engine.error = ConnectionError("the others are gone")
     engine.result = Result("failed", error="rank 1: out of memory")
     assert _ending(engine) == Finish("failed", "rank 1: out of memory", 1)
@@ -342,7 +309,65 @@ def test_a_record_before_training_describes_nothing(tmp_path: Path) -> None:
         engine.log_record({"mode": "train", "epoch": 0, "iteration": 0, "early": 1.0})
         assert description.read(tmp_path) is None
 
-    engine = _engine(tmp_path, more={"early": at("before_run", early)})
+    engine = training(tmp_path, more={"early": at("before_run", early)})
     early(engine)
     engine.train()
     assert _cursor(tmp_path).sent == 15
+
+
+def test_a_process_in_the_background_sends_the_rest(tmp_path: Path) -> None:
+    engine = training(tmp_path, background=True, flush_timeout=80.0)
+    path = tmp_path / "tracking" / f"{NAME}.lock"
+    path.parent.mkdir()
+    with lock_of(tmp_path, NAME):  # until then, nothing can be sent
+        engine.train()
+        assert engine.messages.read("tracked")[NAME] == "0 of 13 records sent; the rest is being sent, for up to 80 s"
+    assert wait_for_followers(tmp_path)
+    until(lambda: _cursor(tmp_path).complete)
+    assert _cursor(tmp_path).sent == 13
+
+
+def test_a_run_that_is_still_sent_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "PATIENCE", 0.5)
+    hang = at("after_train_iter", lambda engine: _stopped(tmp_path), nth=5)
+    training(tmp_path, background=True, flush_timeout=600.0, more={"hang": hang}).train()
+    (follower,) = followers(tmp_path)
+    assert wait_for_followers(tmp_path)  # as a resumed run does before it cuts the log
+    until(lambda: follower not in followers(tmp_path))
+    training(tmp_path).train()
+    assert _cursor(tmp_path).complete
+    assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 26
+
+
+class Uninstalled(TensorBoardLoggerHook):
+    """A tracker whose library is missing."""
+
+    library = "not_there"
+
+
+def test_a_missing_library_is_reported_before_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warned = at("before_train", lambda engine: caplog.records[0])
+    engine = training(tmp_path, tracker=Uninstalled, more={"warned": warned})
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        engine.train()
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{NAME}: the package not_there is not installed: pip install not_there; training con")
+    told = engine.messages.read("tracked")[NAME]
+    assert told.startswith("0 of 13 records sent (the package not_there is not installed); python -m hydraloop sync ")
+    assert sync.main([str(tmp_path)]) == 0, "once it is installed"
+    assert _cursor(tmp_path).sent == 13
+
+
+def test_a_missing_library_ends_a_run_that_needs_it(tmp_path: Path) -> None:
+    engine = training(tmp_path, tracker=Uninstalled, on_error="raise")
+    with pytest.raises(UserError, match="the package not_there is not installed") as raised:
+        engine.train()
+    assert raised.value.remedy == "Install it: pip install not_there"
+    assert engine.progress.iteration == 0
+
+
+def test_a_folder_named_like_a_library_is_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "not_there").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="not installed"):
+        training(tmp_path / "run", tracker=Uninstalled, on_error="raise").train()

@@ -1,61 +1,115 @@
-"""What a sweep's controller finds out about its jobs' trackers."""
+"""The trackers of a sweep: no job waits for its follower, the end of the sweep does, and says what is missing."""
 
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-from omegaconf import OmegaConf
 
+from hydraloop.tracking import description, sweeps
+from hydraloop.tracking.follower import spawning
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.locks import lock_of
 from hydraloop.tracking.sweeps import SweepTrackers
-
-MLFLOW = {"_target_": "hydraloop.hooks.MLflowLoggerHook", "priority": None, "on_error": "warn"}
-
-
-def test_the_trackers_of_whatever_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    trackers = SweepTrackers()
-    for hooks in (
-        {},
-        {"ema": {"_target_": "hydraloop.hooks.EMAHook"}, "gone": None},
-        {"mlflow": {**MLFLOW, "tracking_uri": "sqlite:///runs/${experiment_name}.db"}},
-        {"mlflow": {**MLFLOW, "tracking_uri": "another"}},
-    ):
-        trackers.see(OmegaConf.create({"experiment_name": "digits", "default_hooks": {}, "hooks": hooks}))
-    options = {"tracking_uri": "sqlite:///runs/digits.db", "folder": str(tmp_path)}
-    assert trackers.found == {"mlflow": {"kind": "mlflow", "options": options, "experiment": "digits", "jobs": 2}}
-    assert not trackers.unknown
+from tests.processes import children
+from tests.tracking.runs import TENSORBOARD, described_run, log_records
+from tests.tracking.training import NAME, training, until
 
 
-def test_what_only_a_job_knows_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    number = "${hydra:job.num}"
-    hooks = {
-        "tensorboard": {"_target_": "hydraloop.hooks.TensorBoardLoggerHook", "flush_timeout": number},
-        "mlflow": {**MLFLOW, "tracking_uri": f"sqlite:///{number}.db", "tags": {"job": number, "a": "b"}},
-        "other": {**MLFLOW, "run_name": "x"},
-    }
-    trackers = SweepTrackers()
-    trackers.see(OmegaConf.create({"experiment_name": number, "default_hooks": {}, "hooks": hooks}))
-    assert trackers.found["tensorboard"] == {"kind": "tensorboard"}
-    assert trackers.unknown == {"mlflow": ["tracking_uri", "tags", "experiment_name"], "other": ["experiment_name"]}
-    assert trackers.found["other"]["options"] == {"run_name": "x", "folder": str(tmp_path)}
-    del trackers.found["other"], trackers.unknown["other"]
-    with caplog.at_level(logging.WARNING, "hydraloop"):
-        trackers.begin(tmp_path)
-        trackers.end()  # nobody knows where
-    assert (tmp_path / "tracking" / "sweep.json").exists()
-    assert [one.getMessage() for one in caplog.records] == [
-        "mlflow: the jobs create its parent run: only they know tracking_uri"
-    ]
-    assert [path.name for path in (tmp_path / "tracking").iterdir()] == ["sweep.json"]
+def job(folder: Path, number: int, *, complete: bool, **options: Any) -> Path:
+    """The directory of a job that another process has trained."""
+    run_dir = folder / str(number)
+    described_run(run_dir)
+    log_records(run_dir, 3)
+    cursor = Cursor(TENSORBOARD, {"flush_timeout": 0.3, **options}, index=3 if complete else 1, complete=complete)
+    cursor.save(run_dir, NAME)
+    return run_dir
 
 
-def test_without_a_tracker_nothing_is_written(tmp_path: Path) -> None:
-    trackers = SweepTrackers()
+def test_the_mark_says_how_the_sweep_ended(tmp_path: Path) -> None:
+    trackers = SweepTrackers(axes=["optimizer.lr"], jobs=2)
     trackers.begin(tmp_path)
-    trackers.end()
-    assert not list(tmp_path.iterdir())
+    sweep = description.read_sweep(tmp_path)
+    assert sweep is not None
+    assert (sweep.jobs, sweep.axes, sweep.ended) == (2, ("optimizer.lr",), None)
+    trackers.ended = "interrupted"
+    trackers.end(tmp_path)
+    sweep = description.read_sweep(tmp_path)
+    assert sweep is not None
+    assert sweep.ended == "interrupted"
+
+
+@pytest.mark.parametrize(("background", "waits"), [(False, True), (True, False)])
+def test_the_end_names_the_runs_that_are_not_complete(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, waits: bool
+) -> None:
+    trackers = SweepTrackers(jobs=9)
+    trackers.begin(tmp_path)
+    for number in range(9):
+        job(tmp_path, number, complete=number in (0, 5), background=background)
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        trackers.end(tmp_path)
+    assert (time.monotonic() - start > 0.3) == waits
+    assert time.monotonic() - start < 5.0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(
+        f"{NAME}: not everything is sent in 1, 2, 3, 4, 6 and 2 others; python -m hydraloop sync "
+    )
+    assert warning.endswith(f" {tmp_path} sends the rest")
+
+
+def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trackers = SweepTrackers(jobs=2)
+    trackers.begin(tmp_path)
+    (tmp_path / "0" / "tracking").mkdir(parents=True)
+    with lock_of(tmp_path / "0", NAME), caplog.at_level(logging.WARNING, "hydraloop"):  # this follower has to wait
+        for number in range(2):
+            start = time.monotonic()
+            engine = training(tmp_path / str(number), flush_timeout=80.0)
+            engine.train()
+            assert time.monotonic() - start < 40.0
+        told = engine.messages.read("tracked")[NAME]
+        assert "the rest is being sent, for up to 80 s" in told or told.startswith("13 of 13 records sent, ")
+        (server,) = [one for one, command in children().items() if spawning.__name__ in command]
+        until(lambda: len(server.children()) == 2)  # both are forks of one process
+    trackers.end(tmp_path)
+    for number in range(2):
+        cursor = Cursor.load(tmp_path / str(number), NAME)
+        assert cursor is not None
+        assert (cursor.sent, cursor.complete) == (13, True)
+    assert caplog.records == []
+    until(lambda: not psutil.pid_exists(server.pid))
+
+
+def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text(
+        "import threading, time\n"
+        "from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker\n"
+        "class Mine(TensorBoardTracker): pass\n"
+        "threading.Thread(target=time.sleep, args=[100], daemon=True).start()\n"
+    )
+    first = {"kind": "threads.Mine", "folders": [str(tmp_path)], "trusted": []}
+    server = spawning.ForkServer(first, tmp_path / "errors.log")
+    child = spawning.Child(tmp_path, NAME, tmp_path / "errors.log", server)
+    assert list(child.messages()) == []
+    assert child.ended() is None
+    server.close()
+
+
+def test_a_parent_run_that_nobody_closed_is_closed_by_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(sweeps, "_sync", synced.append)
+    monkeypatch.setattr(sweeps, "has_open_parent", lambda folder: True)
+    trackers = SweepTrackers(jobs=2)
+    trackers.begin(tmp_path)
+    job(tmp_path, 0, complete=True)
+    trackers.end(tmp_path)
+    assert synced == [tmp_path]
+    job(tmp_path, 1, complete=False)  # the user's sync closes it
+    trackers.end(tmp_path)
+    assert synced == [tmp_path]

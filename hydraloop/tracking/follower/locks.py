@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hydraloop.run.processes import is_alive, started
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -28,26 +32,38 @@ def lock_of(run_dir: Path, name: str) -> FileLock:
     return FileLock(run_dir / FOLDER / f"{name}.lock")
 
 
+def sign(run_dir: Path, name: str, training: Sequence[float | None]) -> None:
+    """Note the ids and starts of this follower, which holds the lock, and of its training process."""
+    with suppress(OSError):  # not in the lock file, which older versions of filelock truncate
+        _holder(run_dir, name).write_text(json.dumps([[os.getpid(), started(os.getpid())], list(training)]))
+
+
+def end_hanging(run_dir: Path, name: str, training: int) -> None:
+    """Kill the follower that holds the lock if its training process has exited. Otherwise, it could hold it forever.
+
+    Args:
+        run_dir: directory of the run.
+        name: name of the tracker hook.
+        training: id of the process that trains now.
+    """
+    try:
+        (pid, since), (trained, trained_since) = json.loads(_holder(run_dir, name).read_text())
+    except (OSError, ValueError):
+        return
+    if is_alive(pid, since) and (trained == training or not is_alive(trained, trained_since)):
+        log.warning("%s: the follower of an earlier process hangs and is killed", name)
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)  # a follower leads its own session
+
+
 def wait_for_followers(run_dir: Path) -> bool:
     """Wait for followers of an earlier process, and kill those that hang. Returns whether all of them have ended."""
     found = [_ended(run_dir, path.stem) for path in sorted((run_dir / FOLDER).glob("*.lock"))]
     return all(found)
 
 
-def _ended(run_dir: Path, name: str) -> bool:
-    if _is_free(run_dir, name, 0.0):
-        return True
-    log.info("%s: waiting for the follower of an earlier process", name)
-    if _is_free(run_dir, name, _patience(run_dir, name)):
-        return True
-    end_orphans(run_dir, name, os.getpid())
-    if _is_free(run_dir, name, 1.0):
-        return True
-    log.warning("%s: %s", name, BUSY)
-    return False
-
-
-def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
+def is_free(run_dir: Path, name: str, seconds: float = 0.0) -> bool:
+    """Wait until no process holds the lock. Returns whether that is so."""
     from filelock import Timeout
 
     try:
@@ -57,41 +73,18 @@ def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
         return False
 
 
-def _patience(run_dir: Path, name: str) -> float:
-    """Return how long to wait for a follower: its `flush_timeout`, but not an hour. The next one can continue."""
-    from hydraloop.tracking.follower.cursor import Cursor
-
-    cursor = Cursor.load(run_dir, name)
-    given = PATIENCE if cursor is None else float(cursor.options.get("flush_timeout", PATIENCE))
-    return min(given + 2.0, PATIENCE)
-
-
-def end_orphans(run_dir: Path, name: str, training: int) -> None:
-    """Kill followers on this machine whose training process has exited. One that hangs would hold the lock forever.
-
-    Args:
-        run_dir: directory of the run that they follow.
-        name: name of the tracker hook.
-        training: id of the process that trains now.
-    """
-    import psutil
-
-    from hydraloop.run.processes import is_alive
-    from hydraloop.tracking import description
-
-    run = description.read(run_dir)
-    attempts = () if run is None else run.attempts
-    alive = {training, *(attempt.pid for attempt in attempts if is_alive(attempt.pid, attempt.started))}
-    for process in psutil.process_iter():
-        try:
-            if _follows(process.cmdline(), run_dir, name) and process.ppid() not in alive:
-                log.warning("%s: the follower of an earlier process hangs and is killed", name)
-                os.killpg(process.pid, signal.SIGKILL)  # a follower leads its own session
-        except (psutil.Error, OSError):  # another user's process, or one that has exited
-            continue
+def _ended(run_dir: Path, name: str) -> bool:
+    if is_free(run_dir, name):
+        return True
+    log.info("%s: waiting for the follower of an earlier process", name)
+    if is_free(run_dir, name, PATIENCE):
+        return True
+    end_hanging(run_dir, name, os.getpid())
+    if is_free(run_dir, name, 1.0):
+        return True
+    log.warning("%s: %s", name, BUSY)
+    return False
 
 
-def _follows(command: Sequence[str], run_dir: Path, name: str) -> bool:
-    """Return whether a command line is one with which `link.py` starts a follower."""
-    module, ours = ["-m", "hydraloop.tracking"], command[-1:] == [name]
-    return ours and list(command[-4:-2]) == module and Path(command[-2]).resolve() == run_dir.resolve()
+def _holder(run_dir: Path, name: str) -> Path:
+    return run_dir / FOLDER / f"{name}.pid"

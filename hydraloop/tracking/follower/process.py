@@ -10,59 +10,76 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
+import threading
+from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+import psutil
 from filelock import Timeout
 
+from hydraloop.run.processes import is_alive
 from hydraloop.safety.secrets import name_secrets, remember
 from hydraloop.tracking import description
+from hydraloop.tracking.follower import locks
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
-from hydraloop.tracking.follower.inbox import LEFT, Inbox
-from hydraloop.tracking.follower.locks import BUSY, PATIENCE, end_orphans, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
+from hydraloop.tracking.follower.spawning import LEFT, MARGIN
 from hydraloop.tracking.kinds import load_tracker
 from hydraloop.tracking.tracker import Finish, Run, Tracker
 
 log = logging.getLogger(__name__)
 
-_NICE = 5
-"""Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
-the run, training waits for this process."""
-_LOOK = 1.0
+_LOOK = 0.5
+"""Seconds between two checks whether the training process is still running."""
+_LOCK_LOOK = 1.0
 """Seconds between two tries to get the lock."""
+
+
+def load(first: Mapping[str, Any]) -> type[Tracker]:
+    """Import a tracker and its library, which takes seconds.
+
+    Args:
+        first: `kind`, and the `folders` and `trusted` packages of the allowlist.
+    """
+    kind = load_tracker(first["kind"], folders=first["folders"], packages=first["trusted"])
+    kind.preload()
+    return kind
 
 
 def main(run_dir: Path, name: str) -> int:
     """Follow a run until it has ended. Returns the exit code: 0 if everything was sent, else `LEFT`."""
-    os.nice(_NICE)
     tell = _Tell(_private_stdout())
     log_to_stderr()
     logging.getLogger("hydraloop").addHandler(_Remarks(tell))
     inbox = Inbox()
-    given = inbox.settings()
-    if given is None:
+    first = inbox.next()
+    if first is None:
         return 0
-    name_secrets(given.get("secrets", ()))
-    remember(given["options"])
-    kind = load_tracker(given["kind"], folders=given["folders"], packages=given["trusted"])
-    with suppress(Exception):  # `open` reports it
-        kind.preload()
-    if not inbox.begins():
+    name_secrets(first["secrets"])
+    remember(first["options"])
+    _adopt(first)
+    try:
+        kind = load(first)
+    except Exception as error:
+        log.info("the tracker cannot be imported", exc_info=error)
+        tell.trouble(Trouble(described(error), final=True))
+        return LEFT
+    if inbox.next() is None:
         return 0
-    lock = _locked(run_dir, name, inbox, tell)
+    lock = _locked(run_dir, name, inbox, tell, first["training"])
     if lock is None:
         return LEFT
     with lock:
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
-        cursor = _cursor(run_dir, name, given)
-        tracker = kind(given["options"], run, cursor.memory)
+        cursor = _cursor(run_dir, name, first)
+        tracker = kind(first["options"], run, cursor.memory)
         try:
             state = _follow(Follower(tracker, cursor, run_dir, name, tell.trouble), inbox, run, tell, tracker)
         finally:
@@ -70,38 +87,131 @@ def main(run_dir: Path, name: str) -> int:
     return 0 if state == "done" else LEFT
 
 
-def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
-    """Wait for the lock, which a `sync.py` may hold. Returns None if the run ends before it is free."""
-    lock, told, patient = lock_of(run_dir, name), False, monotonic() + PATIENCE
+class Inbox:
+    """Reads lines of JSON from the training process. Their end, or the end of that process, counts as the run's end.
+
+    `flush_timeout` seconds are left from then on; the process is killed if a call hangs longer. A thread reads, so
+    that this time starts when the run ends, whatever else this process is doing.
+    """
+
+    def __init__(self) -> None:
+        self._flush_timeout = 0.0
+        self._training: tuple[int, float | None] = (-1, None)
+        self._messages: deque[dict[str, Any]] = deque()
+        self._deadline: float | None = None
+        self._changed = threading.Condition()
+        self.finish: Finish | None = None
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended."""
+        return self._deadline is not None
+
+    @property
+    def late(self) -> bool:
+        """Whether the time for the rest is over."""
+        return self._deadline is not None and monotonic() >= self._deadline
+
+    def next(self) -> dict[str, Any] | None:
+        """Wait for the next message. Returns None if the run ends before it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self.ended)
+            return self._messages.popleft() if self._messages else None
+
+    def wait(self, seconds: float) -> None:
+        """Wait `seconds`, but at most until the run ends, or, after that, until the deadline."""
+        with self._changed:
+            if self._deadline is None:
+                self._changed.wait_for(lambda: self.ended, timeout=seconds)
+                return
+            left = self._deadline - monotonic()
+        threading.Event().wait(max(0.0, min(seconds, left)))
+
+    def _read(self) -> None:
+        """Read the messages until the run has ended, and end this process in time; runs in the thread."""
+        rest = b""  # os.read instead of sys.stdin, whose buffer `select` does not see
+        while not self.ended:
+            readable, _, _ = select.select([0], [], [], _LOOK)
+            read = os.read(0, 1 << 16) if readable else b""
+            # A forked worker of a loader may hold the pipe open after the training process has exited.
+            if not read and (readable or not is_alive(*self._training)):
+                self._end(None)
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+        threading.Event().wait(self._flush_timeout + MARGIN)
+        _leave()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "finish" in message:
+            self._end(Finish(**message["finish"]))
+            return
+        with self._changed:
+            if "training" in message:
+                self._flush_timeout = message["flush_timeout"]
+                self._training = tuple(message["training"])
+            self._messages.append(message)
+            self._changed.notify_all()
+
+    def _end(self, finish: Finish | None) -> None:
+        with self._changed:
+            self.finish, self._deadline = finish, monotonic() + self._flush_timeout
+            self._changed.notify_all()
+
+
+def _leave() -> None:
+    """End this process at once, and the processes that a library has started (wandb-core), which may hang, too."""
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
+    os._exit(LEFT)
+
+
+def _adopt(first: Mapping[str, Any]) -> None:
+    """Adopt the training process's environment and working directory. A fork has those of the first job."""
+    os.environ.clear()
+    os.environ.update(first["environment"])
+    with suppress(OSError):
+        os.chdir(first["cwd"])
+
+
+def _locked(
+    run_dir: Path, name: str, inbox: Inbox, tell: _Tell, training: tuple[int, float | None]
+) -> AbstractContextManager[object] | None:
+    """Wait for the lock, which a `sync` may hold. Returns None if the run ends before it is free."""
+    lock, told, patient = locks.lock_of(run_dir, name), False, monotonic() + locks.PATIENCE
     while True:
         try:
             free = lock.acquire(timeout=0)
         except (Timeout, OSError) as error:
             if monotonic() >= patient and not told:
-                why = f"{BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
+                why = f"{locks.BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
                 tell.trouble(Trouble(why, final=False))
                 told = True
         else:
+            locks.sign(run_dir, name, training)
             if told:
                 tell.trouble(None)
             return free
         if inbox.late:
             return None
-        inbox.wait(_LOOK)
+        inbox.wait(_LOCK_LOOK)
         if told and not inbox.ended:
-            end_orphans(run_dir, name, os.getppid())
+            locks.end_hanging(run_dir, name, training[0])
 
 
-def _cursor(run_dir: Path, name: str, given: Mapping[str, Any]) -> Cursor:
+def _cursor(run_dir: Path, name: str, first: Mapping[str, Any]) -> Cursor:
     """Return the cursor of an earlier process if it is of the same tracker, else a new one."""
     cursor = Cursor.load(run_dir, name)
-    if cursor is not None and cursor.kind != given["kind"]:
-        log.warning("the tracker was %s and is %s now: all records are sent again", cursor.kind, given["kind"])
+    if cursor is not None and cursor.kind != first["kind"]:
+        log.warning("the tracker was %s and is %s now: all records are sent again", cursor.kind, first["kind"])
         cursor = None
-    cursor = cursor or Cursor(given["kind"], given["masked"])
-    cursor.options = given["masked"]
+    cursor = cursor or Cursor(first["kind"], first["masked"])
+    cursor.options = first["masked"]
     with suppress(OSError):  # the follower's own saves report a full disk
-        cursor.save(run_dir, name)  # for `sync.py`, if this process is killed
+        cursor.save(run_dir, name)  # for `sync`, if this process is killed
     return cursor
 
 
@@ -121,19 +231,17 @@ def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tr
             finish = inbox.finish or description.ending(run.run_dir, run.attempt)
 
 
-@dataclass
 class _Tell:
     """Sends messages to the training process, which may have exited."""
 
-    out: IO[str]
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
 
     def say(self, **message: Any) -> None:
         """Send one message."""
-        try:
-            self.out.write(json.dumps(message) + "\n")
-            self.out.flush()
-        except OSError:
-            pass
+        with suppress(OSError):
+            self._out.write(json.dumps(message) + "\n")
+            self._out.flush()
 
     def trouble(self, trouble: Trouble | None) -> None:
         """Report that something does not work, or (None) that it works again."""

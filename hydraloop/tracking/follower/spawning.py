@@ -1,32 +1,242 @@
-"""Starts a module of hydraloop in a separate process. Does not import torch."""
+"""Starts followers: each a Python process, or, in a sweep, a fork of a process that has imported the tracker's library.
+
+Importing a library takes seconds of CPU time, which a sweep of short jobs would pay for each job. The process to fork
+has a single thread, so a fork is safe. If a library has started a thread, followers are started as Python processes.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
+LEFT = 3
+"""Exit code of a follower if something was not sent in time."""
+MARGIN = 1.0
+"""Seconds after `flush_timeout` at which a follower is killed, whatever hangs."""
 _ROOT = Path(__file__).resolve().parents[3]
 """Folder that hydraloop is imported from."""
+_NICE = 5
+"""Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
+the run, training waits for these processes."""
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""numpy and pyarrow start threads when they are imported, unless these variables forbid it."""
+_LOOK = 0.2
+"""Seconds between two looks for followers that have exited."""
 
 
-def spawn(module: str, *arguments: str, errors: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m module arguments` with pipes for stdin and stdout, in a new session.
-
-    In its own session, the process does not receive Ctrl-C. The process that starts it does, and decides what to do.
+class Child:
+    """A follower's process, with which lines of JSON are exchanged.
 
     Args:
-        errors: path of a file to which stderr is appended.
+        run_dir: directory of the run.
+        name: name of the tracker hook.
+        errors: file to which the process's stderr is appended.
+        fork: forks the process; None: a Python process is started.
     """
+
+    def __init__(self, run_dir: Path, name: str, errors: Path, fork: ForkServer | None = None) -> None:
+        if not run_dir.is_dir():  # the next line would create an empty one
+            raise FileNotFoundError(f"{run_dir} is gone")
+        errors.parent.mkdir(exist_ok=True)
+        stdin, self._in = os.pipe()
+        self._out, stdout = os.pipe()
+        arguments = [str(run_dir.absolute()), name]
+        try:
+            with errors.open("ab") as log:
+                pipes = (stdin, stdout, log.fileno())
+                self._process = (
+                    fork.fork(arguments, pipes) if fork else spawn("hydraloop.tracking", *arguments, pipes=pipes)
+                )
+        except BaseException:
+            os.close(self._in)
+            os.close(self._out)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        self._messages: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name=f"to the follower of {name}", daemon=True)
+        self._writer.start()
+
+    def tell(self, message: Mapping[str, Any] | None) -> None:
+        """Send a message; None after the last one. Never waits: a thread writes, because the process may hang."""
+        self._messages.put(message)
+
+    def delivered(self, seconds: float) -> None:
+        """Wait until the last message is written."""
+        self._writer.join(seconds)
+
+    def messages(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the process's messages until it exits."""
+        with os.fdopen(self._out, "rb") as lines:
+            for line in lines:
+                with suppress(ValueError):  # an incomplete line: the process was killed while it wrote
+                    yield json.loads(line)
+
+    def ended(self) -> int | None:
+        """Wait until the process exits. Returns the exit code, or None if it could not be forked."""
+        code = self._process.wait()
+        self.tell(None)
+        return code
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started (its session). Does not wait. A fork ends at its deadline."""
+        if isinstance(self._process, subprocess.Popen):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _write(self) -> None:
+        with suppress(OSError), os.fdopen(self._in, "wb", 0) as pipe:  # it has exited, which `ended` reports
+            while (message := self._messages.get()) is not None:
+                left = memoryview(json.dumps(message).encode() + b"\n")
+                while left:
+                    left = left[pipe.write(left) :]
+
+
+def spawn(module: str, *arguments: str, pipes: tuple[int, int, int], **environment: str) -> subprocess.Popen[bytes]:
+    """Start `python -m module arguments` in a new session, in which it does not receive Ctrl-C.
+
+    Args:
+        pipes: its stdin, stdout and stderr.
+        environment: variables in addition to those of this process.
+    """
+    stdin, stdout, stderr = pipes
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    errors.parent.mkdir(parents=True, exist_ok=True)
-    with errors.open("ab") as opened:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=opened,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,
-        )
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    )
+
+
+class ForkServer:
+    """A process that imports a tracker and its library, and is forked for each follower. It ends with this process.
+
+    Args:
+        first: what it needs to find the tracker: `kind`, `folders` and `trusted`.
+        errors: file to which the process's stderr is appended.
+    """
+
+    def __init__(self, first: Mapping[str, Any], errors: Path) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        errors.parent.mkdir(exist_ok=True)
+        with theirs, errors.open("ab") as log:
+            pipes = (theirs.fileno(), subprocess.DEVNULL, log.fileno())
+            self._process = spawn(__spec__.name, pipes=pipes, **_ONE_THREAD)
+        self._socket.send(json.dumps(first).encode())
+
+    def fork(self, arguments: list[str], pipes: tuple[int, int, int]) -> _Forked:
+        """Fork a follower. The process may still be importing its library."""
+        answers, theirs = os.pipe()
+        try:
+            socket.send_fds(self._socket, [json.dumps(arguments).encode()], [*pipes, theirs])
+        finally:
+            os.close(theirs)
+        return _Forked(answers)
+
+    def close(self) -> None:
+        """Let the process end, after it has forked the followers that it was asked for. Does not wait."""
+        self._socket.close()
+        threading.Thread(target=self._process.wait, daemon=True).start()
+
+
+_servers: dict[str, ForkServer] = {}
+"""By kind of tracker."""
+_guard = threading.Lock()
+
+
+def fork_server(first: Mapping[str, Any], errors: Path) -> ForkServer | None:
+    """Return the process that forks followers of a kind of tracker, started if needed; None if that is not possible."""
+    with _guard, suppress(OSError):  # a system without such sockets
+        if first["kind"] not in _servers:
+            wanted = {name: first[name] for name in ("kind", "folders", "trusted")}
+            _servers[first["kind"]] = ForkServer(wanted, errors)
+        return _servers[first["kind"]]
+    return None
+
+
+def close_fork_servers() -> None:
+    """End the processes that fork followers, after they have forked those that they were asked for. Does not wait."""
+    with _guard:
+        while _servers:
+            _servers.popitem()[1].close()
+
+
+class _Forked:
+    """A forked process, with `wait` as of `subprocess.Popen`."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+
+    def wait(self) -> int | None:
+        with os.fdopen(self._answers) as answers:
+            code = answers.read()
+        return int(code) if code else None
+
+
+def nice() -> None:
+    """Lower this process's priority."""
+    os.nice(_NICE)
+
+
+def _serve() -> None:
+    """Import the library, and fork followers until the training process closes the socket or exits."""
+    from hydraloop.tracking.follower.process import load, main
+
+    nice()
+    parent, children = os.getppid(), dict[int, int]()
+    control = socket.socket(fileno=os.dup(0))
+    with suppress(Exception):  # each follower reports it
+        load(json.loads(control.recv(1 << 20)))
+    gc.freeze()  # shares its memory with the followers
+    control.settimeout(_LOOK)
+    while os.getppid() == parent:
+        for pid in list(children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                _answer(children.pop(pid), os.waitstatus_to_exitcode(status))
+        try:
+            request, passed, _, _ = socket.recv_fds(control, 1 << 16, 4)
+        except TimeoutError:
+            continue
+        if not passed:
+            return
+        *pipes, answers = passed
+        pid = -1 if len(os.listdir("/proc/self/task")) > 1 else os.fork()
+        if pid == 0:
+            os.setsid()
+            for number, pipe in enumerate(pipes):
+                os.dup2(pipe, number)
+            for handle in (*passed, *children.values(), control.detach()):
+                os.close(handle)
+            folder, name = json.loads(request)
+            sys.exit(main(Path(folder), name))
+        for pipe in pipes:
+            os.close(pipe)
+        if pid > 0:
+            children[pid] = answers
+        else:
+            os.close(answers)
+
+
+def _answer(answers: int, code: int) -> None:
+    with suppress(OSError), os.fdopen(answers, "w") as pipe:
+        pipe.write(str(code))
+
+
+if __name__ == "__main__":
+    _serve()

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.safety.secrets import mask_text, remember
 from hydraloop.tracking.follower.follower import described
-from hydraloop.tracking.follower.inbox import LEFT, MARGIN, Inbox
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
+from hydraloop.tracking.follower.process import Inbox
+from hydraloop.tracking.follower.spawning import LEFT, MARGIN
 from hydraloop.tracking.mlflow import address
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.runs import find_running, log_points
@@ -113,7 +114,7 @@ def main() -> int:
     log_to_stderr()
     os.dup2(2, 1)  # libraries may print to stdout
     inbox = Inbox()
-    given = inbox.settings()
+    given = inbox.next()
     if given is None:
         return 0
     remember(given["options"])

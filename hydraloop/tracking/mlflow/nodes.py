@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run.environment import shown
-from hydraloop.tracking.follower.inbox import MARGIN
+from hydraloop.run.processes import started
 from hydraloop.tracking.follower.locks import FOLDER
-from hydraloop.tracking.follower.spawning import spawn
+from hydraloop.tracking.follower.spawning import MARGIN, spawn
 from hydraloop.tracking.tracker import UnusableError
 
 if TYPE_CHECKING:
@@ -45,12 +46,16 @@ class NodeProcess:
             "run_dir": str(run_dir.absolute()),
             "node": node,
             "flush_timeout": _PATIENCE,
+            "training": (os.getpid(), started(os.getpid())),
         }
 
     def start(self) -> None:
         """Start the process. It finds the run as soon as rank 0's follower has created it."""
         try:
-            self._process = spawn("hydraloop.tracking.mlflow.node", errors=self._errors)
+            self._errors.parent.mkdir(parents=True, exist_ok=True)
+            with self._errors.open("ab") as errors:
+                pipes = (subprocess.PIPE, subprocess.DEVNULL, errors.fileno())
+                self._process = spawn("hydraloop.tracking.mlflow.node", pipes=pipes)
             assert self._process.stdin is not None, "it is a pipe"
             self._process.stdin.write(json.dumps(self._given).encode() + b"\n")
             self._process.stdin.flush()

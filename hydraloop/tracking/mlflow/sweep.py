@@ -92,6 +92,13 @@ def update_parents(folder: Path) -> None:
             _send(address.connected(now if address.shown(now) == uri else uri), parent, sweep)
 
 
+def has_open_parent(folder: Path) -> bool:
+    """Return whether a parent run of the sweep in a directory has the status RUNNING."""
+    path = folder / FOLDER / FILENAME
+    parents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return any(parent.get("status", "RUNNING") == "RUNNING" for parent in parents)
+
+
 def pages(folder: Path) -> list[str]:
     """Return addresses of pages that show the jobs of the sweep in a directory, best first.
 
@@ -173,7 +180,7 @@ def _send(client: MlflowClient, parent: dict[str, Any], sweep: Sweep) -> None:
         tags |= {"best_child": best["name"], "best_child_run_id": best["run_id"]}
         points = [Metric(clean(f"val/{metric}"), best["value"], now, len(ended))]
     client.log_batch(run_id, metrics=points, tags=[RunTag(name, runs.tag_value(text)) for name, text in tags.items()])
-    status = _status(jobs, sweep)
+    parent["status"] = status = _status(jobs, sweep)
     if status == "RUNNING":
         client.update_run(run_id, status=status)
     else:

@@ -16,8 +16,8 @@ import pytest
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking.follower import locks
 from hydraloop.tracking.follower.cursor import Cursor, path_of
-from hydraloop.tracking.follower.inbox import LEFT
-from hydraloop.tracking.follower.spawning import spawn
+from hydraloop.tracking.follower.link import Settings
+from hydraloop.tracking.follower.spawning import LEFT, spawn
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
 
 NAME = "mine"
@@ -26,8 +26,8 @@ FINISH = {"finish": {"status": "finished", "error": None, "exit_code": 0}}
 
 
 def _first(**more: Any) -> dict[str, Any]:
-    defaults = {"kind": TENSORBOARD, "options": {}, "masked": {}, "folders": [], "trusted": [], "flush_timeout": 30.0}
-    return {**defaults, **more}
+    settings = Settings(TENSORBOARD, {}, 30.0)
+    return {**settings.message(), **more}
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -39,7 +39,11 @@ def _said(output: bytes) -> list[dict[str, Any]]:
 
 
 def _follower(run_dir: Path) -> subprocess.Popen[bytes]:
-    return spawn("hydraloop.tracking", str(run_dir), NAME, errors=run_dir / "tracking" / f"{NAME}.log")
+    log = run_dir / "tracking" / f"{NAME}.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("ab") as errors:
+        pipes = (subprocess.PIPE, subprocess.PIPE, errors.fileno())
+        return spawn("hydraloop.tracking", str(run_dir), NAME, pipes=pipes)
 
 
 def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
@@ -95,14 +99,28 @@ def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> No
     assert (cursor.kind, cursor.sent, cursor.finished) == (TENSORBOARD, 5, True)
 
 
-def test_the_library_is_imported_before_the_run_begins(tmp_path: Path) -> None:
-    """An unknown kind fails before `begin`, so the import comes before it."""
+@pytest.mark.parametrize(
+    ("module", "content", "why"),
+    [
+        ("broken", "from hydraloop.tracking.tracker import Nothing", "ImportError: cannot import name 'Nothing'"),
+        ("nothing", None, "ValueError: the tracker 'nothing.Mine' cannot be loaded"),
+    ],
+)
+def test_what_cannot_be_imported_is_reported_before_the_run_begins(
+    tmp_path: Path, module: str, content: str | None, why: str
+) -> None:
+    if content is not None:
+        (tmp_path / f"{module}.py").write_text(content)
     with _follower(tmp_path) as process:
         assert process.stdin is not None
-        process.stdin.write(_line(_first(kind="nothing")))
+        assert process.stdout is not None
+        process.stdin.write(_line(_first(kind=f"{module}.Mine", folders=[str(tmp_path)])))
         process.stdin.flush()
-        assert process.wait(PATIENCE) == 1
-    assert "the tracker 'nothing' cannot be loaded" in (tmp_path / "tracking" / f"{NAME}.log").read_text()
+        said = json.loads(process.stdout.readline())
+        assert process.wait(PATIENCE) == LEFT
+    assert said["kind"] == "trouble"
+    assert said["final"]
+    assert said["text"].startswith(why)
 
 
 def test_kinds_and_their_libraries() -> None:
@@ -114,7 +132,6 @@ for kind in (WANDB, TENSORBOARD, MLFLOW):
     found = load_tracker(kind)
     assert f"{found.__module__}.{found.__qualname__}" == kind
     library = kind.split(".")[2]
-    assert library not in sys.modules
     found.preload()
     assert library in sys.modules
 assert os.environ["WANDB_ERROR_REPORTING"] == "false"
@@ -176,6 +193,7 @@ def test_whatever_a_process_writes_is_masked() -> None:
 _ORPHANS = """
 import subprocess, sys, time
 from pathlib import Path
+from hydraloop.tracking.follower.link import Settings
 from hydraloop.tracking.follower.spawning import spawn
 from tests.tracking.follower import test_process as test
 
