@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,12 @@ def git_commit(folder: Path) -> str | None:
     """Return the commit of the repository around a folder; None outside a repository or without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     return None if commit is None else commit.strip()
+
+
+def git_remote(folder: Path) -> str | None:
+    """Return the address of the repository's remote `origin`, without a password; None if there is none."""
+    address = _git(folder, "remote", "get-url", "origin")
+    return None if address is None else re.sub("//[^/]*@", "//", address.strip())
 
 
 def git_diff(folder: Path) -> str | None:

@@ -70,6 +70,16 @@ class ModelExport:
             log.warning("%s: the model is not exported: %s: %s", key, type(error).__name__, reason)
 
 
+class _Silent:
+    """The engine for the copy of the task: `log_image` and the others log nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_, **__: None) if name.startswith("log_") else getattr(self._engine, name)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch.export from printing the whole graph before it raises."""
@@ -85,7 +95,7 @@ def _quiet() -> Iterator[None]:
 
 def _exported(engine: Engine, batch: Any, checkpoint: Path) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
     """Export a copy of the model on the CPU. Returns the graph and its description for trackers."""
-    task = copy.deepcopy(engine.task).cpu().eval()
+    task = copy.deepcopy(engine.task, {id(engine): _Silent(engine)}).cpu().eval()
     task.model.load_state_dict(evaluation_weights(load_file(checkpoint, key="log_model"), engine.settings.weights))
     with torch.no_grad():
         args, kwargs = _example(task, tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))

@@ -71,8 +71,8 @@ class LiveRun:
                     shutil.rmtree(path, ignore_errors=True)
             raise
         self._wandb.define_metric("iteration", hidden=True)
-        self.folder = Path(self._wandb.settings.sync_dir).name
-        """Name of the folder of its files, in `<run_dir>/wandb/`."""
+        self.file = Path(self._wandb.settings.sync_file)
+        """W&B's own file, in a folder of `<run_dir>/wandb/`."""
         self.url = self._wandb.url if mode == "online" else None
         self.starts_at = int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
         """The step after the last one that the service had when the run was opened."""
@@ -139,7 +139,7 @@ class LiveRun:
             return {name: wandb.Html(f"<pre>{html.escape(mask_text(text))}</pre>", data_is_not_path=True)}
         found = json.loads(text)
         if one.kind == "table":
-            return {name: wandb.Table(columns=found["columns"], data=found["rows"])}
+            return {name: wandb.Table(columns=found["columns"], data=found["rows"], allow_mixed_types=True)}
         return {valid_utf8(each): _histogram(counted) for each, counted in found.items() if counted["bucket"]}
 
     def log_checkpoints(self, sent: list[str], best: str | None = None, *, ended: bool) -> None:
@@ -164,7 +164,7 @@ class LiveRun:
         if finish.error is not None:
             summary["error"] = valid_utf8(finish.error)
         if (monitor := result.get("monitor")) is not None:
-            summary.update(_best_value(self._run.run_dir, **monitor))
+            summary.update(_best_value(self._run.run_dir, monitor["metric"], monitor["rule"]))
         if (found := result.get("best")) is not None:
             summary["best"] = {name: found[name] for name in ("metric", "value", "iteration")}
             best = found["checkpoint"]
@@ -204,12 +204,17 @@ class LiveRun:
         """
         import wandb
 
+        sizes = self._run.attempts[0].samples
         for split, given in dict(config_of(self._run).get("data") or {}).items():
             if isinstance(given, Mapping) and "_target_" in given:
-                content = json.dumps(given, sort_keys=True)
-                facts = {"name": given["_target_"], "digest": hashlib.sha256(content.encode()).hexdigest()[:16]}
-                artifact = wandb.Artifact(_artifact_name(f"{given['_target_'].rpartition('.')[2]}-{split}"), "dataset")
-                artifact.metadata = {**facts, "options": given}
+                content, name = json.dumps(given, sort_keys=True), str(given["_target_"]).rpartition(".")[2]
+                facts: dict[str, Any] = {
+                    "name": name,
+                    "digest": hashlib.sha256(content.encode()).hexdigest()[:8],
+                    "options": given,
+                }
+                facts |= {"samples": sizes[split]} if split in sizes else {}
+                artifact = wandb.Artifact(_artifact_name(f"{name}-{split}"), "dataset", metadata=facts)
                 with artifact.new_file("data_set.json") as file:
                     file.write(content)
                 self._wandb._log_artifact(artifact, is_user_created=True, use_after_commit=True)

@@ -7,10 +7,12 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from hydraloop.run.environment import git_remote
 from hydraloop.safety.secrets import masked
 from hydraloop.tracking.tracker import Run, UnusableError, valid_utf8
 from hydraloop.tracking.wandb.names import LONGEST, NOT_IN_PROJECTS, VARIABLES
@@ -112,6 +114,7 @@ def settings_of(options: Mapping[str, Any], run: Run, mode: Mode) -> Settings:
         program_relpath=program,
         host=tags.get("host"),
         git_commit=tags.get("git_commit"),
+        git_remote_url=None if sync else git_remote(Path.cwd()),
         console="off",
         silent=True,
         disable_git=True,

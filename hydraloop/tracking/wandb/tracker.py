@@ -84,12 +84,18 @@ class WandbTracker(Tracker):
 
         Raises:
             TimeoutError: not everything was uploaded in time.
+            OSError: W&B could not write its file.
         """
         live = self._running()
+        size = live.file.stat().st_size
         with self._or_let_go():
             live.finish(finish, self.memory["checkpoints"])
         self._live = None
         self.close()
+        if (
+            self.memory["mode"] == "offline" and live.file.stat().st_size == size
+        ):  # it does not raise, and writes no more
+            raise OSError(f"W&B could not write {live.file.name}, which is written again: was the disk full?")
         self.memory["closed"] = self.run.attempt.number
 
     def close(self) -> None:
@@ -125,7 +131,7 @@ class WandbTracker(Tracker):
             if live.starts_at == 0:
                 memory["checkpoints"] = []
             attempt = self.run.attempt.number
-            memory.update(next=live.starts_at, folder=live.folder, url=live.url, attempt=attempt, closed=None)
+            memory.update(next=live.starts_at, folder=live.file.parent.name, url=live.url, attempt=attempt, closed=None)
             if live.starts_at < handed:
                 raise LostError(live.starts_at)
         return self._live

@@ -131,7 +131,10 @@ class _Named(nn.Module):
 
 
 class _NamedTask(Task):
+    engine: Any
+
     def call_model(self, inputs: Any, targets: Any) -> Any:
+        self.engine.log_text("inputs", str(inputs.shape))
         return self.model(inputs, mask=torch.ones(len(inputs), 1))["logits"]
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Driver:
         self.troubles.append(None if trouble is None else trouble.text)
 
     def do(self, action: str) -> None:
-        """One of: log=N, odd=JSON, drain, step, kill, die, send_and_die, close, read, or how the run ends."""
+        """One of: log=N, odd=JSON, drain, step, kill, fill, free, die, send_and_die, close, read, or a status."""
         name, _, argument = action.partition("=")
         if name == "log":
             log_records(self.run_dir, int(argument), first=count(self.run_dir / FILENAME))
@@ -75,6 +76,14 @@ class Driver:
             for core in cores():
                 core.kill()
             psutil.wait_procs(cores(), timeout=10)
+        elif name == "fill":  # until W&B's process has failed to write
+            with suppress(OSError), (self.run_dir.parent / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 4096)
+            self.states.append(self.follower.step(None))
+            time.sleep(3.0)
+        elif name == "free":
+            (self.run_dir.parent / "filler").unlink()
         elif name == "send_and_die":
             reader = Reader(self.run_dir / FILENAME, Position(self.cursor.offset, self.cursor.index))
             self.tracker.send(reader.read(1 << 30)[0])

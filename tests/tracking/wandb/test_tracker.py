@@ -19,8 +19,8 @@ from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.kinds import WANDB
-from hydraloop.tracking.tracker import Run, Sweep
-from hydraloop.tracking.wandb.setup import config_of, identity
+from hydraloop.tracking.tracker import Run, Sweep, UnusableError
+from hydraloop.tracking.wandb.setup import Mode, config_of, identity, mode_of
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
 
@@ -110,6 +110,25 @@ def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_pa
     assert found["sent"] == 410
 
 
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """W&B's process reports no error, and writes nothing after its first one: the file is written again."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        run_dir = disk / "run"
+        described_run(run_dir)
+        found = drive(run_dir, "log=400", "step", "fill", "free", "drain", "finish", "read")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert any("was the disk full?" in str(trouble) for trouble in found["troubles"])
+    assert [row["step"] for row in rows_of(found)] == list(range(400))
+    assert (found["sent"], found["finished"]) == (400, True)
+
+
 def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
     """After a cut: records that were cut are gone, steps are there once, changed parameters name the attempt."""
     run_dir = tmp_path / "run"
@@ -183,12 +202,14 @@ def test_data_sets_are_inputs(tmp_path: Path) -> None:
     data = {"train": {"_target_": "hydraloop.data.Digits", "split": "train"}, "loader": {"batch_size": 2}, "test": None}
     found = []
     for name in ("a", "b"):
-        described_run(tmp_path / name, replace(attempt(), config=json.dumps({"data": data})))
+        described_run(tmp_path / name, replace(attempt(), config=json.dumps({"data": data}), samples={"train": 9}))
         (contents,) = drive(tmp_path / name, "log=1", "drain", "finish", "read")["files"].values()
         found.append(contents["artifacts"])
     (one,), _ = found
     assert (one["name"], one["type"], one["input"]) == ("Digits-train", "dataset", True)
-    assert one["metadata"]["options"] == data["train"]
+    about = one["metadata"]
+    assert (about["name"], about["samples"], about["options"]) == ("Digits", 9, data["train"])
+    assert len(about["digest"]) == 8
     assert found[0] == found[1]
 
 
@@ -274,7 +295,7 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(run_dir / "a.png")
     (run_dir / "broken.png").write_bytes((run_dir / "a.png").read_bytes()[:40] + b"x" * 40)
     (run_dir / "note.txt").write_text("a < b, token=abcdefgh12345678")
-    (run_dir / "table.json").write_text(json.dumps({"columns": ["a", "b"], "rows": [[1, "x"], [2, None]]}))
+    (run_dir / "table.json").write_text(json.dumps({"columns": ["a", "b"], "rows": [[1, "x"], ["2", None]]}))
     counted = {"min": 0.0, "bucket_limit": [1.0, 2.0], "bucket": [3, 4]}
     (run_dir / "counts.json").write_text(json.dumps({"weights/a": counted, "empty": {**counted, "bucket": []}}))
     (run_dir / "report.txt").write_text("report")
@@ -375,6 +396,19 @@ def test_auto_without_a_key_is_offline_and_ignores_the_environment(tmp_path: Pat
     assert not (tmp_path / "else").exists()
     named = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
     assert named == ["digits", "", "", [], "", "a/run"]
+
+
+@pytest.mark.parametrize(
+    ("option", "began", "expected"),
+    [("offline", None, "offline"), ("online", "offline", "offline"), ("offline", "online", None)],
+)
+def test_a_run_stays_online_or_offline(option: str, began: Mode | None, expected: str | None) -> None:
+    """As it began, whatever the option is now. A run that is online needs the service."""
+    if expected is None:
+        with pytest.raises(UnusableError, match="cannot continue offline"):
+            mode_of(option, began)
+    else:
+        assert mode_of(option, began) == expected
 
 
 def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> None:

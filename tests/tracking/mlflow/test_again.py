@@ -1,0 +1,67 @@
+"""A service that has lost a run, or another one: the command in the message sends everything, once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hydraloop.run.record_log import FILENAME
+from hydraloop.run.result import Result
+from hydraloop.tracking import sync
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.kinds import MLFLOW
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
+from tests.tracking.runs import described_run, log_records
+
+__all__ = ["empty_database", "folder"]
+pytestmark = QUIET
+
+
+@pytest.fixture
+def run_dir(folder: Path) -> Path:
+    """A finished run with 30 records and a picture, which MLflow has."""
+    run_dir = folder / "outputs" / "run"
+    described_run(run_dir)
+    log_records(run_dir, 30)
+    Image.new("RGB", (8, 8), "red").save(run_dir / "a.png")
+    shown = {"kind": "image", "name": "predictions", "path": "a.png"}
+    with (run_dir / FILENAME).open("a") as file:
+        file.write(
+            json.dumps({"mode": "val", "epoch": 1, "iteration": 300, "objects": [shown], "timestamp": 7.5}) + "\n"
+        )
+    Result("finished").write(run_dir)
+    Cursor(MLFLOW, {"system_metrics": False, "tracking_uri": None, "folder": str(folder)}).save(run_dir, "mlflow")
+    assert sync.send_all([folder / "outputs"]) == 0
+    return run_dir
+
+
+def check(run_dir: Path, uri: str | None = None) -> None:
+    """MLflow has the run, and all of it once."""
+    cursor = Cursor.load(run_dir, "mlflow")
+    assert cursor is not None
+    assert (cursor.sent, cursor.finished, cursor.complete) == (31, True, True)
+    run_id = cursor.memory["run_id"]
+    assert client(uri).get_run(run_id).info.status == "FINISHED"
+    history = client(uri).get_metric_history(run_id, "train/loss")
+    assert sorted((metric.step, metric.value) for metric in history) == [(10 * n, 1 / (10 * n)) for n in range(1, 31)]
+    images = [one.path for one in client(uri).list_artifacts(run_id, "images") if one.path.endswith(".png")]
+    assert len(images) == 1
+
+
+def test_another_address(folder: Path, run_dir: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, folder / "moved.db")
+    uri = f"sqlite:///{folder}/moved.db"
+    how = sync.How(again=True, options={"mlflow": {"tracking_uri": uri}})
+    assert sync.send_all([run_dir], how) == 0
+    check(run_dir, uri)
+    assert sync.send_all([run_dir]) == 0, "the address is kept"
+    check(run_dir, uri)
+
+
+def test_a_service_that_still_has_the_run_gets_nothing_twice(run_dir: Path) -> None:
+    assert sync.send_all([run_dir], sync.How(again=True)) == 0
+    check(run_dir)
