@@ -113,6 +113,7 @@ class EngineState(LogsRecords):
         precision: Precision | None = None,
         lock: RunLock | None = None,
     ) -> None:
+        super().__init__()
         self.settings = settings or Settings()
         self.distributed = distributed or Distributed()
         self.precision = precision or Precision()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.records import images
-from hydraloop.engine.records.entries import PLAIN, as_tensor, plain, position
+from hydraloop.engine.records.entries import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.histograms import histograms
 from hydraloop.errors import UserError
 from hydraloop.run.record_log import OBJECTS, ObjectKind
@@ -41,8 +41,8 @@ class LogsRecords:
     iteration replaces the first one.
 
     All methods that log an object return the path of its file; None on other ranks. They raise a `UserError` if a part
-    of the name is empty, `.` or `..`, or has a character that cannot be printed, and an `OSError` if the file cannot be
-    written.
+    of the name is empty, `.` or `..`, or has a character that cannot be printed, or if the name is also that of a
+    number or of an object of another kind; and an `OSError` if the file cannot be written.
     """
 
     mode: Mode = "train"
@@ -51,6 +51,12 @@ class LogsRecords:
     run_dir: Path
     stages: Stages
 
+    def __init__(self) -> None:
+        self._kinds: dict[str, str] = {}
+        """What a name is in trackers: `{"train/loss": "number", "val/predictions": "image"}`."""
+        self._known: set[tuple[str, ...]] = set()
+        """Mode and names of records whose names are in `_kinds`."""
+
     def log_record(self, record: Mapping[str, Any]) -> None:
         """Pass a record to every hook with `on_log`; the `logger` hook writes it to `metrics.jsonl`.
 
@@ -58,12 +64,21 @@ class LogsRecords:
             record: numbers and strings by name. It may begin with `mode`, `epoch` and `iteration`; by default, these
                 are the current ones. Scalars of numpy and torch become plain numbers: a host sync for each tensor on
                 an accelerator.
+
+        Raises:
+            UserError: an object has the name of one of the numbers.
         """
-        if self.distributed.is_main:
-            if not PLAIN.issuperset(map(type, record.values())):  # a third of the time of a look at each value
-                record = {name: plain(value) for name, value in record.items()}
-            for call in self.stages.on_log:
-                call(cast("Engine", self), record)
+        if not self.distributed.is_main:
+            return
+        if not PLAIN.issuperset(map(type, record.values())):  # a third of the time of a look at each value
+            record = {name: plain(value) for name, value in record.items()}
+        mode = record.get("mode", self.mode)
+        if (mode, *record) not in self._known:
+            for name in record.keys() - set(RESERVED):
+                self._claim(f"{mode}/{name}", "number")
+            self._known.add((mode, *record))
+        for call in self.stages.on_log:
+            call(cast("Engine", self), record)
 
     def log_image(self, name: str, image: Any) -> Path | None:
         """Log a picture, as PNG.
@@ -129,6 +144,7 @@ class LogsRecords:
         mode, name = self._place(name)
         if not self.distributed.is_main:
             return None
+        self._claim(f"{mode}/{name}", kind)
         entries = position(cast("Engine", self), mode)
         file = f"{FOLDER}/{mode}/{name.removesuffix(suffix)}_iter_{entries['iteration']}{suffix}"
         path = self.run_dir / file
@@ -148,6 +164,12 @@ class LogsRecords:
                 remedy="Use a name such as predictions or val/predictions.",
             )
         return cast(Mode, mode), rest
+
+    def _claim(self, name: str, kind: str) -> None:
+        """Refuse a name that is used for another kind: trackers would show one of them, or none."""
+        before = self._kinds.setdefault(name, kind)
+        if before != kind:
+            raise UserError(f"{name} is the name of two things, {before} and {kind}", remedy="Rename one of them.")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -112,6 +112,24 @@ def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str
     assert not (tmp_path / "media").exists()
 
 
+@pytest.mark.parametrize("number_first", [True, False])
+def test_a_name_is_one_kind(tmp_path: Path, number_first: bool) -> None:
+    """TensorBoard and W&B would show only one of them, or none."""
+    engine = make_engine(tmp_path)
+    logs = [lambda: engine.log_record({"loss": 1.0}), lambda: engine.log_histogram("loss", [1.0])]
+    first, second = logs if number_first else logs[::-1]
+    first()
+    first()
+    for _ in range(2):
+        with pytest.raises(UserError, match="train/loss is the name of two things") as caught:
+            second()
+    assert caught.value.remedy == "Rename one of them."
+    engine.log_histogram("val/loss", [1.0])
+    engine.log_image("x", np.zeros((2, 2)))
+    with pytest.raises(UserError, match="train/x is the name of two things, image and table"):
+        engine.log_table("x", ["a"], [[1]])
+
+
 def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
     """Log a text, with something that cannot be written on the other ranks."""
     engine = Engine(
