@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,26 +14,28 @@ from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.model_export import ModelExport
 from hydraloop.hooks.shared.option_checks import check_above_zero
-from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.checkpoints import check_choice
-from hydraloop.tracking.describe_engine import experiment_name
+from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.kinds import MLFLOW
-from hydraloop.tracking.mlflow.nodes import NodeProcess, warn_of_file
+from hydraloop.tracking.mlflow import address
+from hydraloop.tracking.mlflow.tracker import STATUS
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+_RUN_ID, _URI = "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI"
 
 
 class MLflowLoggerHook(TrackerHook):
     """Sends the run to MLflow; without any setting, `mlflow ui` in the same folder shows it.
 
     A separate process, the follower, sends: every number of every record as a metric, `train/loss` or `val/accuracy`,
-    over the iteration; the flattened config as parameters and as `config.yaml`; git commit, command line, host and
-    world size as tags; CPU, memory, disk, network and GPUs of the machine as system metrics; the pictures of
-    `visualization`; `result.json` and the run's status. Jobs of a sweep are children of one run. A resumed run
-    continues the same MLflow run: changed parameters are `resume_1/…`, and repeated iterations show the values of the
-    resumed run, even if it ends earlier. Secrets in tags and names are masked.
+    over the iteration; the flattened config as parameters (without nulls and tracker options) and as `config.yaml`; git
+    commit, command line, host and world size as tags; CPU, memory, disk, network and GPUs of the machine as system
+    metrics; the pictures and other objects of records; `result.json` and the run's status. Jobs of a sweep are children
+    of one run. A resumed run continues the same MLflow run: changed parameters are `resume_1/…`, and repeated
+    iterations show the values of the resumed run, even if it ends earlier. Secrets in tags and names are masked.
 
     With `log_model`, the best model (else the last, with averaged weights if there are any) is exported by torch.export
     and logged with a signature and an example, to be loaded by `mlflow.pytorch.load_model` without its code. The data
@@ -40,8 +44,10 @@ class MLflowLoggerHook(TrackerHook):
     Runs are stored in `mlflow.db` (SQLite) in the working directory and files in `mlruns` next to it, or on a server:
     `MLFLOW_TRACKING_URI` or `tracking_uri`.
 
-    Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only, except for
-    `system_metrics_nodes`. No host sync, and nothing in an iteration. No state. Options: `MLflowLoggerHookConf`.
+    With `run_id`, code in the training process uses the same run: `mlflow.log_metric`, `mlflow.autolog()`.
+
+    Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only. No host sync, and nothing
+    in an iteration. No state. Options: `MLflowLoggerHookConf`.
 
     Raises:
         UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range.
@@ -51,7 +57,6 @@ class MLflowLoggerHook(TrackerHook):
     library = "mlflow"
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
-    rank_zero_only = False
 
     def __init__(
         self,
@@ -59,10 +64,10 @@ class MLflowLoggerHook(TrackerHook):
         tracking_uri: str | None = None,
         experiment: str | None = None,
         run_name: str | None = None,
+        description: str | None = None,
         tags: Mapping[str, Any] = MappingProxyType({}),
         system_metrics: bool = True,
         system_metrics_interval: float = 10.0,
-        system_metrics_nodes: bool = False,
         checkpoints: str | None = None,
         pictures: bool = True,
         log_code: bool = False,
@@ -86,6 +91,7 @@ class MLflowLoggerHook(TrackerHook):
                 "tracking_uri": tracking_uri,
                 "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),
                 "run_name": run_name,
+                "description": description,
                 "tags": {str(name): str(value) for name, value in tags.items()},
                 "system_metrics": system_metrics,
                 "system_metrics_interval": system_metrics_interval,
@@ -99,24 +105,40 @@ class MLflowLoggerHook(TrackerHook):
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),
             },
         )
-        self._all_nodes = system_metrics and system_metrics_nodes
-        self._node: NodeProcess | None = None
+        self._run_dir: Path | None = None
+        self._run_id: str | None = None
+        self._before: dict[str, str | None] = {}
+        """Environment variables before `run_id` was read."""
 
-    def before_run(self, engine: Engine) -> None:
-        """Start the follower; with `system_metrics_nodes`, on other machines the process that logs their load."""
-        ranks = engine.distributed
-        if ranks.is_main:
-            super().before_run(engine)
-            if self._all_nodes:
-                warn_of_file(self.name, self._options, ranks)
-        elif self._all_nodes and ranks.local_rank == 0 and ranks.node_rank > 0:
-            experiment = mask_text(self._options["experiment"] or experiment_name(engine))
-            self._node = NodeProcess(self.name, engine.run_dir, experiment, self._options, ranks.node_rank)
-            self._node.start()
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run at MLflow. Waits until the service has opened the run, at most `flush_timeout` seconds.
+
+        From then on until the run ends, `MLFLOW_RUN_ID` and `MLFLOW_TRACKING_URI` are set, so that `mlflow.log_metric`
+        and `mlflow.autolog()` in this process write to the same run.
+
+        Read it after `before_train`. None if the service has not opened the run in time, and on ranks other than 0.
+        """
+        link = self._link
+        if self._run_id is None and link is not None and self._run_dir is not None:
+            opened = link.until_opened(self._options["flush_timeout"])
+            cursor = Cursor.load(self._run_dir, self.name) if opened else None
+            if cursor is not None and "run_id" in cursor.memory:
+                self._run_id = str(cursor.memory["run_id"])
+                uri = address.address_of(self._options, cursor.memory)
+                self._before = {name: os.environ.get(name) for name in (_RUN_ID, _URI)}
+                os.environ.update({_RUN_ID: self._run_id, _URI: uri})
+        return self._run_id
 
     def before_train(self, engine: Engine) -> None:
-        if engine.distributed.is_main:
-            super().before_train(engine)
+        super().before_train(engine)
+        self._run_dir, self._run_id = engine.run_dir, None
+
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        super().on_log(engine, record)
+        # MLflow removes the variable when it opens the run, so autolog would open another one the second time.
+        if self._before and _RUN_ID not in os.environ and _active_run() is None:
+            os.environ[_RUN_ID] = str(self._run_id)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the first batch, as the example of the exported model."""
@@ -124,14 +146,27 @@ class MLflowLoggerHook(TrackerHook):
             self._export.see(batch)
 
     def after_run(self, engine: Engine) -> None:
-        """Send the rest in bounded time, or stop logging this machine's load."""
-        if engine.distributed.is_main:
-            super().after_run(engine)
-        elif self._node is not None:
-            self._node.stop()
+        """End the run in this process, if it was opened here, then send the rest in bounded time."""
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        active = _active_run() if self._before else None
+        if active is not None and active.info.run_id == self._run_id:
+            with suppress(Exception):  # the follower sends the status, too
+                sys.modules["mlflow"].end_run(STATUS["failed" if engine.result is None else engine.result.status])
+        self._before = {}
+        super().after_run(engine)
 
     def _finish(self, engine: Engine) -> None:
         if self._export is not None and engine.error is None and engine.result is not None:
             self._export.write(engine, f"{self.key}.log_model")
             self._export = None
         super()._finish(engine)
+
+
+
+def _active_run() -> Any:
+    """Return the run that MLflow has opened in this process; None if there is none."""
+    mlflow = sys.modules.get("mlflow")
+    return None if mlflow is None else mlflow.active_run()

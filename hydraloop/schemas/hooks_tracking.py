@@ -38,6 +38,8 @@ class MLflowLoggerHookConf(_TrackerConf):
     in the same way."""
     run_name: Optional[str] = None
     """Name of the run. Null: the job's overrides in a sweep, else the date and time of the run directory."""
+    description: Optional[str] = None
+    """Text at the top of the run's page, in Markdown. Null: none."""
     tags: Dict[str, Any] = field(default_factory=dict)
     """Additional tags of the run, by name (`+hooks.mlflow.tags.team=a`). Git commit, command, host, world size and
     versions are always tags."""
@@ -46,15 +48,11 @@ class MLflowLoggerHookConf(_TrackerConf):
     and a separate process reads them."""
     system_metrics_interval: float = 10.0
     """Seconds between two system metrics, above 0; each is a mean. 10, as in MLflow."""
-    system_metrics_nodes: bool = False
-    """Whether to log the same for the other machines of a multi-node job, as `system/node_1/…`; needs
-    `system_metrics`. False: it starts one more process on each machine, which must reach MLflow itself. This needs a
-    server: the default, a database file, only works in a folder that all machines share."""
     checkpoints: Optional[str] = None
     """Checkpoint files to store as artifacts: `best` or `last` (at the end of the run) or `all` (as they are written).
     Null: none, because they are large and are in the run directory."""
     pictures: bool = True
-    """Whether to store the pictures of `visualization`. True: they are small."""
+    """Whether to store pictures (`visualization`, `engine.log_image`). True: they are small."""
     log_code: bool = False
     """Whether to store `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     log_model: bool = False

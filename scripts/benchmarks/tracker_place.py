@@ -21,8 +21,8 @@ from wandb_service import KEY, Service, serving
 from hydraloop.run.record_log import FILENAME, STAMP, count
 from hydraloop.tracking.follower import cursor
 from hydraloop.tracking.follower.locks import wait_for_followers
-from hydraloop.tracking.mlflow.address import prepare_database
-from hydraloop.tracking.mlflow.calls import settings
+from hydraloop.tracking.mlflow.address import connected
+from hydraloop.tracking.mlflow.calls import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 _LONGEST = 300.0
@@ -148,8 +148,8 @@ class Place:
 def template(folder: Path) -> Path:
     """Create the database that project folders get a copy of, because MLflow takes seconds to create one."""
     path = folder / "mlflow.db"
-    with settings(60):
-        prepare_database(f"sqlite:///{path}")
+    prepare()
+    connected(f"sqlite:///{path}")
     return path
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import mlflow
 import pytest
 
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, MLflowLoggerHook
 from hydraloop.tracking import sync
 from hydraloop.tracking.follower.cursor import Cursor
+from tests.e2e.projects import REPOSITORY
 from tests.helpers import at, batches, make_engine
-from tests.processes import children
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 
 __all__ = ["empty_database", "folder"]
@@ -63,7 +66,7 @@ def run(run_dir: Path, **options: Any) -> tuple[Cursor, str]:
 def test_the_run_is_there(folder: Path) -> None:
     options = {"experiment": "mine", "run_name": "first", "tags": {"n": 1}, "flush_timeout": 60.0}
     cursor, summary = run(folder / "run", **options)
-    assert summary == "4 of 4 records sent, mlflow ui"
+    assert summary.startswith("4 of 4 records sent, mlflow ui, http://localhost:5000/#/experiments/")
     assert cursor.finished
     found = client().get_run(cursor.memory["run_id"])
     assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
@@ -105,52 +108,79 @@ def test_an_invalid_address_ends_the_run_with_on_error_raise(folder: Path) -> No
     assert engine.progress.iteration == 0
 
 
-# Other ranks. --------------------------------------------------------------------------------------------------------
+# Code in the training process that uses MLflow itself. ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("node", "local_rank", "options", "number"),
-    [
-        (1, 0, {"system_metrics_nodes": True}, 1),
-        (1, 0, {}, 0),
-        (1, 0, {"system_metrics_nodes": True, "system_metrics": False}, 0),
-        (1, 1, {"system_metrics_nodes": True}, 0),
-        (0, 1, {"system_metrics_nodes": True}, 0),
-    ],
-)
-def test_the_first_rank_of_another_machine_logs_its_load_and_others_nothing(
-    folder: Path, node: int, local_rank: int, options: dict[str, Any], number: int
-) -> None:
-    ranks = Distributed()
-    ranks.rank, ranks.world_size, ranks.local_world_size = 2 * node + local_rank, 4, 2
-    ranks.local_rank, ranks.node_rank = local_rank, node
-    seen: list[list[str]] = []
-    look = at("after_train_iter", lambda engine: seen.append(_children()))
+def trained_with(folder: Path, call: Callable[[MLflowLoggerHook], None], **options: Any) -> tuple[Cursor, list[str]]:
+    """Train with a hook that calls `call` after each iteration. Returns the cursor and the ids of all runs."""
+    (folder / "run").mkdir()
+    hook = MLflowLoggerHook(system_metrics=False, flush_timeout=60.0, **options)
+    after = at("after_train_iter", lambda engine: call(hook), nth=0)
     make_engine(
-        folder,
-        {"logger": LoggerHook(interval=1), "mlflow": MLflowLoggerHook(**options), "look": look},
-        engine=cast(type[Engine], partial(Engine, distributed=ranks)),
+        folder / "run", {"logger": LoggerHook(interval=1), "mlflow": hook, "user": after}, train=batches(3)
     ).train()
-    ((*started,),) = seen
-    assert [line.split()[-1] for line in started] == ["hydraloop.tracking.mlflow.node"] * number
-    assert _children() == []
-    written = [path.name for path in (folder / "tracking").glob("*")]
-    assert written == ["mlflow.node_1.log"] * number, "rank 0 writes the rest"
+    cursor = Cursor.load(folder / "run", "mlflow")
+    assert cursor is not None
+    ids = [one.experiment_id for one in client().search_experiments()]
+    return cursor, [one.info.run_id for one in client().search_runs(ids)]
 
 
-def _children() -> list[str]:
-    """Command lines of child processes that are a follower or log a machine's load."""
-    lines = [" ".join(command) for command in children().values()]
-    return [line for line in lines if "hydraloop.tracking" in line]
+def test_user_code_logs_to_the_same_run(folder: Path) -> None:
+    seen: list[tuple[str | None, str]] = []
+
+    def log(hook: MLflowLoggerHook) -> None:
+        seen.append((hook.run_id, os.environ["MLFLOW_TRACKING_URI"]))
+        mlflow.log_metric("mine", len(seen), step=len(seen))
+        if len(seen) == 2:
+            mlflow.end_run()  # as autolog does; MLflow has removed MLFLOW_RUN_ID
+
+    before = dict(os.environ)
+    cursor, runs = trained_with(folder, log)
+    assert seen == 3 * [(cursor.memory["run_id"], f"sqlite:///{folder}/mlflow.db")]
+    assert runs == [cursor.memory["run_id"]]
+    assert dict(os.environ) == before
+    assert mlflow.active_run() is None
+    run = client().get_run(runs[0])
+    assert run.info.status == "FINISHED"
+    assert {"mine", "perf/memory"} <= run.data.metrics.keys()
+    assert len(client().get_metric_history(runs[0], "mine")) == 3
 
 
-def test_rank_0_says_that_a_file_is_not_on_other_machines(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ranks = Distributed()
-    ranks.world_size = 2
-    make_engine(
-        folder,
-        {"logger": LoggerHook(), "mlflow": MLflowLoggerHook(system_metrics_nodes=True, flush_timeout=0.0)},
-        engine=cast(type[Engine], partial(Engine, distributed=ranks)),
-    ).train()
-    said = [message for message in caplog.messages if "only if all machines share its folder" in message]
-    assert len(said) == 1
+_AUTOLOG = """
+from pathlib import Path
+import mlflow
+from sklearn.linear_model import LogisticRegression
+from tests.hooks.test_mlflow import trained_with
+
+def fit(hook):
+    assert hook.run_id is not None
+    LogisticRegression().fit([[0.0], [1.0]], [0, 1])
+
+mlflow.sklearn.autolog(log_models=False, silent=True)
+trained_with(Path.cwd(), fit)
+"""
+
+
+@pytest.mark.slow
+def test_autolog_in_user_code_logs_to_the_same_run(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", _AUTOLOG], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    experiment = client().get_experiment_by_name("hydraloop")
+    (run,) = client().search_runs([one.experiment_id for one in client().search_experiments()])
+    assert run.info.experiment_id == experiment.experiment_id
+    assert run.info.status == "FINISHED"
+    assert {"training_accuracy_score", "perf/memory"} <= run.data.metrics.keys()
+
+
+def test_without_the_service_there_is_no_run_id(folder: Path) -> None:
+    (folder / "run").mkdir()
+    hook = MLflowLoggerHook(tracking_uri="http://127.0.0.1:9", flush_timeout=0.0)
+    assert hook.run_id is None
+    ids: list[str | None] = []
+    after = at("after_train_iter", lambda engine: ids.append(hook.run_id), nth=0)
+    make_engine(folder / "run", {"logger": LoggerHook(interval=1), "mlflow": hook, "user": after}).train()
+    assert set(ids) == {None}
+    assert "MLFLOW_RUN_ID" not in os.environ

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shlex
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,9 @@ DATABASE = "mlflow.db"
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _PATIENCE = 60.0
-"""Seconds to wait while another process creates or migrates the database, which takes about 2 s."""
+"""Seconds to wait while another process creates the database, which takes about 2 s."""
+_LOCAL = "http://localhost:5000"
+"""Address of `mlflow ui`."""
 _WORDS = ("databricks", "databricks-uc", "uc")
 """Addresses without a scheme that MLflow accepts."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
@@ -90,6 +91,17 @@ def is_default(uri: str, folder: Path) -> bool:
     return uri == f"{_SQLITE}{folder / DATABASE}"
 
 
+def page(uri: str, folder: Path, experiment_id: str, run_id: str) -> str | None:
+    """Return where a person finds a run: its page on a server; for an SQLite database, after the command for it.
+
+    MLflow 3 opens *GenAI* unless the address names the other part of its page.
+    """
+    path = f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+    if uri.startswith("sqlite:"):
+        return f"{command(uri, folder)}, {_LOCAL}{path}"
+    return shown(uri).rstrip("/") + path if uri.startswith(("http:", "https:")) else None
+
+
 def command(uri: str, folder: Path) -> str:
     """Return the command that shows an SQLite database, for a user in `folder`."""
     if not is_default(uri, folder):
@@ -110,43 +122,27 @@ def has_old_runs(folder: Path) -> bool:
     return any(path.parent.name.isdigit() for path in (folder / "mlruns").glob("*/meta.yaml"))
 
 
-def prepare_database(uri: str) -> None:
-    """Create a local SQLite database, or migrate it to this MLflow's schema. Does nothing for other addresses.
-
-    Each job does the same when it opens; calling this before several jobs start only saves time.
-    """
-    connected(uri)
-
-
 def connected(uri: str) -> MlflowClient:
     """Return a client. A local SQLite database is created if necessary, by one process at a time.
 
-    MLflow creates and migrates a database in many steps, and several processes doing so at once would break it. A new
-    database is created under another name and renamed when it is complete, also if a process is killed.
+    MLflow creates a database in many steps, and several processes doing so at once would break it. A new database is
+    created under another name and renamed when it is complete, also if a process is killed.
 
     Raises:
-        UnusableError: a database cannot be created, or it belongs to a newer MLflow.
+        UnusableError: a database cannot be created, or it belongs to another version of MLflow.
     """
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
 
     path = sqlite_path(uri)
     if path is None:
         if uri.startswith("file:") or (":" not in uri.replace(":\\", "") and uri not in _WORDS):
-            # Newer versions refuse it themselves; older ones would store repeated points twice.
             raise UnusableError(f"{uri!r} is a plain folder, which MLflow does not support any more; {_ELSEWHERE}")
         return MlflowClient(tracking_uri=uri)
     with _locked(path):
         if not path.exists():
             _create(path)
         _check(path)
-        _keep_older(path)
-        try:
-            return MlflowClient(tracking_uri=uri)
-        except MlflowException as error:
-            if "out-of-date database schema" not in str(error):
-                raise
-        _migrate(path, uri)
+        _check_version(path, uri)
         return MlflowClient(tracking_uri=uri)
 
 
@@ -211,44 +207,25 @@ def _check(path: Path) -> None:
         raise UnusableError(f"{path}: {text}; {_ELSEWHERE}") from error
 
 
-def _keep_older(path: Path) -> None:
-    """Back up a database of an older MLflow, because opening it migrates it irreversibly.
+def _check_version(path: Path, uri: str) -> None:
+    """Check that a database has the schema of the installed MLflow, which would migrate an older one irreversibly.
 
-    Raises:
-        UnusableError: the database belongs to a newer MLflow.
+    The texts of the migrations are searched: executing them, as MLflow does, takes much longer.
     """
     import mlflow
-    from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
 
     with contextlib.closing(sqlite3.connect(path)) as database:
         try:
             (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone() or (None,)
         except sqlite3.OperationalError:  # the database is empty
-            revision = None
-        scripts = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
-        if revision is None or revision == scripts.get_current_head():
             return
-        try:
-            scripts.get_revision(revision)
-        except CommandError as error:
-            raise UnusableError(
-                f"{path} is a database of a newer MLflow than the installed {mlflow.__version__}; {_ELSEWHERE}"
-            ) from error
-        with contextlib.closing(sqlite3.connect(path.with_name(f"{path.name}.{revision}.bak"))) as copy:
-            database.backup(copy)
-
-
-def _migrate(path: Path, uri: str) -> None:
-    """Migrate with MLflow's command, for versions that do not do so when they open a database."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", uri],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UnusableError(f"{path} cannot be migrated to the schema of this MLflow: {last}; {_ELSEWHERE}")
+    folder = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
+    scripts = "\n".join(script.read_text(encoding="utf-8") for script in folder.glob("*.py"))
+    name = rf"['\"]{re.escape(str(revision))}['\"]"
+    if re.search(rf"^down_revision\b.*{name}", scripts, re.MULTILINE):
+        command = f"mlflow db upgrade {shlex.quote(uri)}"
+        raise UnusableError(f"{path} is a database of an older MLflow: copy it, then run `{command}`; or {_ELSEWHERE}")
+    if revision is not None and not re.search(rf"^revision\b.*{name}", scripts, re.MULTILINE):
+        raise UnusableError(
+            f"{path} is a database of a newer MLflow than the installed {mlflow.__version__}; {_ELSEWHERE}"
+        )

@@ -1,14 +1,17 @@
-"""A run's files as MLflow artifacts: its config, pictures, result and checkpoints.
+"""A run's files as MLflow artifacts: its config, the objects of its records, its result and its checkpoints.
 
-Metrics have precedence: files are listed in the tracker's memory and stored while there are no records to send.
+They are listed in the tracker's memory and stored one at a time, so that metrics do not wait for them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run.checkpoint_files import is_complete
@@ -16,9 +19,10 @@ from hydraloop.run.record_log import Record
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
+from hydraloop.tracking.checkpoints import checkpoints
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.names import in_file_name
-from hydraloop.tracking.tracker import RefusedError, Run, UnusableError
+from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,162 +31,167 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 """Folder of the artifacts."""
+_SMALL = 256
+"""Pixels of the longer side of a picture's small copy, as MLflow makes it. The page shows the copies first."""
+_TABLES = 40
+"""Tables that the page shows as such, the newest ones; a tag lists them, whose length is limited."""
 
 
 class Files:
     """The artifacts of one run.
 
     Args:
-        memory: the tracker's memory. `due`: what is to be stored; `stored`: checkpoint files by name, with size and
-            time; `no_files`: whether the server cannot store files.
+        options: the hook's options.
+        memory: the tracker's memory. `due`: what is to be stored; `stored`: checkpoints and the result by name, with
+            size and time; `tables`: paths of stored tables; `no_files`: whether the server cannot store files.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, run: Run, calls: Calls, memory: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        client: MlflowClient,
+        run_id: str,
+        run: Run,
+        calls: Calls,
+        options: Mapping[str, Any],
+        memory: dict[str, Any],
+    ) -> None:
         self._client, self._run_id, self._run, self._calls, self._memory = client, run_id, run, calls, memory
+        self._options = options
         self._due: list[dict[str, Any]] = memory.setdefault("due", [])
         self._stored: dict[str, list[int]] = memory.setdefault("stored", {})
-        self._told = False
-        """Whether a warning about a skipped file was logged."""
-        self._sure = False
-        """Whether it is certain that the first picture in `due` was not stored by an earlier try."""
+        self._warned = self._tagged = False
+        """Whether a skipped file was reported, and whether the run is known to have pictures."""
 
-    def add_config(self, attempt: int) -> None:
-        """Schedule an attempt's config for storing."""
-        self._due.append({"config": attempt})
+    def add_attempt(self, number: int) -> None:
+        """Schedule an attempt's config for storing, and with `log_code` its uncommitted changes."""
+        self._due.append({"config": number})
+        if self._options.get("log_code") and self._run.attempts[number].patch is not None:
+            self._due.append({"code": number})
 
-    def add_code(self, attempt: int) -> None:
-        """Schedule the uncommitted changes of an attempt's code for storing."""
-        if self._run.attempts[attempt].patch is not None:
-            self._due.append({"code": attempt})
-
-    def add_pictures(self, records: Sequence[Record]) -> None:
-        """Schedule the pictures of records for storing. Records that are sent again do not add their pictures again."""
-        last = self._memory.get("last_picture", -1)
+    def add_objects(self, records: Sequence[Record]) -> None:
+        """Schedule the objects of records for storing."""
         for record in records:
-            for shown in (one for one in record.objects if one.kind == "image"):
-                one = {
-                    "picture": shown.path,
-                    "key": in_file_name(shown.name),
-                    "step": record.iteration,
-                    "timestamp": round(record.timestamp * 1000),
-                }
-                if one not in self._due and record.index > last:
-                    self._due.append(one)
-                    self._memory["last_picture"] = record.index
+            for one in record.objects:
+                if one.kind != "image" or self._options.get("pictures", True):
+                    place = {"index": record.index, "step": record.iteration, "time": round(record.timestamp * 1000)}
+                    self._due.append({"kind": one.kind, "name": one.name, "path": one.path, **place})
 
-    def store(self) -> bool:
-        """Store the next scheduled file. Returns whether there was one."""
-        if not self._due:
-            return False
-        self._guarded(self._store, self._due[0])
-        self._due.pop(0)
-        return True
+    def store(self, *, ended: bool) -> bool:
+        """Store the next file. Returns whether there was one.
 
-    def store_all(self) -> None:
-        """Store all scheduled files."""
-        while self.store():
-            pass
-
-    def store_result(self) -> None:
-        """Store `result.json` if it belongs to this attempt."""
-        path = result_of(self._run)
-        if path is not None:
-            self._guarded(self._text, mask_text(path.read_text(encoding="utf-8")), RESULT_FILE)
-
-    def store_checkpoints(self, paths: list[Path], *, most: int = 1 << 62) -> bool:
-        """Store the checkpoint files that are complete and have changed. Returns whether there was one."""
-        found = 0
-        for path in paths:
-            if found == most:
-                break
+        Args:
+            ended: whether the run has ended, so that its result and the chosen checkpoints are stored.
+        """
+        if self._due:
+            self._guarded(self._due[0])
+            self._due.pop(0)
+            return True
+        for path in self._written(ended):
             try:
                 state = path.stat()
             except FileNotFoundError:
                 continue
             mark = [state.st_size, state.st_mtime_ns]
-            if self._stored.get(path.name) == mark or not is_complete(path):
-                continue
-            self._guarded(self._file, path, CHECKPOINTS)
-            self._stored[path.name] = mark
-            found += 1
-        return found > 0
+            if self._stored.get(path.name) != mark and (path.name == RESULT_FILE or is_complete(path)):
+                self._guarded({"file": path})
+                self._stored[path.name] = mark
+                return True
+        return False
 
-    def _guarded(self, store: Any, *arguments: Any) -> None:
-        """Call `store`. If the server cannot store files at all, log one warning and skip all further files."""
+    def _written(self, ended: bool) -> Iterator[Path]:
+        """Yield the result and the checkpoints that the options select."""
+        result = result_of(self._run)
+        if ended and result is not None:
+            yield result
+        which = self._options.get("checkpoints")
+        if which is not None:
+            best = best_of(self._run).get("checkpoint") if ended else None
+            yield from checkpoints(self._run, which, best, ended=ended)
+
+    def _guarded(self, one: Mapping[str, Any]) -> None:
+        """Store a file. If the server cannot store files at all, log one warning and skip all further files."""
         if self._memory.get("no_files"):
             return
         try:
-            store(*arguments)
-        except RefusedError as error:
-            self._left_out(f"a file is not stored: {error}")
+            with self._calls(files=True):
+                self._store(one)
+        except GoneError:
+            raise
+        except (RefusedError, FileNotFoundError) as error:
+            self._skipped(f"a file is not stored: {error}")
         except (UnusableError, ImportError, PermissionError, NotADirectoryError) as error:
             self._memory["no_files"] = True
             log.warning("files (config, pictures, result, checkpoints) are not stored, only metrics are: %s", error)
 
-    def _left_out(self, text: str) -> None:
+    def _skipped(self, text: str) -> None:
         """Warn about the first skipped file; log the others at level INFO."""
-        log.log(logging.INFO if self._told else logging.WARNING, "%s", text)
-        self._told = True
+        log.log(logging.INFO if self._warned else logging.WARNING, "%s", text)
+        self._warned = True
 
-    def _store(self, one: dict[str, Any]) -> None:
+    def _store(self, one: Mapping[str, Any]) -> None:
+        client, run_id = self._client, self._run_id
         if "config" in one:
             number = one["config"]
             name = "config.yaml" if number == 0 else f"config_resume_{number}.yaml"
-            self._text(self._run.attempts[number].config, name)
+            client.log_text(run_id, self._run.attempts[number].config, name)
         elif "code" in one:
             number = one["code"]
             patch = self._run.run_dir / str(self._run.attempts[number].patch)
-            self._file(patch, None if number == 0 else f"resume_{number}")
+            client.log_artifact(run_id, str(patch), None if number == 0 else f"resume_{number}")
+        elif "file" not in one:
+            self._store_object(one)
+        elif one["file"].name == RESULT_FILE:
+            client.log_text(run_id, mask_text(one["file"].read_text(encoding="utf-8")), RESULT_FILE)
         else:
-            self._picture(self._run.run_dir / one["picture"], one["key"], one["step"], one["timestamp"])
+            client.log_artifact(run_id, str(one["file"]), CHECKPOINTS)
 
-    def _text(self, text: str, name: str) -> None:
-        with self._calls():
-            self._client.log_text(self._run_id, text, name)
+    def _store_object(self, one: Mapping[str, Any]) -> None:
+        """Store an object of a record under its path in the run directory; pictures where MLflow's charts find them."""
+        path = self._run.run_dir / one["path"]
+        if one["kind"] == "image":
+            self._store_picture(path, one)
+        elif one["kind"] == "table":
+            try:
+                table = json.loads(path.read_bytes())
+                shown = {"columns": table["columns"], "data": table["rows"]}  # as `log_table` writes it
+            except (ValueError, KeyError, TypeError) as error:
+                raise RefusedError(f"{path} does not contain a table ({error!r})") from error
+            self._client.log_text(self._run_id, json.dumps(shown, ensure_ascii=False), one["path"])
+            tables = [name for name in self._memory.get("tables", []) if name != one["path"]]
+            self._memory["tables"] = [*tables, one["path"]][-_TABLES:]
+            listed = [{"path": name, "type": "table"} for name in self._memory["tables"]]
+            self._client.set_tag(self._run_id, "mlflow.loggedArtifacts", json.dumps(listed))
+        else:
+            self._client.log_artifact(self._run_id, str(path), one["path"].rpartition("/")[0] or None)
 
-    def _picture(self, path: Path, key: str, step: int, timestamp: int) -> None:
+    def _store_picture(self, path: Path, one: Mapping[str, Any]) -> None:
+        """Store a picture and a small copy of it as `log_image` does, but under the same names if it is repeated."""
         from PIL import Image
 
-        try:
-            with Image.open(path) as opened:
-                opened.load()
-                picture = opened.convert("RGB") if opened.mode not in ("RGB", "RGBA", "L") else opened.copy()
-        except Exception as error:  # decoders raise any error for a damaged file
-            self._left_out(f"a picture is not stored: {path}: {getattr(error, 'strerror', None) or error}")
-            return
-        with self._calls():
-            if self._sure or not self._has_picture(f"{key}+step+{step}+timestamp+{timestamp}+"):
-                self._sure = False
-                self._client.log_image(self._run_id, picture, key=key, step=step, timestamp=timestamp)
-        self._sure = True
-
-    def _has_picture(self, start: str) -> bool:
-        """Return whether a picture is stored completely: its small copy is stored last. Older versions use `%`."""
-        names = (
-            info.path.rpartition("/")[2].replace("%", "+")
-            for info in self._client.list_artifacts(self._run_id, "images")
-        )
-        return any(name.startswith(start) and "+compressed" in name for name in names)
-
-    def _file(self, path: Path, folder: str | None) -> None:
-        try:
-            with self._calls(files=True):
-                self._client.log_artifact(self._run_id, str(path), folder)
-        except FileNotFoundError:
-            log.info("%s was deleted before it was stored", path)
+        same = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._run.uid}/{one['name']}/{one['step']}/{one['time']}")
+        name = f"{in_file_name(one['name'])}+step+{one['step']}+timestamp+{one['time']}+{same}"
+        with TemporaryDirectory() as folder:
+            try:
+                with Image.open(path) as picture:
+                    small = picture if picture.mode in ("RGB", "RGBA") else picture.convert("RGB")
+                    small.thumbnail((_SMALL, _SMALL))
+                    small.save(Path(folder, f"{name}+compressed.webp"))
+            except Exception as error:  # decoders raise any error for a damaged file
+                self._skipped(f"a picture is not stored: {path}: {getattr(error, 'strerror', None) or error}")
+                return
+            shutil.copyfile(path, Path(folder, name + path.suffix))
+            self._client.log_artifacts(self._run_id, folder, "images")
+        if not self._tagged:
+            self._client.set_tag(self._run_id, "mlflow.loggedImages", "True")
+            self._tagged = True
 
 
 def result_of(run: Run) -> Path | None:
     """Return the path of `result.json` if it belongs to the current attempt, else None."""
-    digest = description.result_digest(run.run_dir)
-    return None if digest in (None, run.attempt.earlier_result) else run.run_dir / RESULT_FILE
+    return run.run_dir / RESULT_FILE if description.result_of(run.run_dir, run.attempt) else None
 
 
 def best_of(run: Run) -> dict[str, Any]:
     """Return `best` of the current attempt's `result.json`, or an empty dict."""
-    path = result_of(run)
-    try:
-        found = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return (found.get("best") if isinstance(found, dict) else None) or {}
+    best = description.result_of(run.run_dir, run.attempt).get("best")
+    return best if isinstance(best, dict) else {}

@@ -20,10 +20,11 @@ class Points:
 
     Args:
         names: maps names of metrics to those at MLflow.
-        memory: the tracker's memory. `again_from`: the iteration from which points may exist already.
+        memory: the tracker's memory. `again_from`: the iteration from which points may exist already; `test`: the
+            newest values of tests.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, names: Names, memory: Mapping[str, Any]) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, names: Names, memory: dict[str, Any]) -> None:
         self._client, self._run_id, self._names, self._memory = client, run_id, names, memory
         self._there: dict[str, dict[int, float | str]] = {}
         """By metric and step, the newest value at MLflow of points that may be repeated."""
@@ -35,6 +36,9 @@ class Points:
         except Exception:
             self._there.clear()  # it is unknown which points have arrived
             raise
+        for record in records:
+            if record.mode == "test":
+                self._memory.setdefault("test", {}).update(record.metrics)
 
     def _new(self, records: Sequence[Record]) -> Iterator[Metric]:
         from mlflow.entities import Metric
@@ -61,7 +65,8 @@ class Points:
     def settle(self, run: Run, others: Mapping[str, float]) -> None:
         """Make the run's last values the latest ones at MLflow, which shows those of the highest step.
 
-        If an earlier attempt had reached a higher step, the last value is sent once more, at that step.
+        If an earlier attempt, or a test after more iterations, had reached a higher step, the last value is sent once
+        more, at that step.
 
         Args:
             run: the run whose log is read.
@@ -69,11 +74,12 @@ class Points:
         """
         from mlflow.entities import Metric
 
-        if "again_from" not in self._memory:
+        last: dict[str, float] = dict(self._memory.get("test", {}))
+        if "again_from" in self._memory:
+            for record in read_all(run.run_dir / FILENAME):
+                last |= record.metrics
+        if not last:
             return
-        last: dict[str, float] = {}
-        for record in read_all(run.run_dir / FILENAME):
-            last |= record.metrics
         wanted = {**{self._names.of(name): value for name, value in last.items()}, **others}
         shown = self._client.get_run(self._run_id).data.metrics
         late = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,17 +22,22 @@ log = logging.getLogger(__name__)
 
 UID = "hydraloop.run"
 """Tag by which a run is found again."""
-EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
-"""MLflow's environment variable."""
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment without which MLflow 3 opens its page on *GenAI*. A kind that the user has chosen stays."""
+_NOTE = "mlflow.note.content"
+"""Tag with the description of a run."""
+_PLUMBING = frozenset({"_partial_", "_convert_", "_recursive_"})
+_TARGET = "_target_"
+_TRACKERS = ("MLflowLoggerHook", "TensorBoardLoggerHook", "WandbLoggerHook")
 _ADDRESS = ("tracking_uri", "environment", "folder")
 _PARAMS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
 """Most that a server accepts in one call."""
 _LONGEST_TAG = 5000
-"""Most characters of a tag that all versions of MLflow accept."""
+"""Most characters of a tag that databases of all kinds accept."""
 
 
 def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the id of an experiment, which is created if it does not exist.
+    """Return the id of an experiment, which is created if it does not exist. Its page opens on *Model training*.
 
     Raises:
         UnusableError: the experiment was deleted. MLflow reserves its name until it is deleted permanently.
@@ -46,7 +50,7 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
         # Next to the database. MLflow's default is the working directory of the process that creates the experiment.
         files = None if path is None else str(path.parent / "mlruns" / clean(name).replace("/", "_"))
         try:
-            return str(client.create_experiment(name, artifact_location=files))
+            return str(client.create_experiment(name, artifact_location=files, tags=_KIND))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -58,6 +62,9 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
             f"`{restoring(uri, f'experiments restore -x {found.experiment_id}')}`, "
             "or use another one: hooks.mlflow.experiment=…"
         )
+    for key, value in _KIND.items():
+        if key not in found.tags:
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
@@ -67,33 +74,17 @@ def find(client: MlflowClient, experiment_id: str, uid: str) -> str | None:
     return str(found[0].info.run_id) if found else None
 
 
-def find_running(client: MlflowClient, experiment: str, run_dir: str) -> str | None:
-    """Return the id of the run in a directory, for a process that knows only the directory; None if there is none.
-
-    Only running runs count, the newest one first: the directory may have been deleted and used again.
-    """
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
-        return None
-    value = tag_value(run_dir)
-    quote = '"' if "'" in value else "'"
-    ours = client.search_runs(
-        [found.experiment_id],
-        f"tags.`run_dir` = {quote}{value}{quote} AND attributes.status = 'RUNNING'",
-        max_results=1,
-        order_by=["attributes.start_time DESC"],
-    )
-    return str(ours[0].info.run_id) if ours else None
-
-
 def create(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str], began: float) -> str:
     """Create a run. Returns its id."""
     run = client.create_run(experiment_id, start_time=round(began * 1000), tags=dict(tags), run_name=name)
     return str(run.info.run_id)
 
 
-def tags_of(run: Run, chosen: Mapping[str, Any]) -> dict[str, str]:
+def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, str]:
     """Return a new run's tags: those of the run, under MLflow's names where it has them, and the user's."""
+    chosen = dict(options.get("tags") or {})
+    if options.get("description"):
+        chosen[_NOTE] = options["description"]
     given = dict(run.attempts[0].tags)
     script = shlex.split(given.get("command", ""))[1:2]
     ours = {"mlflow.source.git.commit": given.pop("git_commit", None), "mlflow.user": given.pop("user", None)}
@@ -130,11 +121,6 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**texts, "tags": tags, **{name: options[name] for name in _ADDRESS if name in options}}
 
 
-def experiment_name(options: Mapping[str, Any], default: str) -> str:
-    """Return the experiment: that of the options, of MLflow's environment variable, or else `default`."""
-    return mask_text(options.get("experiment") or os.environ.get(EXPERIMENT) or default)
-
-
 def tag_value(text: str) -> str:
     """Shorten a text to MLflow's limit for tags."""
     return text if len(text) <= _LONGEST_TAG else f"{text[: _LONGEST_TAG - 1]}…"
@@ -168,7 +154,33 @@ def as_kept(value: float) -> float | str:
     return max(min(value, sys.float_info.max), -sys.float_info.max)
 
 
-def log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any], *, prefix: str = "") -> None:
+def params_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entries of a flattened config that distinguish runs; `config.yaml` has them all.
+
+    Nulls, empty lists and the options of trackers are left out. `optimizer._target_=torch.optim.AdamW` becomes
+    `optimizer=AdamW`, except for hooks, which have the name of their class.
+    """
+    targets = {key.removesuffix(f".{_TARGET}"): value for key, value in config.items() if key.endswith(f".{_TARGET}")}
+    trackers = tuple(f"{key}." for key, value in targets.items() if str(value).rpartition(".")[2] in _TRACKERS)
+    params = {}
+    for key, value in config.items():
+        node, _, name = key.rpartition(".")
+        if value in (None, "{}", "[]") or name in _PLUMBING or key.startswith(trackers):
+            continue
+        if name != _TARGET:
+            params[key] = _text(value)
+        elif not node.startswith(("hooks.", "default_hooks.")):
+            params[node or name] = str(value).rpartition(".")[2]
+    return params
+
+
+def changed_params(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters of a resumed run that differ from those of the attempt before; removed ones are `null`."""
+    new, old = params_of(config), params_of(before)
+    return {key: value for key, value in (dict.fromkeys(old, "null") | new).items() if value != old.get(key)}
+
+
+def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str], *, prefix: str = "") -> None:
     """Log parameters, a hundred at a time. Of a value that is too long, only the length is logged."""
     from mlflow.entities import Param
     from mlflow.exceptions import MlflowException
@@ -176,41 +188,21 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any], *, 
 
     names = Names({})
     names.new(prefix + key for key in params)
-    texts = {names.of(prefix + key): _text(value) for key, value in params.items()}
     all_of_them = [
-        Param(key, text if len(text) <= MAX_PARAM_VAL_LENGTH else _marker(text)) for key, text in texts.items()
+        Param(names.of(prefix + key), text if len(text) <= MAX_PARAM_VAL_LENGTH else _marker(text))
+        for key, text in params.items()
     ]
     for start in range(0, len(all_of_them), _PARAMS_AT_ONCE):
-        batch = all_of_them[start : start + _PARAMS_AT_ONCE]
         try:
-            client.log_batch(run_id, params=batch)
+            client.log_batch(run_id, params=all_of_them[start : start + _PARAMS_AT_ONCE])
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            for param in batch:
-                _log_one(client, run_id, param)
-
-
-def _log_one(client: MlflowClient, run_id: str, param: Any) -> None:
-    """Log one parameter of a refused batch. Older servers accept only shorter values."""
-    from mlflow.entities import Param
-    from mlflow.exceptions import MlflowException
-
-    for one in (param, Param(param.key, _marker(param.value))):
-        try:
-            client.log_batch(run_id, params=[one])
-            return
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            problem = error
-    log.warning("parameter %s is not sent: %s", param.key, problem)
+            log.warning("some parameters are not sent: %s", error)
 
 
 def _text(value: Any) -> str:
     """Return a value as it is written in the config."""
-    if value is None:
-        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

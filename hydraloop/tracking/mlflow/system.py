@@ -21,23 +21,23 @@ _MOST = 1000
 
 _FIRST = 1.0
 """Seconds to the first point, so that a run shorter than the interval has one, too."""
+_SAMPLE = 1.0
+"""Least seconds between two samples, which take about a millisecond."""
 
 
 class SystemMetrics:
-    """Samples at each call of `read`, and averages once an interval, as `system/cpu_utilization_percentage` and so on.
+    """Samples at calls of `read`, once a second at most; averages are `system/cpu_utilization_percentage` and so on.
 
     Args:
-        interval: seconds.
+        interval: seconds between two averages.
         memory: `system_step` counts the intervals of all attempts.
-        prefix: prefix of the names.
     """
 
-    def __init__(self, interval: float, memory: dict[str, Any], *, prefix: str = "system") -> None:
-        self._interval, self._memory, self._prefix = interval, memory, prefix
-        # MLflow would log each value that a GPU does not have, at each sample.
-        logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
+    def __init__(self, interval: float, memory: dict[str, Any]) -> None:
+        self._interval, self._memory = interval, memory
         self._collectors = list(_collectors())
         self._due = time.monotonic() + min(interval, _FIRST)
+        self._next_sample = 0.0
         self._waiting: list[Metric] = []
         self._collect()
         for collector in self._collectors:
@@ -49,9 +49,12 @@ class SystemMetrics:
         Args:
             ended: whether the run has ended, so that the interval is not waited for.
         """
-        self._collect()
-        if ended or time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._interval
+        now = time.monotonic()
+        if ended or now >= min(self._due, self._next_sample):
+            self._next_sample = now + _SAMPLE
+            self._collect()
+        if ended or now >= self._due:
+            self._due = now + self._interval
             self._aggregate()
         return self._waiting
 
@@ -73,7 +76,7 @@ class SystemMetrics:
         step, now = self._memory.get("system_step", 0), round(time.time() * 1000)
         for collector in self._collectors:
             for name, value in collector.aggregate_metrics().items():
-                self._waiting.append(Metric(f"{self._prefix}/{name}", float(value), now, step))
+                self._waiting.append(Metric(f"system/{name}", float(value), now, step))
             collector.clear_metrics()
         self._memory["system_step"] = step + 1
         self._waiting = self._waiting[-_MOST:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Sequence
@@ -11,23 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run.record_log import Record
-from hydraloop.tracking.checkpoints import checkpoints
 from hydraloop.tracking.mlflow import address, runs
-from hydraloop.tracking.mlflow.calls import Calls
+from hydraloop.tracking.mlflow.calls import Calls, prepare
 from hydraloop.tracking.mlflow.files import Files, best_of, result_of
 from hydraloop.tracking.mlflow.models import log_data_sets, send_model
 from hydraloop.tracking.mlflow.names import Names, clean
 from hydraloop.tracking.mlflow.points import Points, milliseconds
 from hydraloop.tracking.mlflow.sweep import ensure_parent, update_parent
 from hydraloop.tracking.mlflow.system import SystemMetrics
-from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker, UnusableError
+from hydraloop.tracking.tracker import Attempt, Finish, GoneError, RefusedError, Run, Tracker, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 
-_THRESHOLDS = gc.get_threshold()
 _OF_AN_ADDRESS = (
     "tracking_uri",
     "at",
@@ -37,16 +34,18 @@ _OF_AN_ADDRESS = (
     "closed",
     "again_from",
     "stored",
+    "tables",
     "no_files",
 )
 """Entries of the memory that are dropped when the address changes."""
-_STATUS = {
+STATUS = {
     "finished": "FINISHED",
     "stopped": "FINISHED",
     "failed": "FAILED",
     "interrupted": "KILLED",
     "killed": "KILLED",
 }
+"""MLflow's names for how a run ended."""
 
 
 class MLflowTracker(Tracker):
@@ -61,15 +60,17 @@ class MLflowTracker(Tracker):
     `memory`: `tracking_uri`, unless it contains a password; `at`, the same without password; `experiment_id`;
     `run_id`; `described`: the last attempt that is described; `closed`: the last attempt whose end is known there;
     `again_from`: the iteration from which points may exist already; `last`: milliseconds of the last record; `names`:
-    metrics that are sent under another name; and the entries of `Files` and `SystemMetrics`.
+    metrics that are sent under another name; and the entries of `Points`, `Files` and `SystemMetrics`.
     """
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(runs.without_secrets(options), run, memory)
         self._folder = Path(options.get("folder") or Path.cwd())
-        self._calls = Calls(self._is_gone)
+        self._calls = Calls(self._is_gone, self._gone)
         self._names = Names(memory.setdefault("names", {}))
         self._uri = ""
+        self._database: int | None = None
+        """Inode of the local database that is open."""
         self._client: MlflowClient | None = None
         self._points: Points | None = None
         self._files: Files | None = None
@@ -77,7 +78,7 @@ class MLflowTracker(Tracker):
 
     @classmethod
     def preload(cls) -> None:
-        import mlflow  # noqa: F401
+        prepare()
 
     # Called by the follower. ---------------------------------------------------------------------------------------
 
@@ -87,14 +88,14 @@ class MLflowTracker(Tracker):
         Raises:
             UnusableError: the address, the database or the experiment cannot be used, or the run was deleted.
         """
+        prepare()
         self._uri = address.address_of(self.options, self.memory)
         self._go_where_it_is()
-        self._warn_of_old_runs()
         try:
             with self._calls():
                 if self._client is None:
                     self._client = address.connected(self._uri)
-                    _collect_less()
+                    self._database = self._inode()
                 self._find_run(self._client)
                 new = self.run.attempts[self.memory.get("described", -1) + 1 :]
                 for attempt in new:
@@ -103,86 +104,71 @@ class MLflowTracker(Tracker):
         except RefusedError as error:
             raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
         self._points = Points(self._client, self._run_id, self._names, self.memory)
-        self._files = Files(self._client, self._run_id, self.run, self._calls, self.memory)
+        self._files = Files(self._client, self._run_id, self.run, self._calls, self.options, self.memory)
         for attempt in new:
-            self._files.add_config(attempt.number)
-            if self.options.get("log_code"):
-                self._files.add_code(attempt.number)
+            self._files.add_attempt(attempt.number)
         self.memory["described"] = self.run.attempt.number
         if self.options.get("system_metrics", True) and not self.options.get("_sync") and self._system is None:
             self._system = SystemMetrics(self.options.get("system_metrics_interval", 10.0), self.memory)
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send the records' numbers, and schedule their pictures for `send_file`."""
+        """Send the records' numbers, and schedule their objects for `send_file`."""
         renamed = self._names.new(name for record in records for name in record.metrics)
         if renamed:
             pairs = ", ".join(f"{name!r} as {self._names.of(name)!r}" for name in renamed)
             log.warning("MLflow does not accept these names, so other names are sent: %s", pairs)
         _, points, files = self._opened
         with self._calls():
+            self._check_database()
             points.send(records)
-        if self.options.get("pictures", True):
-            files.add_pictures(records)
+        files.add_objects(records)
         if records:
             self.memory["last"] = milliseconds(records[-1])
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        """Remember from which iteration points may exist already, and forget pictures of records that were cut."""
+        """Remember from which iteration points may exist already, and forget objects of records that were cut."""
         self.memory["again_from"] = min(iteration, self.memory.get("again_from", iteration))
-        times = {milliseconds(record) for record in cut}
-        self.memory["due"] = [one for one in self.memory.get("due", []) if one.get("timestamp") not in times]
-        self.memory["last_picture"] = min(index - 1, self.memory.get("last_picture", -1))
+        self.memory["due"] = [one for one in self.memory.get("due", []) if one.get("index", -1) < index]
+        self.memory.pop("test", None)
         return index
 
     def send_file(self) -> bool:
-        """Send system metrics and one scheduled file."""
+        """Send system metrics, and the next file that is due."""
         client, _, files = self._opened
         self._send_load(client)
-        paths = checkpoints(self.run, self.options.get("checkpoints"), None, ended=False)
-        if files.store() or files.store_checkpoints(paths, most=1):
+        if files.store(ended=self.memory.get("closed") == self.run.attempt.number):
             return True
         with self._calls(files=True):
             name = self.options.get("registered_model_name")
             return bool(self.options.get("log_model")) and send_model(client, self.run, name, self.memory)
 
     def finish(self, finish: Finish) -> None:
-        """Store the remaining files and close the run."""
-        client, points, files = self._opened
-        best = best_of(self.run)
-        files.store_all()
-        files.store_result()
+        """Send the final values and the status."""
+        client, points, _ = self._opened
         self._send_load(client, ended=True)
         with self._calls():
-            points.settle(self.run, self._log_best(client, best))
+            self._check_database()
+            points.settle(self.run, self._log_best(client, best_of(self.run)))
             client.set_tag(self._run_id, "status", finish.status)
             if finish.error is not None:
                 client.set_tag(self._run_id, "error", runs.tag_value(finish.error))
-            client.set_terminated(self._run_id, _STATUS[finish.status], self._ended())
+            client.set_terminated(self._run_id, STATUS[finish.status], self._ended())
             if self.run.sweep is not None:
                 where = self.memory["experiment_id"], self._run_id
                 update_parent(client, self._uri, self.run, *where, finish.status)
-        chosen = checkpoints(self.run, self.options.get("checkpoints"), best.get("checkpoint"), ended=True)
-        files.store_checkpoints(chosen)
         self.memory["closed"] = self.run.attempt.number
         self.memory.pop("again_from", None)
 
     def close(self) -> None:
         """Release the client."""
         self._client = self._points = self._files = self._system = None
-        gc.unfreeze()
-        gc.set_threshold(*_THRESHOLDS)
 
     @property
     def where(self) -> str | None:
-        """The address of the run's page on a server; for an SQLite database, the command that shows it."""
+        """The address of the run's page; for an SQLite database, after the command that starts the server."""
         if "run_id" not in self.memory or not self._uri:
             return None
-        if self._uri.startswith("sqlite:"):
-            return address.command(self._uri, self._folder)
-        if not self._uri.startswith(("http:", "https:")):
-            return None
-        page = f"/#/experiments/{self.memory['experiment_id']}/runs/{self._run_id}"
-        return address.shown(self._uri).rstrip("/") + page
+        return address.page(self._uri, self._folder, self.memory["experiment_id"], self._run_id)
 
     # Opening. ------------------------------------------------------------------------------------------------------
 
@@ -206,26 +192,16 @@ class MLflowTracker(Tracker):
         for name in _OF_AN_ADDRESS:
             self.memory.pop(name, None)
 
-    def _warn_of_old_runs(self) -> None:
-        """Warn once per run if a plain `mlflow ui` would not show it."""
-        command = address.command(self._uri, self._folder)
-        if address.is_default(self._uri, self._folder) and command != "mlflow ui" and not self.memory.get("warned"):
-            self.memory["warned"] = True
-            log.warning(
-                "./mlruns has runs of an older MLflow, so a plain `mlflow ui` does not show mlflow.db: type %s", command
-            )
-
     def _find_run(self, client: MlflowClient) -> None:
         if "run_id" in self.memory:
             if self._is_gone():
-                command = address.restoring(self._uri, f"runs restore --run-id {self._run_id}")
-                raise UnusableError(f"run {self._run_id} was deleted there; restore it with `{command}`")
+                raise self._gone()
             return
         experiment = self.options.get("experiment") or self.run.experiment
         experiment_id = runs.experiment_of(client, experiment, self._uri)
         run_id = runs.find(client, experiment_id, self.run.uid)
         if run_id is None:
-            tags = runs.tags_of(self.run, self.options.get("tags") or {})
+            tags = runs.tags_of(self.run, self.options)
             if self.run.sweep is not None:
                 chosen = self.options.get("tags") or {}
                 tags["mlflow.parentRunId"] = ensure_parent(client, self._uri, self.run, experiment_id, chosen)
@@ -238,10 +214,9 @@ class MLflowTracker(Tracker):
     def _describe(self, client: MlflowClient, attempt: Attempt) -> None:
         number = attempt.number
         if number == 0:
-            runs.log_params(client, self._run_id, attempt.params)
+            runs.log_params(client, self._run_id, runs.params_of(attempt.params))
             return
-        before = self.run.attempts[number - 1].params
-        changed = {key: value for key, value in attempt.params.items() if key not in before or before[key] != value}
+        changed = runs.changed_params(attempt.params, self.run.attempts[number - 1].params)
         runs.log_params(client, self._run_id, changed, prefix=f"resume_{number}/")
         for key, value in attempt.tags.items():
             if value != self.run.attempts[number - 1].tags.get(key):
@@ -252,17 +227,41 @@ class MLflowTracker(Tracker):
             self.memory["again_from"] = min(attempt.iteration, self.memory.get("again_from", attempt.iteration))
 
     def _is_gone(self) -> bool:
-        """Return whether the run was deleted."""
+        """Return whether the run was deleted, or the database does not have it any more."""
+        return self._stage() != "active"
+
+    def _stage(self) -> str | None:
+        """Return `active` or `deleted`; None if the database does not have the run."""
         from mlflow.exceptions import MlflowException
 
         if self._client is None or "run_id" not in self.memory:
-            return False
+            return "active"
+        if self._inode() != self._database:
+            return None
         try:
-            return bool(self._client.get_run(self._run_id).info.lifecycle_stage == "deleted")
+            return str(self._client.get_run(self._run_id).info.lifecycle_stage)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return True
+                return None
             raise
+
+    def _gone(self) -> UnusableError:
+        """Return the error for a run that is gone: a deleted one can be restored."""
+        if self._stage() != "deleted":
+            return GoneError(f"{address.shown(self._uri)} does not have run {self._run_id} any more")
+        command = address.restoring(self._uri, f"runs restore --run-id {self._run_id}")
+        return UnusableError(f"run {self._run_id} was deleted there; restore it with `{command}`")
+
+    def _inode(self) -> int | None:
+        path = address.sqlite_path(self._uri)
+        with suppress(OSError):
+            return None if path is None else path.stat().st_ino
+        return None
+
+    def _check_database(self) -> None:
+        """Check that the local database is the file that was opened: SQLite would write to a deleted file."""
+        if self._inode() != self._database:
+            raise self._gone()
 
     # Sending. ------------------------------------------------------------------------------------------------------
 
@@ -288,12 +287,3 @@ class MLflowTracker(Tracker):
             if path is not None:
                 return round(path.stat().st_mtime * 1000)
         return max(int(self.memory.get("last", time.time() * 1000)), round(self.run.attempt.began * 1000))
-
-
-def _collect_less() -> None:
-    """Let Python's garbage collector run less often, and skip the objects that imported libraries have created.
-
-    A batch consists of thousands of objects, all freed by reference counts: 20,000 metrics a second instead of 13,000.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)

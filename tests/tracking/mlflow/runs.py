@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run as MLflowRun
 
 from hydraloop.run.record_log import Record
-from hydraloop.tracking.mlflow.address import prepare_database, unsynced
-from hydraloop.tracking.mlflow.calls import settings
+from hydraloop.tracking.mlflow.address import connected, unsynced
+from hydraloop.tracking.mlflow.calls import DEFAULTS, prepare
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Attempt, Run
 
@@ -26,9 +27,18 @@ BEGAN = 1_700_000_000.5
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database to copy, because MLflow takes seconds to create one."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    with settings(5):
-        prepare_database(f"sqlite:///{path}")
+    with pytest.MonkeyPatch.context() as patch:
+        set_up(patch)
+        connected(f"sqlite:///{path}")
     return path
+
+
+def set_up(patch: pytest.MonkeyPatch) -> None:
+    """Prepare MLflow as in a follower. The environment is restored."""
+    for name, value in DEFAULTS.items():
+        patch.setenv(name, value)
+    with warnings.catch_warnings():
+        prepare()
 
 
 @pytest.fixture
@@ -37,7 +47,7 @@ def folder(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
     shutil.copy(empty_database, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    set_up(monkeypatch)
     with unsynced():
         yield tmp_path
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydraloop.tracking.mlflow.address import prepare_database
-from hydraloop.tracking.mlflow.calls import settings
+from hydraloop.tracking.mlflow.address import connected
 from tests.scripts import load_script
 
 _services: Any = load_script("benchmarks/tracking_services")
@@ -20,8 +19,7 @@ class MLflowServer(_services.MLflowServer):  # type: ignore[misc]  # loaded from
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        with settings(5):
-            prepare_database(f"sqlite:///{self.database}")
+        connected(f"sqlite:///{self.database}")
 
 
 @contextmanager

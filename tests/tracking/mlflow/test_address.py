@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sqlite3
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hydraloop.tracking.mlflow import address as address
-from hydraloop.tracking.mlflow.calls import settings
 from hydraloop.tracking.tracker import UnusableError
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, run_in, training
 
@@ -119,41 +117,39 @@ def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) ->
     code = (
         "import os, sqlalchemy.event, sys\n"
         "from sqlalchemy.engine import Engine\n"
-        "from hydraloop.tracking.mlflow.address import prepare_database\n"
+        "from hydraloop.tracking.mlflow.address import connected\n"
         "import mlflow\n"
         "def stop(conn, cursor, statement, *_):\n"
         "    if 'alembic_version' in statement and statement.startswith('UPDATE'): os._exit(9)\n"
         "sqlalchemy.event.listen(Engine, 'after_cursor_execute', stop)\n"
-        f"prepare_database('sqlite:///{path}')\n"
+        f"connected('sqlite:///{path}')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 9, done.stderr
     assert not path.exists()
-    with settings(5):
-        address.prepare_database(f"sqlite:///{path}")
+    address.connected(f"sqlite:///{path}")
     assert client(f"sqlite:///{path}").search_experiments()
 
 
-def test_an_older_database_is_migrated_and_kept(tmp_path: Path) -> None:
+def test_an_older_database_is_left_alone_and_the_command_that_migrates_it_works(tmp_path: Path) -> None:
     from alembic import command
-    from mlflow.store.db.utils import _get_alembic_config, _get_latest_schema_revision
+    from mlflow.store.db.utils import _get_alembic_config
     from mlflow.store.tracking.dbmodels.initial_models import Base
     from sqlalchemy import create_engine
 
     path = tmp_path / "mlflow.db"
-    uri = f"sqlite:///{path}"
-    with settings(5):
-        engine = create_engine(uri)
-        Base.metadata.create_all(engine)
-        command.upgrade(_get_alembic_config(uri), "6953534de441")  # MLflow 3.1
-        engine.dispose()
-        address.prepare_database(uri)
-        with sqlite3.connect(path) as database:
-            assert database.execute("SELECT version_num FROM alembic_version").fetchall() == [
-                (_get_latest_schema_revision(),)
-            ]
-        database.close()
-    assert (tmp_path / "mlflow.db.6953534de441.bak").exists()
+    engine = create_engine(f"sqlite:///{path}")
+    Base.metadata.create_all(engine)
+    command.upgrade(_get_alembic_config(f"sqlite:///{path}"), "6953534de441")  # type: ignore[no-untyped-call]  # 3.1
+    engine.dispose()
+    before = path.read_bytes()
+    with pytest.raises(UnusableError, match=r"older MLflow: copy it, then run `mlflow db upgrade sqlite:") as raised:
+        address.connected(f"sqlite:///{path}")
+    assert path.read_bytes() == before
+    printed = str(raised.value).split("`")[1].split()
+    done = subprocess.run([sys.executable, "-m", *printed], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    address.connected(f"sqlite:///{path}")
 
 
 def test_a_newer_database_is_left_alone(folder: Path) -> None:
@@ -220,6 +216,5 @@ def test_a_full_disk(tmp_path: Path, empty_database: Path) -> None:
         tracker.send(records)
         uri = f"sqlite:///{mount}/mlflow.db"
         assert len(client(uri).get_metric_history(tracker.memory["run_id"], "train/loss")) == 4000
-        logging.getLogger("mlflow").setLevel(logging.NOTSET)
     finally:
         subprocess.run(["umount", "-l", str(mount)], check=True)

@@ -1,17 +1,21 @@
-"""Translation of MLflow's errors, and environment variables that are set only during a call."""
+"""Translation of MLflow's errors, and how MLflow is set up in a follower."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import requests
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
-from hydraloop.tracking.mlflow.calls import Calls, NoServerError, settings, translated
-from hydraloop.tracking.tracker import RefusedError, UnusableError
+from hydraloop.tracking.mlflow.calls import Calls, NoServerError, prepare, translated
+from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET
 
 pytestmark = QUIET
@@ -37,7 +41,7 @@ def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
     [
         (lambda: of("INVALID_PARAMETER_VALUE"), RefusedError),
         (lambda: MlflowException("API request failed with error code 413 != 200"), RefusedError),
-        (lambda: of("RESOURCE_DOES_NOT_EXIST"), UnusableError),
+        (lambda: of("RESOURCE_DOES_NOT_EXIST"), GoneError),
         (lambda: of("PERMISSION_DENIED"), UnusableError),
         (lambda: of("UNAUTHENTICATED"), UnusableError),
         (lambda: ValueError("no image"), RefusedError),
@@ -46,7 +50,7 @@ def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
         (lambda: of("TEMPORARILY_UNAVAILABLE"), RestException),
         (lambda: of("ENDPOINT_NOT_FOUND"), RestException),
         (lambda: answer(404, "ENDPOINT_NOT_FOUND"), NoServerError),
-        (lambda: MlflowException("API request failed with error code 502 != 200"), MlflowException),
+        (lambda: MlflowException("API request failed with error code 502 != 200"), BusyError),
         (lambda: requests.ConnectionError("refused"), requests.ConnectionError),
     ],
 )
@@ -78,36 +82,76 @@ def test_messages_are_short_and_say_what_to_do_first(error: Exception, expected:
     assert len(text) < 360
 
 
-@pytest.mark.parametrize(("gone", "kind"), [(True, UnusableError), (False, RefusedError)])
+def calls(*, gone: bool = False) -> Calls:
+    return Calls(lambda: gone, lambda: GoneError("it is gone"))
+
+
+@pytest.mark.parametrize(("gone", "kind"), [(True, GoneError), (False, RefusedError)])
 def test_what_is_refused_because_the_run_is_gone(gone: bool, kind: type[Exception]) -> None:
-    with pytest.raises(kind), Calls(lambda: gone)():
+    with pytest.raises(kind), calls(gone=gone)():
         raise of("INVALID_PARAMETER_VALUE")
 
 
-def test_settings_are_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-    before = dict(os.environ)
-    level = logging.getLogger("mlflow").level
-    with settings(7):
-        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
-        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
-        assert logging.getLogger("mlflow").level == logging.CRITICAL
-    assert dict(os.environ) == before
-    assert logging.getLogger("mlflow").level == level
-
-
-def test_a_slow_server_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
-    calls, given = Calls(lambda: False), []
-
-    def ask() -> None:
-        given.append(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
-        raise MlflowException("no answer") from requests.Timeout("read timed out")
-
-    for _ in range(6):
-        with pytest.raises(MlflowException), calls():
-            ask()
-    assert given == ["5", "10", "20", "40", "60", "60"]
-    with calls(files=True):
+def test_the_user_s_settings_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    prepare()
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+    for files in (False, True):
+        with calls()(files=files):
+            assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    prepare()
+    with calls()(files=True):
         assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "120"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers with the status in the path, and with `Retry-After` if there is a second part."""
+
+    def do_GET(self) -> None:
+        _, status, *after = self.path.split("/api")[0].split("/")
+        self.send_response(int(status))
+        for seconds in after:
+            self.send_header("Retry-After", seconds)
+        self.end_headers()
+
+    do_POST = do_GET  # noqa: N815 - the name that http.server looks for
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "retry_after"),
+    [("429/7", 7.0), ("429", None), ("500", None), ("502", None), ("503/2", 2.0), ("503/soon", None), ("504", None)],
+)
+def test_a_busy_server(refusing: str, path: str, retry_after: float | None) -> None:
+    with pytest.raises(BusyError, match=path[:3]) as raised, calls()():
+        MlflowClient(tracking_uri=f"{refusing}/{path}").get_run("0" * 32)
+    assert raised.value.retry_after == retry_after
+
+
+@pytest.mark.slow
+def test_mlflow_is_imported_without_what_no_call_needs() -> None:
+    code = (
+        "import sys\n"
+        "from hydraloop.tracking.mlflow.tracker import MLflowTracker\n"
+        "MLflowTracker.preload()\n"
+        "assert 'mlflow.store.tracking.sqlalchemy_store' in sys.modules\n"
+        "assert not {'pandas', 'numpy', 'scipy', 'torch'} & sys.modules.keys(), sorted(sys.modules)\n"
+        "import pandas\n"
+        "import mlflow\n"
+        "mlflow.data.from_pandas, mlflow.models.infer_signature, mlflow.pytorch\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

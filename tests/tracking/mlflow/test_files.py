@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import pandas
 import pytest
 from PIL import Image
 
@@ -38,18 +40,21 @@ __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
 
 
-def picture(run_dir: Path, index: int, name: str = "visualization/val_iter_20.png") -> Record:
+PICTURE = "visualization/val_iter_20.png"
+
+
+def picture(run_dir: Path, index: int, name: str = PICTURE) -> Record:
     (run_dir / name).parent.mkdir(exist_ok=True)
     Image.new("RGB", (8, 8), "red").save(run_dir / name)
     return Record(index, "val", 1, 20, BEGAN + 20, {}, {}, (LoggedObject("image", "val/predictions", name),))
 
 
 def images(tracker: MLflowTracker) -> list[str]:
-    """Names of the stored pictures. Older versions separate the parts of a name by `%`."""
-    return [name.replace("%", "+") for name in artifacts(tracker, "images") if name.endswith(".png")]
+    """Names of the stored pictures, without their small copies."""
+    return [name for name in artifacts(tracker, "images") if name.endswith(".png")]
 
 
-def test_a_picture_is_stored_once(folder: Path) -> None:
+def test_a_picture_is_stored_once_and_shown_with_mlflow_s_own(folder: Path) -> None:
     run = run_in(folder / "run")
     tracker = opened(run)
     before = json.loads(json.dumps(tracker.memory))
@@ -60,18 +65,45 @@ def test_a_picture_is_stored_once(folder: Path) -> None:
     again = opened(run, before)  # a process that died after it had stored the picture
     again.send(records)
     send_files(again)
-    send_files(again)
     (name,) = images(tracker)
     assert name.startswith(f"images/val_predictions+step+20+timestamp+{round((BEGAN + 20) * 1000)}+")
-    again.finish(Finish("finished"))
-    assert len(images(tracker)) == 1
+    assert stored(tracker, name).read_bytes() == (run.run_dir / PICTURE).read_bytes()
+    client().log_image(tracker.memory["run_id"], Image.new("RGB", (300, 10)), key="theirs", step=20, timestamp=1)
+    mine, theirs = artifacts(tracker, "images")[:2], artifacts(tracker, "images")[2:]
+    form = re.compile(r"images/\w+\+step\+20\+timestamp\+\d+\+[0-9a-f-]{36}(\.png|\+compressed\.webp)")
+    assert all(form.fullmatch(name) for name in mine)
+    assert len(theirs) == 2
+    assert all(form.fullmatch(name) for name in theirs), "MLflow's names have this form"
+    assert found(tracker).data.tags["mlflow.loggedImages"] == "True"
 
 
-def test_a_picture_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_of_all_kinds(folder: Path) -> None:
+    run = run_in(folder / "run")
+    media = run.run_dir / "media" / "val"
+    media.mkdir(parents=True)
+    (media / "notes_iter_20.md").write_text("# Notes")
+    (media / "rows_iter_20.json").write_text('{"columns": ["a", "b"], "rows": [[1, "ü"], [2, "x"]]}')
+    (media / "weights_iter_20.json").write_text('{"weights": {"counts": [1]}}')
+    (media / "model_iter_20.bin").write_bytes(b"x")
+    names = {"text": "notes", "table": "rows", "histogram": "weights", "artifact": "model"}
+    paths = {path.name.partition("_")[0]: f"media/val/{path.name}" for path in media.iterdir()}
+    objects = tuple(LoggedObject(kind, f"val/{name}", paths[name]) for kind, name in names.items())  # type: ignore[arg-type]
+    tracker = opened(run, pictures=False)
+    tracker.send([replace(picture(run.run_dir, 0), objects=objects)])
+    send_files(tracker)
+    assert artifacts(tracker, "media/val") == sorted(paths.values())
+    assert text(tracker, paths["notes"]) == "# Notes"
+    table = pandas.read_json(stored(tracker, paths["rows"]), orient="split")  # as `load_table` does
+    assert table.to_dict("list") == {"a": [1, 2], "b": ["ü", "x"]}
+    listed = json.loads(found(tracker).data.tags["mlflow.loggedArtifacts"])
+    assert listed == [{"path": paths["rows"], "type": "table"}]
+
+
+def test_objects_that_are_not_there_or_damaged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run = run_in(folder / "run")
     tracker = opened(run)
-    names = ["val_iter_20.png", "text.png", "cut.png", "size.png"]
+    names = ["gone.png", "text.png", "cut.png", "size.png"]
     records = [picture(run.run_dir, index, f"visualization/{name}") for index, name in enumerate(names)]
     gone, broken, cut, size = [run.run_dir / record.objects[0].path for record in records]
     gone.unlink()
@@ -81,11 +113,13 @@ def test_a_picture_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixt
     content[16:24] = b"\x00\x01\x00\x00" * 2  # more pixels than anybody has memory for
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
     size.write_bytes(content)
-    tracker.send(records)
+    others = (LoggedObject("table", "val/t", "visualization/text.png"), LoggedObject("text", "val/x", "gone.md"))
+    tracker.send([*records, replace(records[0], objects=others)])
     tracker.finish(Finish("finished"))
-    said = [one.levelname for one in caplog.records if "a picture is not stored" in one.getMessage()]
-    assert said == ["WARNING", "INFO", "INFO", "INFO"]
-    assert images(tracker) == []
+    send_files(tracker)
+    said = [one.levelname for one in caplog.records if "is not stored" in one.getMessage()]
+    assert said == ["WARNING", "INFO", "INFO", "INFO", "INFO", "INFO"]
+    assert artifacts(tracker) == ["config.yaml"]
     assert found(tracker).info.status == "FINISHED"
 
 
@@ -95,6 +129,7 @@ def test_the_result_of_an_earlier_attempt_is_not_this_one_s(folder: Path) -> Non
     later = replace(attempt(), earlier_result=description.result_digest(run.run_dir))
     tracker = opened(replace(run, attempts=(later,)))
     tracker.finish(Finish("killed"))
+    send_files(tracker)
     assert "best/accuracy" not in found(tracker).data.metrics
     assert artifacts(tracker) == ["config.yaml"]
 
@@ -103,7 +138,7 @@ def test_pictures_are_an_option(folder: Path) -> None:
     run = run_in(folder / "run")
     tracker = opened(run, pictures=False)
     tracker.send([picture(run.run_dir, 0)])
-    tracker.finish(Finish("finished"))
+    send_files(tracker)
     assert images(tracker) == []
 
 
@@ -116,7 +151,7 @@ def test_a_picture_that_was_cut_before_it_was_stored(folder: Path) -> None:
     later.rewound(0, 10, [record])
     later.open()
     later.send([Record(0, "val", 1, 20, BEGAN + 80, {}, {}, record.objects)])
-    later.finish(Finish("finished"))
+    send_files(later)
     (name,) = images(tracker)
     assert f"timestamp+{round((BEGAN + 80) * 1000)}+" in name
 
@@ -150,6 +185,7 @@ def test_checkpoints_are_an_option(folder: Path, which: str | None, expected: li
     send_files(tracker)
     assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected if which == "all"]
     tracker.finish(Finish("finished"))
+    send_files(tracker)
     assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected]
 
 
@@ -179,5 +215,6 @@ def test_no_secret_of_the_result_is_stored(folder: Path) -> None:
     (run.run_dir / "result.json").write_text(json.dumps(result))
     tracker = opened(run)
     tracker.finish(Finish("failed", "no"))
+    send_files(tracker)
     assert "hunter2" not in text(tracker, "result.json")
     assert json.loads(text(tracker, "result.json"))["best"] is None

@@ -55,13 +55,13 @@ def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Image.new("RGB", (8, 8)).save(run.run_dir / "p.png")
         picture = Record(600, "val", 1, 20, BEGAN, {}, {}, (LoggedObject("image", "val/predictions", "p.png"),))
         tracker.send([picture])
-        send_files(tracker)
         tracker.finish(Finish("failed", "ValueError: no"))
+        send_files(tracker)
         assert found(tracker, uri).info.status == "FAILED"
         listed = [info.path for info in client(uri).list_artifacts(tracker.memory["run_id"])]
         assert listed == ["config.yaml", "images"]
         experiment, run_id = tracker.memory["experiment_id"], tracker.memory["run_id"]
-        assert tracker.where == f"{uri}/#/experiments/{experiment}/runs/{run_id}"
+        assert tracker.where == f"{uri}/#/experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
 
         second = replace(run, attempts=(*run.attempts, replace(run.attempt, number=1, iteration=3000)))
         again = MLflowTracker({"system_metrics": False, "tracking_uri": uri}, second, tracker.memory)

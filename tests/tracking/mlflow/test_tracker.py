@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +20,10 @@ from mlflow.exceptions import MlflowException
 
 from hydraloop.run.record_log import Record
 from hydraloop.run.record_writer import RecordLog
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Finish, RefusedError, UnusableError
+from hydraloop.tracking.tracker import Finish, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -32,6 +40,7 @@ from tests.tracking.mlflow.runs import (
     text,
     training,
 )
+from tests.tracking.runs import described_run, log_records
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -39,17 +48,18 @@ pytestmark = QUIET
 
 def test_the_run_is_there(folder: Path) -> None:
     run = run_in(folder / "run", attempt(nothing=None, yes=True, **{"list.0": "x"}))
-    tracker = opened(run, tags={"team": "blue"})
+    tracker = opened(run, tags={"team": "blue"}, description="What is **tried**.")
     tracker.send(training(0, 3))
     assert found(tracker).info.status == "RUNNING"
     (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
-    send_files(tracker)
     tracker.finish(Finish("finished"))
+    assert artifacts(tracker) == [], "the files come last"
+    send_files(tracker)
     info, data = found(tracker).info, found(tracker).data
     assert (info.status, info.run_name, info.start_time) == ("FINISHED", "a/run", round(BEGAN * 1000))
     assert info.end_time == round((run.run_dir / "result.json").stat().st_mtime * 1000)
     assert client().get_experiment(info.experiment_id).name == "digits"
-    assert data.params == {"a": "1", "nothing": "null", "yes": "true", "list.0": "x"}
+    assert data.params == {"a": "1", "yes": "true", "list.0": "x"}
     assert data.metrics == {"train/loss": 1 / 3, "train/lr": 0.1, "best/accuracy": 0.5}
     expected = {
         "mlflow.source.git.commit": "c0ffee",
@@ -61,12 +71,55 @@ def test_the_run_is_there(folder: Path) -> None:
         "hydraloop.run": "uid0",
         "status": "finished",
         "team": "blue",
+        "mlflow.note.content": "What is **tried**.",
     }
     assert expected.items() <= data.tags.items()
     assert artifacts(tracker) == ["config.yaml", "result.json"]
     assert text(tracker, "config.yaml") == "a: 1\n"
     assert info.artifact_uri.startswith(str(folder / "mlruns" / "digits"))
-    assert tracker.where == "mlflow ui"
+    page = f"#/experiments/{info.experiment_id}/runs/{info.run_id}?workflowType=machine_learning"
+    assert tracker.where == f"mlflow ui, http://localhost:5000/{page}"
+    tags = client().get_experiment(info.experiment_id).tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_an_experiment_that_was_there_opens_on_model_training_unless_the_user_chose_another_kind(folder: Path) -> None:
+    for kind in (None, "genai_development"):
+        tags = None if kind is None else {"mlflow.experimentKind": kind}
+        number = client().create_experiment(f"mine {kind}", tags=tags)
+        opened(run_in(folder / f"run {kind}", uid=str(kind)), experiment=f"mine {kind}")
+        expected = kind or "custom_model_development"
+        assert client().get_experiment(number).tags["mlflow.experimentKind"] == expected
+
+
+def test_parameters_are_those_that_distinguish_runs(folder: Path) -> None:
+    config = {
+        "optimizer._target_": "torch.optim.AdamW",
+        "optimizer._partial_": True,
+        "optimizer.lr": 0.1,
+        "scheduler": "{}",
+        "data.val": None,
+        "hooks.ema._target_": "hydraloop.hooks.EMAHook",
+        "hooks.ema.momentum": 0.5,
+        "hooks.track._target_": "hydraloop.hooks.MLflowLoggerHook",
+        "hooks.track.tags.team": "blue",
+        "default_hooks.logger._target_": "hydraloop.hooks.LoggerHook",
+        "default_hooks.logger.interval": 10,
+    }
+    tracker = opened(run_in(folder / "run", attempt(**config)))
+    expected = {"a": "1", "optimizer": "AdamW", "optimizer.lr": "0.1", "hooks.ema.momentum": "0.5"}
+    assert found(tracker).data.params == {**expected, "default_hooks.logger.interval": "10"}
+
+
+def test_a_test_on_an_earlier_checkpoint_is_the_final_value(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    tracker.send([Record(0, "test", 1, 100, BEGAN, {"accuracy": 0.5}, {})])
+    tracker.finish(Finish("finished"))
+    tracker.send([Record(1, "test", 1, 50, BEGAN + 9, {"accuracy": 0.9}, {})])
+    for _ in range(2):
+        tracker.finish(Finish("finished"))
+    assert found(tracker).data.metrics == {"test/accuracy": 0.9}
+    assert points(tracker, "test/accuracy") == [(50, 0.9), (100, 0.5), (100, 0.9)]
 
 
 def test_what_is_sent_again_is_there_once(folder: Path) -> None:
@@ -129,8 +182,8 @@ def resumed(tracker: MLflowTracker, iteration: int, **params: Any) -> MLflowTrac
 def test_a_resumed_run_is_the_same_run(folder: Path) -> None:
     first = opened(run_in(folder / "run", attempt(b=1, c=1)))
     first.send(training(0, 3))
-    send_files(first)
     first.finish(Finish("failed", "ValueError: no"))
+    send_files(first)
     assert found(first).info.status == "FAILED"
     assert found(first).data.tags["error"] == "ValueError: no"
     second = resumed(first, 20, b=1, c=2, d=3)
@@ -273,7 +326,7 @@ def test_how_it_ended(folder: Path, finish: Finish, status: str) -> None:
 def test_a_deleted_experiment(folder: Path) -> None:
     tracker = opened(run_in(folder / "run"))
     client().delete_experiment(tracker.memory["experiment_id"])
-    with pytest.raises(UnusableError, match="the run was deleted"):
+    with pytest.raises(UnusableError, match="was deleted there; restore it with"):
         tracker.send(training(0, 1))
     with pytest.raises(UnusableError, match=r"MLFLOW_TRACKING_URI=sqlite:////\S+ mlflow runs restore --run-id"):
         opened(tracker.run, tracker.memory)
@@ -282,6 +335,49 @@ def test_a_deleted_experiment(folder: Path) -> None:
     ):
         opened(run_in(folder / "other", uid="other"))
     assert opened(run_in(folder / "other", uid="other"), experiment="new").memory["run_id"]
+
+
+def test_a_database_that_is_deleted_while_it_is_open(folder: Path) -> None:
+    tracker = opened(run_in(folder / "run"))
+    tracker.send(training(0, 1))
+    (folder / "mlflow.db").unlink()
+    with pytest.raises(GoneError, match="does not have run"):
+        tracker.send(training(1, 2, index=1))
+    with pytest.raises(GoneError, match="does not have run"):
+        tracker.finish(Finish("finished"))
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_the_printed_command_brings_a_lost_or_deleted_run_back(folder: Path, empty_database: Path, lost: bool) -> None:
+    from hydraloop.tracking import sync
+
+    run = described_run(folder / "run")
+    log_records(run.run_dir, 5)
+    cursor = Cursor(MLFLOW, {"system_metrics": False, "folder": str(folder)})
+    cursor.save(run.run_dir, "mlflow")
+    assert sync.main(["run"]) == 0
+    tracker = MLflowTracker({}, run, Cursor.load(run.run_dir, "mlflow").memory)  # type: ignore[union-attr]
+    if lost:
+        shutil.copy(empty_database, folder)
+    else:
+        client().delete_run(tracker.memory["run_id"])
+    log_records(run.run_dir, 5, first=5)
+    outcome = sync.synced(run.run_dir, "mlflow", timeout=60.0)
+    assert outcome.problem is not None
+    command = shlex.split(re.search("`(.*)`", outcome.problem)[1])  # type: ignore[index]
+    if lost:
+        assert command[:4] == ["python", "-m", "hydraloop", "sync"]
+        assert sync.main(command[4:]) == 0
+    else:
+        name, _, value = command[0].partition("=")
+        done = subprocess.run(
+            [sys.executable, "-m", *command[1:]], env={**os.environ, name: value}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert sync.main(["run"]) == 0
+    after = MLflowTracker({}, run, Cursor.load(run.run_dir, "mlflow").memory)  # type: ignore[union-attr]
+    assert (after.memory["run_id"] == tracker.memory["run_id"]) is not lost
+    assert [step for step, _ in points(after, "train/loss")] == [10 * (i + 1) for i in range(10)]
 
 
 def test_what_the_server_refuses_is_refused(folder: Path) -> None:
@@ -294,8 +390,6 @@ def test_what_the_server_refuses_is_refused(folder: Path) -> None:
 
 
 def test_another_address_than_before(folder: Path, caplog: pytest.LogCaptureFixture, empty_database: Path) -> None:
-    import shutil
-
     tracker = opened(run_in(folder / "run"))
     tracker.send(training(0, 2))
     (folder / "new").mkdir()
@@ -304,7 +398,7 @@ def test_another_address_than_before(folder: Path, caplog: pytest.LogCaptureFixt
     moved.send(training(2, 3, index=2))
     assert "continues at sqlite:///" in caplog.text
     assert len(points(moved, "train/loss", f"sqlite:///{folder}/new/mlflow.db")) == 1
-    assert moved.where == f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db"
+    assert str(moved.where).startswith(f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db, http://")
     stays = opened(tracker.run, json.loads(json.dumps(moved.memory)))
     assert stays.where == moved.where
 
