@@ -165,7 +165,6 @@ class MLflowLoggerHook(TrackerHook):
         super()._finish(engine)
 
 
-
 def _active_run() -> Any:
     """Return the run that MLflow has opened in this process; None if there is none."""
     mlflow = sys.modules.get("mlflow")

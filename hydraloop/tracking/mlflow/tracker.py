@@ -35,6 +35,7 @@ _OF_AN_ADDRESS = (
     "again_from",
     "stored",
     "tables",
+    "model",
     "no_files",
 )
 """Entries of the memory that are dropped when the address changes."""

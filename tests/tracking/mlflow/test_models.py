@@ -36,7 +36,7 @@ def fluent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     set_tracking_uri(uri)
     set_registry_uri(uri)
     yield
-    set_tracking_uri("")
+    set_tracking_uri(None)  # type: ignore[arg-type]  # none, so that the environment counts
     set_registry_uri("")
 
 

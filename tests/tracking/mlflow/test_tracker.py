@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Finish, GoneError, RefusedError, UnusableError
+from tests.e2e.projects import REPOSITORY
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -347,37 +349,43 @@ def test_a_database_that_is_deleted_while_it_is_open(folder: Path) -> None:
         tracker.finish(Finish("finished"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [True, False])
 def test_the_printed_command_brings_a_lost_or_deleted_run_back(folder: Path, empty_database: Path, lost: bool) -> None:
-    from hydraloop.tracking import sync
+    def typed(*command: str) -> subprocess.CompletedProcess[str]:
+        """Type a command in the project's folder."""
+        variables = dict(part.split("=", 1) for part in itertools.takewhile(lambda part: "=" in part, command))
+        words = [word for word in command[len(variables) :] if word not in ("python", "-m")]
+        environment = {**os.environ, **variables, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(
+            [sys.executable, "-m", *words], env=environment, capture_output=True, text=True, check=False
+        )
+
+    def sent() -> MLflowTracker:
+        cursor = Cursor.load(run.run_dir, "mlflow")
+        assert cursor is not None
+        return MLflowTracker({}, run, cursor.memory)
 
     run = described_run(folder / "run")
     log_records(run.run_dir, 5)
-    cursor = Cursor(MLFLOW, {"system_metrics": False, "folder": str(folder)})
-    cursor.save(run.run_dir, "mlflow")
-    assert sync.main(["run"]) == 0
-    tracker = MLflowTracker({}, run, Cursor.load(run.run_dir, "mlflow").memory)  # type: ignore[union-attr]
+    Cursor(MLFLOW, {"system_metrics": False, "folder": str(folder)}).save(run.run_dir, "mlflow")
+    done = typed("hydraloop", "sync", "run")
+    assert done.returncode == 0, done.stderr
+    first = sent()
     if lost:
         shutil.copy(empty_database, folder)
     else:
-        client().delete_run(tracker.memory["run_id"])
+        client().delete_run(first.memory["run_id"])
     log_records(run.run_dir, 5, first=5)
-    outcome = sync.synced(run.run_dir, "mlflow", timeout=60.0)
-    assert outcome.problem is not None
-    command = shlex.split(re.search("`(.*)`", outcome.problem)[1])  # type: ignore[index]
-    if lost:
-        assert command[:4] == ["python", "-m", "hydraloop", "sync"]
-        assert sync.main(command[4:]) == 0
-    else:
-        name, _, value = command[0].partition("=")
-        done = subprocess.run(
-            [sys.executable, "-m", *command[1:]], env={**os.environ, name: value}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert sync.main(["run"]) == 0
-    after = MLflowTracker({}, run, Cursor.load(run.run_dir, "mlflow").memory)  # type: ignore[union-attr]
-    assert (after.memory["run_id"] == tracker.memory["run_id"]) is not lost
-    assert [step for step, _ in points(after, "train/loss")] == [10 * (i + 1) for i in range(10)]
+    done = typed("hydraloop", "sync", "run")
+    assert done.returncode == 1, done.stdout
+    (printed,) = re.findall("`(.*?)`", done.stdout)
+    assert printed.startswith("python -m hydraloop sync --again" if lost else "MLFLOW_TRACKING_URI=sqlite:")
+    for command in (shlex.split(printed), ["hydraloop", "sync", "run"]):
+        done = typed(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (sent().memory["run_id"] == first.memory["run_id"]) is not lost
+    assert [step for step, _ in points(sent(), "train/loss")] == [10 * (i + 1) for i in range(10)]
 
 
 def test_what_the_server_refuses_is_refused(folder: Path) -> None:
