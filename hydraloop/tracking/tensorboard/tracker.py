@@ -6,7 +6,6 @@ import re
 import shlex
 import time
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ class TensorBoardTracker(Tracker):
         if run.sweep is not None:
             self._folder /= _ODD.sub("_", run.name).encode()[:200].decode(errors="ignore").lstrip(".") or "job"
         self._summaries = Summaries(run.run_dir, pictures=options.get("pictures", True))
+        self._params = hparams.chosen(run, options.get("hparams"))
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
         """Write everything again."""
@@ -132,10 +132,6 @@ class TensorBoardTracker(Tracker):
             for event in events:
                 RecordWriter(file).write(event.SerializeToString())
             return file.tell()
-
-    @cached_property
-    def _params(self) -> dict[str, hparams.Value]:
-        return hparams.chosen(self.run, self.options.get("hparams"))
 
 
 def _event(when: float, step: int, value: Summary.Value) -> Event:
