@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
 from hydraloop.tracking.kinds import load_tracker
 from hydraloop.tracking.mlflow.sweep import update_parents
-from hydraloop.tracking.tracker import Attempt, Finish, Tracker
+from hydraloop.tracking.tracker import Attempt, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -57,23 +57,6 @@ class How:
     """Options that replace those of the run, by the name of the hook."""
     trusted: Sequence[str] = ()
     """Packages that may contain trackers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of sending one run to one tracker."""
-
-    run_dir: Path
-    name: str
-    sent: int
-    """Records sent by this call."""
-    there: int
-    """Records that the service has now."""
-    total: int
-    """All records of the run."""
-    problem: str | None
-    """Why not everything was sent; None if everything was."""
-    where: str | None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,72 +94,54 @@ def send_all(directories: Sequence[Path], how: How = How()) -> int:
     """Send what is left of all runs in some directories, and print a line for each. Returns the exit code."""
     complete = True
     for directory in directories:
-        found = list(run_dirs(directory))
+        found = _run_dirs(directory)
         if not found:
             print(f"error: {directory} has no run with a tracker", file=sys.stderr)
             return 2
         for run_dir in found:
             for name in hook_names(run_dir):
-                outcome = synced(run_dir, name, how)
-                complete = complete and outcome.problem is None
-                print(mask_text(_line(outcome)), flush=True)
-        for problem in _finish_sweeps(found):
-            complete = False
-            print(mask_text(problem))
+                complete &= _send(run_dir, name, how)
+        complete &= _finish_sweeps(found)
     return 0 if complete else 1
 
 
-def run_dirs(directory: Path) -> Iterator[Path]:
+def _run_dirs(directory: Path) -> list[Path]:
     """Return the runs with a tracker in a directory and below it, in order."""
     found = {path.parent.parent for path in directory.rglob(f"{FOLDER}/*.cursor.json")}
-    return iter(sorted(found, key=lambda path: [(len(part), part) for part in path.parts]))
+    return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
 
 
-def synced(run_dir: Path, name: str, how: How) -> Outcome:
-    """Send the rest of one run, and how it ended, to one tracker. Any error is part of the outcome."""
+def _send(run_dir: Path, name: str, how: How) -> bool:
+    """Send the rest of one run, and how it ended, to one tracker. Prints the outcome. Returns whether all is there."""
+    cursor, before, problem = None, 0, None
     try:
         with lock_of(run_dir, name).acquire(timeout=0):
-            return _synced(run_dir, name, how)
+            cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
+            if cursor is None or run is None:
+                raise ValueError("its description in tracking/ is missing")
+            kind = _kind(cursor.kind, run_dir, how.trusted)
+            options = {**cursor.options, **how.options.get(name, {})}
+            if unknown := options.keys() - cursor.options.keys():
+                raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
+            if how.again:
+                cursor = Cursor(cursor.kind, cursor.options)
+                cursor.save(run_dir, name)
+            before, cursor.options = cursor.sent, masked(options)
+            problem = _drained(kind({**options, SYNC: True}, run, cursor.memory), cursor, name, how.timeout)
     except Timeout:
         problem = "the run is still sending its records"
     except Exception as error:
         log.debug("cannot be sent", exc_info=error)
         problem = described(error)
-    try:
-        cursor = Cursor.load(run_dir, name)
-    except Exception:
-        cursor = None
-    return _outcome(run_dir, name, cursor, 0, problem)
-
-
-def _synced(run_dir: Path, name: str, how: How) -> Outcome:
-    cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
-    if cursor is None or run is None:
-        return _outcome(run_dir, name, cursor, 0, "its description in tracking/ is missing")
-    kind = _kind(cursor.kind, run_dir, how.trusted)
-    options = {**cursor.options, **how.options.get(name, {})}
-    if unknown := options.keys() - cursor.options.keys():
-        return _outcome(run_dir, name, cursor, 0, f"hooks.{name}.{min(unknown)}: no such option")
-    if how.again:
-        cursor = Cursor(cursor.kind, cursor.options)
-        cursor.save(run_dir, name)
-    before, cursor.options = cursor.sent, masked(options)
-    ended = description.ending(run_dir, run.attempt)
-    finish = None if ended.status == "killed" and _trains(run.attempt) else ended
-    tracker = kind({**options, SYNC: True}, run, cursor.memory)
-    troubles: list[Trouble] = []
-
-    def told(trouble: Trouble | None) -> None:
-        troubles[:] = [] if trouble is None else [trouble]
-
-    try:
-        state = _drained(Follower(tracker, cursor, run_dir, name, told), finish, how.timeout)
-    finally:
-        tracker.close()
-    problem = None
-    if state != "done":
-        problem = troubles[0].text if troubles else "the run is still training" if finish is None else "timed out"
-    return _outcome(run_dir, name, cursor, max(0, cursor.sent - before), problem)
+    there, where = (0, None) if cursor is None else (cursor.sent, cursor.where)
+    text = f"{os.path.relpath(run_dir)}  {name}: {max(0, there - before):,} sent, "
+    text += f"{there:,} of {count(run_dir / FILENAME):,} records there"
+    if problem is not None:
+        text += f"; not all: {problem}"
+    elif where is not None:
+        text += f", {where}"
+    print(mask_text(text), flush=True)
+    return problem is None
 
 
 def _kind(kind: str, run_dir: Path, trusted: Sequence[str]) -> type[Tracker]:
@@ -190,15 +155,28 @@ def _kind(kind: str, run_dir: Path, trusted: Sequence[str]) -> type[Tracker]:
     return load_tracker(kind, folders=[str(Path.cwd())], packages=trusted)
 
 
-def _drained(follower: Follower, finish: Finish | None, timeout: float) -> str:
-    deadline = time.monotonic() + timeout
-    while True:
-        state = follower.step(finish)
-        hopeless = follower.failing >= _BUSY if follower.is_busy else follower.failures >= _TRIES
-        if state in ("done", "given up", "caught up") or hopeless or time.monotonic() >= deadline:
-            return state
-        if state == "in trouble":
-            time.sleep(min(follower.wait(ending=True), max(0.0, deadline - time.monotonic())))
+def _drained(tracker: Tracker, cursor: Cursor, name: str, timeout: float) -> str | None:
+    """Send all that is there. Returns why it is not all that there will be."""
+    run, deadline = tracker.run, time.monotonic() + timeout
+    ended = description.ending(run.run_dir, run.attempt)
+    finish = None if ended.status == "killed" and _trains(run.attempt) else ended
+    troubles: list[Trouble | None] = [None]
+    follower = Follower(tracker, cursor, run.run_dir, name, troubles.append)
+    try:
+        while time.monotonic() < deadline:
+            state = follower.step(finish)
+            hopeless = follower.failing >= _BUSY if follower.is_busy else follower.failures >= _TRIES
+            if state == "done":
+                return None
+            if state == "caught up":
+                return "the run is still training"
+            if state == "given up" or hopeless:
+                break
+            if state == "in trouble":
+                time.sleep(min(follower.wait(ending=True), max(0.0, deadline - time.monotonic())))
+    finally:
+        tracker.close()
+    return "timed out" if troubles[-1] is None else troubles[-1].text
 
 
 def _trains(attempt: Attempt) -> bool:
@@ -206,34 +184,17 @@ def _trains(attempt: Attempt) -> bool:
     return attempt.tags.get("host") == socket.gethostname() and is_alive(attempt.pid, attempt.started)
 
 
-def _outcome(run_dir: Path, name: str, cursor: Cursor | None, sent: int, problem: str | None) -> Outcome:
-    if cursor is None:
-        return Outcome(run_dir, name, 0, 0, 0, problem, None)
-    return Outcome(run_dir, name, sent, cursor.sent, count(run_dir / FILENAME), problem, cursor.where)
-
-
-def _line(outcome: Outcome) -> str:
-    text = f"{os.path.relpath(outcome.run_dir)}  {outcome.name}: "
-    text += f"{outcome.sent:,} sent, {outcome.there:,} of {outcome.total:,} records there"
-    if outcome.problem is not None:
-        return f"{text}; not all: {outcome.problem}"
-    return f"{text}, {outcome.where}" if outcome.where else text
-
-
-def _finish_sweeps(found: Sequence[Path]) -> list[str]:
-    """Tell the parent runs of the sweeps that these jobs belong to how they ended. Returns the problems."""
-    problems = []
-    folders: set[Path] = set()
+def _finish_sweeps(found: Sequence[Path]) -> bool:
+    """Tell the parent runs of the sweeps that these jobs belong to how they ended. Returns whether all were told."""
+    told = set()
+    complete = True
     for run_dir in found:
         try:
             sweep = description.sweep_of(run_dir)
+            if sweep is not None and sweep.folder not in told:
+                told.add(sweep.folder)
+                update_parents(sweep.folder)
         except Exception as error:
-            problems.append(f"{os.path.relpath(run_dir)}: its sweep: {described(error)}")
-        else:
-            folders |= set() if sweep is None else {sweep.folder}
-    for folder in sorted(folders):
-        try:
-            update_parents(folder)
-        except Exception as error:
-            problems.append(f"{os.path.relpath(folder)}: the sweep's parent run: {described(error)}")
-    return problems
+            complete = False
+            print(mask_text(f"{os.path.relpath(run_dir)}: the parent run of its sweep: {described(error)}"))
+    return complete
