@@ -97,7 +97,8 @@ class TrackerHook(Hook):
         in_sweep = sweep is not None and sweep.ended is None
         self._leaves = self._background or in_sweep
         settings = Settings(self.kind, self._options, self._flush_timeout)
-        self._link = Link(engine.run_dir, self.name, settings, training_continues=on_error != "raise", forked=in_sweep)
+        forked = in_sweep and engine.distributed.world_size == 1  # otherwise, each job has new processes
+        self._link = Link(engine.run_dir, self.name, settings, training_continues=on_error != "raise", forked=forked)
         if self._missing is None:
             self._link.start()
 

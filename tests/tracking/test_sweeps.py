@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,28 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
     assert list(child.messages()) == []
     assert child.ended() is None
     server.close()
+
+
+_EXITS = """
+import sys
+from pathlib import Path
+from hydraloop.tracking.follower.link import Link, Settings
+from hydraloop.tracking.tracker import Finish
+
+link = Link(Path(sys.argv[1]), "tracker", Settings(sys.argv[2], {}, 80.0), forked=sys.argv[3] == "True")
+link.start()
+link.begin()
+link.finish(Finish("finished"))
+link.leave()
+"""
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_process_that_exits_at_once_leaves_its_follower(tmp_path: Path, forked: bool) -> None:
+    described_run(tmp_path)
+    log_records(tmp_path, 3)
+    subprocess.run([sys.executable, "-c", _EXITS, str(tmp_path), TENSORBOARD, str(forked)], check=True)
+    until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.complete)
 
 
 def test_a_parent_run_that_nobody_closed_is_closed_by_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

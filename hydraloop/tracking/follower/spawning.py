@@ -204,14 +204,16 @@ def _serve() -> None:
         load(json.loads(control.recv(1 << 20)))
     gc.freeze()  # shares its memory with the followers
     control.settimeout(_LOOK)
-    while os.getppid() == parent:
+    while True:
         for pid in list(children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 _answer(children.pop(pid), os.waitstatus_to_exitcode(status))
         try:
             request, passed, _, _ = socket.recv_fds(control, 1 << 16, 4)
-        except TimeoutError:
+        except TimeoutError:  # a worker of a loader may hold the socket open after the training process has exited
+            if os.getppid() != parent:
+                return
             continue
         if not passed:
             return
