@@ -22,7 +22,7 @@ from hydraloop.tracking.follower.cursor import Cursor, hook_names, sync_command
 from hydraloop.tracking.follower.link import SENDING
 from hydraloop.tracking.follower.locks import FOLDER
 from hydraloop.tracking.follower.spawning import close_fork_servers, spawn
-from hydraloop.tracking.mlflow.sweep import has_open_parent
+from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
 from hydraloop.tracking.tracker import Sweep, SweepEnding
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class SweepTrackers:
         except KeyboardInterrupt:
             log.warning("interrupted: not waiting for the trackers to send the rest")
         close_fork_servers()
+        for page in pages(folder):
+            log.info("%s", page)
         if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a follower
             _sync(folder)
         SENDING.clear()

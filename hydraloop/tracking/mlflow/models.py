@@ -104,7 +104,9 @@ def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> No
     source = f"models:/{model_id}"
     versions = client.search_model_versions(f"run_id = '{run_id}'")
     if not any((version.name, version.source) == (name, source) for version in versions):
-        client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
+        version = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
+        shown = json.dumps([{"name": name, "version": version.version}])
+        client.set_logged_model_tags(model_id, {"mlflow.modelVersions": shown})
 
 
 def _write(folder: Path, run: Run, model: LoggedModel, about: dict[str, Any]) -> None:

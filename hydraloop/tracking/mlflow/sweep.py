@@ -94,23 +94,25 @@ def update_parents(folder: Path) -> None:
 
 def has_open_parent(folder: Path) -> bool:
     """Return whether a parent run of the sweep in a directory has the status RUNNING."""
-    path = folder / FOLDER / FILENAME
-    parents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return any(parent.get("status", "RUNNING") == "RUNNING" for parent in parents)
+    return any(parent.get("status", "RUNNING") == "RUNNING" for parent in _read(folder / FOLDER / FILENAME))
 
 
 def pages(folder: Path) -> list[str]:
-    """Return addresses of pages that show the jobs of the sweep in a directory, best first.
+    """Return lines that say where the jobs of the sweep in a directory are shown, best first."""
+    lines = []
+    for parent in _read(folder / FOLDER / FILENAME):
+        uri, page = parent["tracking_uri"], parent.get("page")
+        if page is not None and uri.startswith("sqlite:"):
+            command = address.command(uri, Path.cwd())
+            lines.append(f"mlflow: the jobs, best first: `{command}`, then http://127.0.0.1:5000{page}")
+        elif page is not None:
+            lines.append(f"mlflow: the jobs, best first: {uri.rstrip('/')}{page}")
+    return lines
 
-    For an SQLite database, the address is that of `mlflow ui` with its default port.
-    """
-    path = folder / FOLDER / FILENAME
-    parents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return [_server(parent["tracking_uri"]) + parent["page"] for parent in parents if "page" in parent]
 
-
-def _server(uri: str) -> str:
-    return "http://127.0.0.1:5000" if uri.startswith("sqlite:") else uri.rstrip("/")
+def _read(path: Path) -> list[dict[str, Any]]:
+    parents: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return parents
 
 
 def _sweep(run: Run) -> Sweep:
@@ -124,7 +126,7 @@ def _parents(folder: Path) -> Iterator[list[dict[str, Any]]]:
     path = folder / FOLDER / FILENAME
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=_PATIENCE):
-        parents: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        parents = _read(path)
         yield parents
         atomic.write_text(path, json.dumps(parents, indent=1) + "\n")
 

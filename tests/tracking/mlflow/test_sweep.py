@@ -191,10 +191,10 @@ def test_a_view_of_the_experiment_has_the_swept_values_and_the_metric(folder: Pa
     end(job, 0.5)
     experiment = client().get_experiment_by_name("digits")
     assert experiment is not None
-    (page,) = pages(sweep.folder)
-    key = page.rpartition("viewStateShareKey=")[2]
-    assert page == (
-        f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
+    (line,) = pages(sweep.folder)
+    key = line.rpartition("viewStateShareKey=")[2]
+    assert line == (
+        f"mlflow: the jobs, best first: `mlflow ui`, then http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
         "?workflowType=machine_learning&viewStateShareKey=val-accuracy-by-lr"
     )
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
