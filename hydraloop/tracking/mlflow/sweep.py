@@ -190,18 +190,15 @@ def _send(client: MlflowClient, parent: dict[str, Any], sweep: Sweep) -> None:
 
 
 def _status(jobs: Mapping[str, Mapping[str, Any]], sweep: Sweep) -> str:
-    """Return the parent's status. After a job that failed or was interrupted, the next job's end corrects it."""
-    ended = description.read_sweep(sweep.folder)
-    how = None if ended is None else ended.ended
-    statuses = {job["status"] for job in jobs.values()}
-    if "running" in statuses:
+    """Return the status of the parent run. It is RUNNING until all jobs have ended, or the controller says so."""
+    now = description.read_sweep(sweep.folder)
+    how, statuses = None if now is None else now.ended, {job["status"] for job in jobs.values()}
+    begun = max(len(jobs), len([*sweep.folder.glob("*/result.json")]))  # also jobs without this tracker
+    if "running" in statuses or (how is None and begun < (sweep.jobs or math.inf)):
         return "RUNNING"
     if how == "interrupted" or "interrupted" in statuses:
         return "KILLED"
-    if how == "failed" or statuses & {"failed", "killed"}:
-        return "FAILED"
-    finished = {*sweep.folder.glob("*/result.json")}  # also of jobs without this tracker
-    return "FINISHED" if how is not None or max(len(finished), len(jobs)) >= (sweep.jobs or math.inf) else "RUNNING"
+    return "FAILED" if how == "failed" or statuses & {"failed", "killed"} else "FINISHED"
 
 
 def _table(jobs: Mapping[str, Mapping[str, Any]], ranked: list[str], metric: str | None) -> str:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hydraloop.tracking.mlflow.sweep import pages as sweep_pages
 from tests.e2e.projects import Project, Run
 
 pages = pytest.importorskip("tests.e2e.trackers.pages", reason="selenium is not installed", exc_type=ImportError)
 
+_ASSISTANT = "[data-component-id='mlflow.assistant.chat_panel.close']"
+"""Closes the panel that MLflow opens at the first visit."""
 PATIENT = [f"hooks.{name}.flush_timeout=60" for name in ("mlflow", "tensorboard")]
 
 pytestmark = [
@@ -21,12 +24,22 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a sweep of two jobs."""
+    """A project with a sweep of two jobs, whose models are registered."""
     project = Project.make(tmp_path_factory.mktemp("pages") / "project")
-    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[mlflow,tensorboard]", "engine.max_epochs=3", *PATIENT)
+    models = ["hooks.mlflow.log_model=true", "hooks.mlflow.registered_model_name=digits"]
+    trackers = ["hooks=[mlflow,tensorboard]", *PATIENT, *models]
+    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "engine.max_epochs=3", *trackers)
     assert done.code == 0, done.text
-    assert done.out.count("records sent, mlflow ui") == 2, done.out  # the command that shows it
+    assert done.text.count("#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=") == 1, done.text
     return project
+
+
+@pytest.fixture(scope="module")
+def mlflow(swept: Project) -> Iterator[str]:
+    """The address of `mlflow ui`."""
+    quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # ten processes that these tests do not need
+    with pages.served(["mlflow", "ui", "--workers", "1"], swept.path, **quick) as address:
+        yield address
 
 
 @pytest.fixture
@@ -35,32 +48,53 @@ def browser(tmp_path: Path) -> Iterator[pages.Browser]:
         yield opened
 
 
-def test_mlflow_shows_the_parent_its_children_and_the_charts_of_one(swept: Project, browser: pages.Browser) -> None:
+def test_mlflow_shows_the_best_job_of_a_sweep_on_the_first_screen(
+    swept: Project, mlflow: str, browser: pages.Browser
+) -> None:
     (sweep,) = swept.path.glob("multirun/*/*")
-    parent = f"{sweep.parent.name}/{sweep.name}"
-    quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # ten processes that these tests do not need
-    with pages.served(["mlflow", "ui", "--workers", "1"], swept.path, **quick) as address:
-        browser.driver.get(address)
-        browser.click(
-            "[role=button]", text="Model training"
-        )  # MLflow first shows another view, and remembers this choice
-        browser.click("a", text="Experiments")
-        browser.click("a", text="digits")
-        browser.shows(parent)
-        assert "optimizer.lr" not in browser.text, "the parent is folded"
-        browser.click('.ag-row [data-component-id*="runnamecell"]')
-        browser.shows(parent, "optimizer.lr=0.001", "optimizer.lr=0.01")
-        assert browser.count(".ag-row-level-0 a[href*='/runs/']") == 3
-        browser.keep("mlflow_sweep")
+    (line,) = sweep_pages(sweep)
+    browser.driver.get(mlflow + line.partition("5000")[2])
+    browser.click(_ASSISTANT)
+    browser.shows("val/accuracy by lr", "optimizer.lr", "lr=0.001", "lr=0.01", sweep.name)
+    accuracies = [run.result["val_metrics"]["accuracy"] for run in swept.jobs]
+    browser.shows(*(f"{value:.8f}"[:6] for value in accuracies))
+    names = [cell.text for cell in browser.driver.find_elements("css selector", "[data-component-id*=runnamecell] ~ a")]
+    assert not names or names[-1] == ("lr=0.001", "lr=0.01")[accuracies.index(min(accuracies))]
+    browser.keep("mlflow_sweep")
 
-        browser.click("a", text="optimizer.lr=0.01")
-        browser.shows("Model metrics", "val/accuracy", _shown(swept.jobs[1].result["val_metrics"]["accuracy"]))
-        browser.click("[role=tab]", text="Model metrics")
-        browser.shows("train", "optimizer.lr=0.01 (train/loss)")
-        browser.until(lambda: browser.count(".js-plotly-plot .scatterlayer path.js-line") >= 5, "charts")
-        points = browser.driver.execute_script(_POINTS_OF_THE_LOSS)
-        assert points == [[record["iteration"], record["loss"]] for record in _train(swept.jobs[1])]
-        browser.keep("mlflow_charts")
+    parent = browser.find("a[href*='/runs/']", text=sweep.name).get_attribute("href")
+    browser.driver.get(f"{parent}?workflowType=machine_learning")
+    browser.shows("Description", "job lr val/accuracy status time", "Child runs", "Finished")
+    browser.keep("mlflow_parent")
+
+
+def test_mlflow_shows_the_charts_of_a_run(swept: Project, mlflow: str, browser: pages.Browser) -> None:
+    browser.driver.get(f"{mlflow}/#/experiments/1/runs?workflowType=machine_learning")
+    browser.click(_ASSISTANT)
+    browser.click('.ag-row [data-component-id*="runnamecell"]')  # the parent is folded
+    browser.shows("lr=0.001", "lr=0.01", "Digits")
+    browser.keep("mlflow_experiment")
+
+    browser.click("a", text="lr=0.01")
+    browser.shows("Model metrics", "val/accuracy", _shown(swept.jobs[1].result["val_metrics"]["accuracy"]), "Digits")
+    browser.keep("mlflow_run")
+    browser.click("[role=tab]", text="Model metrics")
+    browser.shows("train", "lr=0.01 (train/loss)")
+    browser.until(lambda: browser.count(".js-plotly-plot .scatterlayer path.js-line") >= 5, "charts")
+    points = browser.driver.execute_script(_POINTS_OF_THE_LOSS)
+    assert points == [[record["iteration"], record["loss"]] for record in _train(swept.jobs[1])]
+    browser.keep("mlflow_charts")
+
+
+def test_mlflow_shows_the_registered_model(mlflow: str, browser: pages.Browser) -> None:
+    browser.driver.get(f"{mlflow}/#/models/digits/versions/2?workflowType=machine_learning")
+    browser.click(_ASSISTANT)
+    browser.shows("Version 2", "Source Run: lr=0.01", "Source Model: model", "Inputs (1)", "Outputs (1)")
+    browser.keep("mlflow_registered_model")
+
+    browser.click("a", text="model")
+    browser.shows("Ready", "digits", "lr=0.01")
+    browser.keep("mlflow_model")
 
 
 def test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters(swept: Project, browser: pages.Browser) -> None:

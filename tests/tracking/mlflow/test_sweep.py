@@ -118,10 +118,10 @@ def test_without_a_known_direction_there_is_no_best_job(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("endings", "ended", "status"),
     [
-        (["finished", "killed"], None, "FAILED"),
-        (["finished", "failed"], None, "FAILED"),
-        (["finished", "interrupted"], None, "KILLED"),
-        (["finished", "stopped"], None, "RUNNING"),
+        (["finished", "killed", "finished"], None, "FAILED"),
+        (["finished", "failed", "finished"], None, "FAILED"),
+        (["finished", "failed"], None, "RUNNING"),
+        (["finished", "interrupted"], "interrupted", "KILLED"),
         (["finished", "stopped"], "finished", "FINISHED"),
         (["finished"], "failed", "FAILED"),
         (["finished"], "interrupted", "KILLED"),
