@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from hydraloop.errors import UserError, suggestion
@@ -11,8 +10,6 @@ from hydraloop.tracking.tracker import Run
 
 CHOICES = ("best", "last", "all")
 """Values of the option `checkpoints`."""
-_FOLDER = "checkpoints"
-"""Default folder of checkpoints, in the run directory."""
 
 
 def check_choice(checkpoints: str | None) -> None:
@@ -34,24 +31,14 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -
         best: path of the best checkpoint in `result.json`.
         ended: whether the run has ended. Until then, only `all` selects files.
     """
-    folder = _folder(run)
+    chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
+    folder = run.run_dir / "checkpoints" if chosen is None else Path(str(chosen)).expanduser()
     if which == "all":
         return sorted(folder.glob(f"*{SUFFIX}"))
-    if not ended or which is None:
-        return []
-    if which == "last":
+    if which == "last" and ended:
         newest = newest_complete(folder)
         return [] if newest is None else [newest]
-    return list(_best(folder, best))
-
-
-def _best(folder: Path, named: str | None) -> Iterator[Path]:
-    """Yield the file that `result.json` names. If the run was moved since, its name is looked up in `folder`."""
-    if named is not None:
-        path = Path(named)
-        yield path if path.is_file() else folder / path.name
-
-
-def _folder(run: Run) -> Path:
-    chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
-    return run.run_dir / _FOLDER if chosen is None else Path(str(chosen)).expanduser()
+    if which == "best" and ended and best is not None:
+        path = Path(best)
+        return [path if path.is_file() else folder / path.name]  # the run may have been moved since
+    return []

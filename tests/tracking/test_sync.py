@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hydraloop.run.processes import started
 from hydraloop.run.result import Result
@@ -80,3 +81,13 @@ def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "the tracker 'http://me:***@host'" in done.stdout
     assert "s3cretPassw0rd" not in done.stdout + done.stderr
+
+
+def test_again_replaces_files(tmp_path: Path) -> None:
+    """TensorBoard's event files are written again."""
+    run_dir = _run(tmp_path / "a")
+    Result("finished").write(run_dir)
+    for again in (False, True):
+        assert sync.send_all([tmp_path], sync.How(again=again)) == 0
+        read = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+        assert [point.step for point in read.Scalars("train/loss")] == [10, 20, 30]

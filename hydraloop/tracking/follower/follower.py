@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,8 @@ class Follower:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
         self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
-        self._opened = self._rewound = self._refused = False
+        self._batch = BATCH
+        self._opened = self._rewound = False
         self._trouble: Trouble | None = None
         self.failures = 0
         """Errors in a row, without a record or file that arrived between them."""
@@ -134,11 +135,17 @@ class Follower:
         if not self._opened:
             self._open()
         self._check_log()
-        records, after = self._reader.read(BATCH)
+        records, after = self._reader.read(self._batch)
         if records:
             self._cursor.finished = self._cursor.complete = False
-            refused = self._send(records)
-            self._cursor.refused += refused
+            try:
+                self._tracker.send(records)
+            except RefusedError as error:
+                if len(records) > 1:  # find the record: halve the batch until it is alone
+                    self._batch = len(records) // 2
+                    return "following"
+                self._refuse(records[0], error)
+            self._batch = min(2 * self._batch, BATCH)
             self._reader.move(after)
             self._cursor.offset, self._cursor.index = after.offset, after.index
             self._arrived()
@@ -210,19 +217,10 @@ class Follower:
         self._cursor.offset, self._cursor.index = place.offset, place.index
         self._cursor.refused = [line for line in self._cursor.refused if line < index]
 
-    def _send(self, records: Sequence[Record]) -> list[int]:
-        """Send all records. Returns the indices of those that the service refuses, found by halving the batch."""
-        try:
-            self._tracker.send(records)
-        except RefusedError as error:
-            if len(records) > 1:
-                half = len(records) // 2
-                return [*self._send(records[:half]), *self._send(records[half:])]
-            level = logging.INFO if self._cursor.refused or self._refused else logging.WARNING  # one warning a run
-            self._refused = True
-            log.log(level, "line %d of %s is not sent: %s", records[0].index + 1, FILENAME, error)
-            return [records[0].index]
-        return []
+    def _refuse(self, record: Record, error: RefusedError) -> None:
+        level = logging.INFO if self._cursor.refused else logging.WARNING  # one warning a run
+        log.log(level, "line %d of %s is not sent: %s", record.index + 1, FILENAME, error)
+        self._cursor.refused.append(record.index)
 
     def _save(self) -> None:
         self._cursor.where = self._tracker.where

@@ -144,7 +144,7 @@ def test_a_refused_record_is_found_and_the_others_arrive(tmp_path: Path, caplog:
     followed = Followed(tmp_path)
     followed.tracker.refuses = {7, 30}
     with caplog.at_level(logging.WARNING, "hydraloop"):
-        assert followed.drain(FINISHED) == "done"
+        assert followed.drain(FINISHED, tries=40) == "done"
     assert followed.sent == [10 * (n + 1) for n in range(40) if n not in (7, 30)]
     assert [record.getMessage() for record in caplog.records] == [
         "line 8 of metrics.jsonl is not sent: too long",
