@@ -68,7 +68,6 @@ class TrackerHook(Hook):
         self._link: Link | None = None
         self._log = Path()
         self._begun = self._logged = self._strict = self._leaves = False
-        self._missing: str | None = None
 
     def before_run(self, engine: Engine) -> None:
         """Start the follower, which imports its library while the run is prepared.
@@ -87,20 +86,23 @@ class TrackerHook(Hook):
         self._log, self._begun, self._logged = path, False, False
         on_error = engine.stages.on_error(self.name)
         self._strict = on_error != "warn"
-        self._missing = self._find_missing()
-        if self._missing is not None:
-            if on_error == "raise":
-                raise UserError(self._missing, key=self.key, remedy=f"Install it: pip install {self.library}")
-            text = "%s: %s: pip install %s; training continues, the records stay in the run directory"
-            log.warning(text, self.name, self._missing, self.library)
         sweep = description.sweep_of(engine.run_dir)
         in_sweep = sweep is not None and sweep.ended is None
         self._leaves = self._background or in_sweep
-        settings = Settings(self.kind, self._options, self._flush_timeout)
-        forked = in_sweep and engine.distributed.world_size == 1  # otherwise, each job has new processes
-        self._link = Link(engine.run_dir, self.name, settings, training_continues=on_error != "raise", forked=forked)
-        if self._missing is None:
+        self._link = Link(
+            engine.run_dir,
+            self.name,
+            Settings(self.kind, self._options, self._flush_timeout),
+            training_continues=on_error != "raise",
+            forked=in_sweep and engine.distributed.world_size == 1,  # otherwise, each job has new processes
+        )
+        if self._is_installed():
             self._link.start()
+            return
+        problem, remedy = f"the package {self.library} is not installed", f"pip install {self.library}"
+        if on_error == "raise":
+            raise UserError(problem, key=self.key, remedy=f"Install it: {remedy}")
+        self._link.refuse(f"{problem}: {remedy}")
 
     def before_train(self, engine: Engine) -> None:
         """Let the follower begin. The log has been cut to the iteration at which the run resumes.
@@ -189,12 +191,11 @@ class TrackerHook(Hook):
             self._begin(engine, trains=False)
         self._link.finish(_ending(engine))
 
-    def _find_missing(self) -> str | None:
-        """Return what is wrong if the library is not installed."""
+    def _is_installed(self) -> bool:
         found = None if self.library is None else find_spec(self.library)
-        if self.library is None or (found is not None and found.origin is not None):  # else only a folder of this name
-            return None
-        return f"the package {self.library} is not installed"
+        return self.library is None or (
+            found is not None and found.origin is not None
+        )  # not only a folder of this name
 
     def _summary(self, run_dir: Path, link: Link) -> str:
         cursor, total = Cursor.load(run_dir, self.name), count(self._log)
@@ -206,7 +207,7 @@ class TrackerHook(Hook):
             if cursor.complete:
                 return f"{text}, {cursor.where}" if cursor.where else text
             text += ", but not all files"
-        why = link.trouble or link.died or self._missing
+        why = link.trouble or link.died
         text += "" if why is None else f" ({mask_text(why)})"
         if link.is_alive():
             return f"{text}; the rest is being sent, for up to {self._flush_timeout:g} s"

@@ -353,7 +353,9 @@ def test_a_missing_library_is_reported_before_training(tmp_path: Path, caplog: p
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(f"{NAME}: the package not_there is not installed: pip install not_there; training con")
     told = engine.messages.read("tracked")[NAME]
-    assert told.startswith("0 of 13 records sent (the package not_there is not installed); python -m hydraloop sync ")
+    assert told.startswith(
+        "0 of 13 records sent (the package not_there is not installed: pip install not_there); python "
+    )
     assert sync.main([str(tmp_path)]) == 0, "once it is installed"
     assert _cursor(tmp_path).sent == 13
 

@@ -105,6 +105,11 @@ class Link:
         """Start the process, which imports its library while the run is prepared."""
         self._thread.start()
 
+    def refuse(self, problem: str) -> None:
+        """Do not start the process, and log why."""
+        self.trouble = problem
+        self._warn(f"{problem}{self._suffix}")
+
     def begin(self) -> None:
         """Let the follower open the run. Called when the run is described and its log is cut."""
         self._say({"say": "begin"})
@@ -223,7 +228,7 @@ class Link:
         kind, text = message.get("kind"), mask_text(str(message.get("text", "")))
         with self._changed:
             if kind == "opened":
-                self.opened, self.died = True, None
+                self.opened, self.died, self.trouble = True, None, None
             elif kind == "trouble":
                 self.trouble, self._given_up = text, bool(message.get("final"))
             elif kind == "well":

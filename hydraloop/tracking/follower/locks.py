@@ -38,32 +38,26 @@ def sign(run_dir: Path, name: str, training: Sequence[float | None]) -> None:
         _holder(run_dir, name).write_text(json.dumps([[os.getpid(), started(os.getpid())], list(training)]))
 
 
-def end_hanging(run_dir: Path, name: str, training: int) -> None:
-    """Kill the follower that holds the lock if its training process has exited. Otherwise, it could hold it forever.
-
-    Args:
-        run_dir: directory of the run.
-        name: name of the tracker hook.
-        training: id of the process that trains now.
-    """
-    try:
-        (pid, since), (trained, trained_since) = json.loads(_holder(run_dir, name).read_text())
-    except (OSError, ValueError):
-        return
-    if is_alive(pid, since) and (trained == training or not is_alive(trained, trained_since)):
-        log.warning("%s: the follower of an earlier process hangs and is killed", name)
-        with suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)  # a follower leads its own session
-
-
 def wait_for_followers(run_dir: Path) -> bool:
     """Wait for followers of an earlier process, and kill those that hang. Returns whether all of them have ended."""
     found = [_ended(run_dir, path.stem) for path in sorted((run_dir / FOLDER).glob("*.lock"))]
     return all(found)
 
 
-def is_free(run_dir: Path, name: str, seconds: float = 0.0) -> bool:
-    """Wait until no process holds the lock. Returns whether that is so."""
+def _ended(run_dir: Path, name: str) -> bool:
+    if _is_free(run_dir, name, 0.0):
+        return True
+    log.info("%s: waiting for the follower of an earlier process", name)
+    if _is_free(run_dir, name, PATIENCE):
+        return True
+    _end_hanging(run_dir, name)
+    if _is_free(run_dir, name, 1.0):
+        return True
+    log.warning("%s: %s", name, BUSY)
+    return False
+
+
+def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
     from filelock import Timeout
 
     try:
@@ -73,17 +67,16 @@ def is_free(run_dir: Path, name: str, seconds: float = 0.0) -> bool:
         return False
 
 
-def _ended(run_dir: Path, name: str) -> bool:
-    if is_free(run_dir, name):
-        return True
-    log.info("%s: waiting for the follower of an earlier process", name)
-    if is_free(run_dir, name, PATIENCE):
-        return True
-    end_hanging(run_dir, name, os.getpid())
-    if is_free(run_dir, name, 1.0):
-        return True
-    log.warning("%s: %s", name, BUSY)
-    return False
+def _end_hanging(run_dir: Path, name: str) -> None:
+    """Kill the follower that holds the lock, unless its training process is alive and is not this one."""
+    try:
+        (pid, since), training = json.loads(_holder(run_dir, name).read_text())
+    except (OSError, ValueError):
+        return
+    if is_alive(pid, since) and (training[0] == os.getpid() or not is_alive(*training)):
+        log.warning("%s: the follower of an earlier process hangs and is killed", name)
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)  # a follower leads its own session
 
 
 def _holder(run_dir: Path, name: str) -> Path:

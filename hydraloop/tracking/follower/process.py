@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 import psutil
 from filelock import Timeout
@@ -54,7 +55,7 @@ def load(first: Mapping[str, Any]) -> type[Tracker]:
 
 def main(run_dir: Path, name: str) -> int:
     """Follow a run until it has ended. Returns the exit code: 0 if everything was sent, else `LEFT`."""
-    tell = _Tell(_private_stdout())
+    tell = _Tell()
     log_to_stderr()
     logging.getLogger("hydraloop").addHandler(_Remarks(tell))
     inbox = Inbox()
@@ -72,10 +73,11 @@ def main(run_dir: Path, name: str) -> int:
         return LEFT
     if inbox.next() is None:
         return 0
-    lock = _locked(run_dir, name, inbox, tell, first["training"])
+    lock = _locked(run_dir, name, inbox, tell)
     if lock is None:
         return LEFT
     with lock:
+        locks.sign(run_dir, name, first["training"])
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
         cursor = _cursor(run_dir, name, first)
@@ -177,29 +179,19 @@ def _adopt(first: Mapping[str, Any]) -> None:
         os.chdir(first["cwd"])
 
 
-def _locked(
-    run_dir: Path, name: str, inbox: Inbox, tell: _Tell, training: tuple[int, float | None]
-) -> AbstractContextManager[object] | None:
+def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
     """Wait for the lock, which a `sync` may hold. Returns None if the run ends before it is free."""
-    lock, told, patient = locks.lock_of(run_dir, name), False, monotonic() + locks.PATIENCE
-    while True:
+    lock, patient = locks.lock_of(run_dir, name), monotonic() + locks.PATIENCE
+    while not inbox.late:
         try:
-            free = lock.acquire(timeout=0)
+            return lock.acquire(timeout=0)
         except (Timeout, OSError) as error:
-            if monotonic() >= patient and not told:
+            if monotonic() >= patient:
                 why = f"{locks.BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
                 tell.trouble(Trouble(why, final=False))
-                told = True
-        else:
-            locks.sign(run_dir, name, training)
-            if told:
-                tell.trouble(None)
-            return free
-        if inbox.late:
-            return None
+                patient = math.inf
         inbox.wait(_LOCK_LOOK)
-        if told and not inbox.ended:
-            locks.end_hanging(run_dir, name, training[0])
+    return None
 
 
 def _cursor(run_dir: Path, name: str, first: Mapping[str, Any]) -> Cursor:
@@ -232,10 +224,11 @@ def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tr
 
 
 class _Tell:
-    """Sends messages to the training process, which may have exited."""
+    """Sends messages to the training process, which may have exited. Takes stdout: libraries print to stderr then."""
 
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
 
     def say(self, **message: Any) -> None:
         """Send one message."""
@@ -249,13 +242,6 @@ class _Tell:
             self.say(kind="well")
         else:
             self.say(kind="trouble", text=trouble.text, final=trouble.final)
-
-
-def _private_stdout() -> IO[str]:
-    """Return the pipe to the training process. Output of libraries to stdout goes to stderr from now on."""
-    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return pipe
 
 
 class _Remarks(logging.Handler):
