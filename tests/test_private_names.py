@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, lr_scheduler
 from torch.optim.optimizer import _use_grad_for_differentiable
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -115,6 +116,10 @@ def _optimizers_without_dynamo() -> None:
     assert startup._is_wrapper(_use_grad_for_differentiable(step), "torch.optim.optimizer", "_use_grad")
 
 
+def _trees() -> None:
+    assert tree_map(lambda value: value + 1, {"a": [1, (2,)]}) == {"a": [2, (3,)]}
+
+
 def _wandbs_rows_and_inputs() -> None:
     """`tests/tracking/wandb` shows what arrives: `_runtime` of a record, and a data set as an input."""
     from wandb.sdk.interface.interface import InterfaceBase
@@ -137,6 +142,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _modules: ["_modules", "_compiled_call_impl", "_orig_mod"],
     _metrics_reductions: ["_reductions"],
     _scalers_state: ["_growth_tracker"],
+    _trees: ["torch.utils._pytree"],
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }

@@ -149,6 +149,7 @@ def test_the_first_run_of_a_process_is_the_agents(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("WANDB_RUN_ID", "agents1")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     for name in ("first", "second"):
+        (tmp_path / name).mkdir()
         _engine(tmp_path / name, WandbLoggerHook(mode="offline", flush_timeout=60.0)).train()
     assert [*tmp_path.glob("first/wandb/offline-run-*-agents1/run-agents1.wandb")]
     assert not [*tmp_path.glob("second/wandb/*agents1")]
