@@ -1,0 +1,137 @@
+"""A real server behind a proxy that is slow, or that refuses a third of all requests."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hydraloop.run.record_log import FILENAME
+from hydraloop.run.result import Result
+from hydraloop.tracking import sync
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking.kinds import MLFLOW
+from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.tracker import Finish
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
+from tests.tracking.mlflow.server import MLflowServer, mlflow_server
+from tests.tracking.runs import described_run, log_records
+
+__all__ = ["empty_database", "folder"]
+pytestmark = [QUIET, pytest.mark.slow]
+RECORDS, PICTURES = 402, 10
+
+
+@contextmanager
+def proxy(server: MLflowServer, status: Callable[[int], int] = lambda number: 200, delay: float = 0.0) -> Iterator[str]:
+    """The address of a proxy.
+
+    Args:
+        status: returns the answer to the n-th request; with 200, the server answers.
+        delay: seconds before each answer.
+    """
+    requests, lock = iter(range(1 << 30)), threading.Lock()
+    host = server.uri.removeprefix("http://")
+
+    class Handler(BaseHTTPRequestHandler):
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            time.sleep(delay)
+            with lock:
+                answer, content, headers = status(next(requests)), b"busy", {"Content-Type": "text/plain"}
+            if answer == 200:
+                connection = HTTPConnection(host, timeout=30)
+                connection.request(self.command, self.path, body, dict(self.headers))
+                found = connection.getresponse()
+                answer, content = found.status, found.read()
+                headers = {"Content-Type": found.getheader("Content-Type", "text/plain")}
+                connection.close()
+            self.send_response(answer)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.server_port}"
+    finally:
+        listener.shutdown()
+        thread.join()
+        listener.server_close()
+
+
+def finished_run(run_dir: Path, uri: str) -> dict[str, Any]:
+    """A finished run with pictures, of which the server has nothing. Returns the tracker's options."""
+    described_run(run_dir)
+    log_records(run_dir, RECORDS)
+    with (run_dir / FILENAME).open("a") as file:
+        for number in range(PICTURES):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(run_dir / f"{number}.png")
+            shown = {"kind": "image", "name": "predictions", "path": f"{number}.png"}
+            file.write(json.dumps({"mode": "val", "epoch": 1, "iteration": number, "objects": [shown]}) + "\n")
+    Result("finished").write(run_dir)
+    options = {"system_metrics": False, "tracking_uri": uri, "folder": str(run_dir)}
+    Cursor(MLFLOW, options).save(run_dir, "mlflow")
+    return options
+
+
+def check(run_dir: Path, uri: str, *, pictures: int | None = PICTURES) -> None:
+    """The server has all records once, the status, and so many pictures."""
+    cursor = Cursor.load(run_dir, "mlflow")
+    assert cursor is not None
+    run_id = cursor.memory["run_id"]
+    assert (cursor.sent, cursor.finished) == (RECORDS + PICTURES, True)
+    assert client(uri).get_run(run_id).info.status == "FINISHED"
+    history = client(uri).get_metric_history(run_id, "train/loss")
+    assert sorted(metric.step for metric in history) == [10 * n for n in range(1, RECORDS + 1)]
+    images = [one.path for one in client(uri).list_artifacts(run_id, "images") if one.path.endswith(".png")]
+    if pictures is None:
+        assert len(images) < PICTURES, "records and the status come first"
+    else:
+        assert len(images) == pictures
+        assert cursor.complete
+
+
+def test_a_slow_server_has_the_records_and_the_status_when_the_run_ends(folder: Path, tmp_path: Path) -> None:
+    """0.3 s per request, and 10 s to send everything, as by default."""
+    run_dir = folder / "outputs" / "run"
+    with mlflow_server(tmp_path) as server, proxy(server, delay=0.3) as uri:
+        options = finished_run(run_dir, uri)
+        cursor = Cursor(MLFLOW, options)
+        tracker = MLflowTracker(options, described_run(run_dir), cursor.memory)
+        follower = Follower(tracker, cursor, run_dir, "mlflow", lambda trouble: None)
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline and follower.step(Finish("finished")) != "done":
+            pass
+        tracker.close()
+        check(run_dir, server.uri, pictures=None)
+        assert sync.send_all([run_dir]) == 0
+        check(run_dir, server.uri)
+
+
+def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: Path) -> None:
+    run_dir, draw = folder / "outputs" / "run", random.Random(0)
+    answers = [draw.choice((429, 500, 503)) if draw.random() < 1 / 3 else 200 for _ in range(5000)]
+    with mlflow_server(tmp_path) as server, proxy(server, lambda number: answers[number]) as uri:
+        finished_run(run_dir, uri)
+        assert sync.send_all([run_dir]) == 0
+        check(run_dir, server.uri)
