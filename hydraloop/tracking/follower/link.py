@@ -138,7 +138,7 @@ class Link:
     def leave(self) -> None:
         """Let the follower send the rest while this process continues, or exits. Its troubles are not logged."""
         self._left = True
-        SENDING.append(self)
+        SENDING[:] = [*(link for link in SENDING if link.is_alive() or link.trouble is not None), self]
         with self._changed:
             self._changed.wait_for(lambda: self._child is not None or not self.is_alive(), timeout=_DELIVERY)
             child = self._child

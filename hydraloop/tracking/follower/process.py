@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from filelock import Timeout
 
-from hydraloop.run.processes import is_alive
+from hydraloop.run.processes import is_alive, started
 from hydraloop.safety.secrets import name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower import locks
@@ -98,7 +98,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._flush_timeout = 0.0
-        self._training: tuple[int, float | None] = (-1, None)
+        self._training = (os.getppid(), started(os.getppid()))  # of a fork: the server, until the first message
         self._messages: deque[dict[str, Any]] = deque()
         self._deadline: float | None = None
         self._changed = threading.Condition()
