@@ -44,7 +44,7 @@ BETWEEN = 4
 """Faults between two trainings without a tracker."""
 
 Story = Generator[None, Training, None]
-"""A fault. It prepares a place, receives the training, breaks something, and repairs it after the run for `sync.py`."""
+"""A fault. It prepares a place, receives the training, breaks something, and repairs it after the run for `sync`."""
 
 Fault = Callable[[Place], Story]
 
@@ -160,7 +160,7 @@ def disk_read_only(place: Place) -> Story:
 
 
 def uri_malformed(place: Place) -> Story:
-    """malformed `MLFLOW_TRACKING_URI`, put right before `sync.py`"""
+    """malformed `MLFLOW_TRACKING_URI`, put right before `sync`"""
     place.environment = {"MLFLOW_TRACKING_URI": "htp:/tracking.example:5000"}
     yield
     yield
@@ -168,7 +168,7 @@ def uri_malformed(place: Place) -> Story:
 
 
 def experiment_deleted(place: Place) -> Story:
-    """MLflow experiment deleted, restored before `sync.py`"""
+    """MLflow experiment deleted, restored before `sync`"""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{place.database}")
@@ -257,7 +257,7 @@ class Rounds:
 
         Args:
             faults: the faults, in order.
-            synced: whether `sync.py` runs after each fault.
+            synced: whether `sync` runs after each fault.
         """
         around = [self._without()]
         waiting: list[Outcome] = []
@@ -306,14 +306,14 @@ class Rounds:
     def _judge(self, name: str, printed: Sequence[str], outcome: Outcome) -> None:
         """Add a remark about anything wrong, with what was printed."""
         wrong = []
-        for when, found in (("at the end", outcome.at_end), ("after sync.py", outcome.after_sync)):
+        for when, found in (("at the end", outcome.at_end), ("after sync", outcome.after_sync)):
             for hook, had in found.items():
                 if had.twice:
                     wrong.append(f"{hook} has {had.twice} steps more than once {when}")
                 if had.claimed > had.there:
                     wrong.append(f"{hook} has {had.there} records {when}, and {had.claimed} are claimed")
         wrong += [
-            f"{hook} has {had.there} of {had.made} records after sync.py"
+            f"{hook} has {had.there} of {had.made} records after sync"
             for hook, had in outcome.after_sync.items()
             if had.there != had.made
         ]
@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), metavar="FAULT", help=", ".join(FAULTS))
     parser.add_argument("--flush-timeout", type=float, default=3.0, help="seconds, for each tracker")
-    parser.add_argument("--sync-every-round", action="store_true", help="run sync.py in each round, not only the first")
+    parser.add_argument("--sync-every-round", action="store_true", help="run sync in each round, not only the first")
     options = parser.parse_args()
     mounts = in_own_mounts()
     names = [name for name in FAULTS if name in (options.only or FAULTS) and (mounts or not name.startswith("disk"))]
@@ -379,7 +379,7 @@ def report(rounds: Rounds, number: int) -> None:
     ends = [one.ending_time for one in rounds.baselines]
     print(f"{number} rounds of {TOTAL} records; without a tracker {_spread(times, '{:.2f}')} ms an iteration, ", end="")
     print(f"and {_spread(ends, '{:.1f}')} s from the last record to the end of the process\n")
-    print("| fault | exit code | at the run's end | after `sync.py` | twice | slower, % | end, s |")
+    print("| fault | exit code | at the run's end | after `sync` | twice | slower, % | end, s |")
     print("|---|---|---|---|---|---|---|")
     for name, outcomes in rounds.outcomes.items():
         cells = [
