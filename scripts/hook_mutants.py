@@ -108,7 +108,8 @@ def run(repository: Path, target: Target, methods: tuple[str, ...]) -> Outcome:
     path = repository / target.file
     original = path.read_text(encoding="utf-8")
     path.write_text(mutated(original, target.cls, methods) if methods else original, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", *target.tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-m", "not nightly"]
+    command += target.tests
     environment = os.environ | {"PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     # In its own session, so that processes that a hanging test has started can be killed.
     pytest = subprocess.Popen(

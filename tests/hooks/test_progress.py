@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,10 @@ def test_bar_in_a_terminal(tmp_path: Path) -> None:
         LONG, "warning: a warning", "printed",
     ]  # fmt: skip
     assert sum(re.match(r"train +1/2 +5/20 +1\.0e-01 +0:00:0\d ", line) is not None for line in lines) == 1
-    assert re.search("\x1b\\[[0-9;]*32m *val [^\n]*best", written), "the best validation is green"
+    if (
+        int(version("rich").partition(".")[0]) >= 15
+    ):  # before, its stand-in for stdout does not say that it is a terminal
+        assert re.search("\x1b\\[[0-9;]*32m *val [^\n]*best", written), "the best validation is green"
     # The terminal is restored: the cursor is on, and so is the original sys.stdout.
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert "stdout is TextIOWrapper" in lines
