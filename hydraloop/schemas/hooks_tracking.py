@@ -37,7 +37,7 @@ class MLflowLoggerHookConf(_TrackerConf):
     """Name of the experiment. Null: `MLFLOW_EXPERIMENT_NAME`, else `experiment_name`, so that all trackers group runs
     in the same way."""
     run_name: Optional[str] = None
-    """Name of the run. Null: the job's overrides in a sweep, else the date and time of the run directory."""
+    """Name of the run. Null: the swept values in a sweep (`lr=0.01`), else the directory's name: time and id."""
     description: Optional[str] = None
     """Text at the top of the run's page, in Markdown. Null: none."""
     tags: Dict[str, Any] = field(default_factory=dict)

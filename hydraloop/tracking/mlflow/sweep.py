@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -206,7 +206,7 @@ def _table(jobs: Mapping[str, Mapping[str, Any]], ranked: list[str], metric: str
     keys = dict.fromkeys(key for number in ranked for key in jobs[number]["values"])
     short = description.short_keys(keys)
     header = ["job", *(short[key] for key in keys), *([f"val/{metric}"] if metric else []), "status", "time"]
-    lines = [_line(header), _line("---" for _ in header)]
+    lines = [_line(header), "| --- " * len(header) + "|"]
     for number in ranked[:_MOST_ROWS]:
         job = jobs[number]
         value, seconds = job.get("value"), job.get("seconds")
@@ -220,8 +220,9 @@ def _table(jobs: Mapping[str, Mapping[str, Any]], ranked: list[str], metric: str
     return "\n".join(lines) + (f"\n\n… and {rest} more" if rest else "")
 
 
-def _line(cells: Any) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+def _line(cells: Iterable[Any]) -> str:
+    # MLflow's page has no space between two columns; Markdown keeps a non-breaking one.
+    return "| " + " | ".join(str(cell).replace("|", "\\|") + "\u00a0" for cell in cells) + " |"
 
 
 def _save_view(client: MlflowClient, parent: dict[str, Any], run: Run) -> None:
