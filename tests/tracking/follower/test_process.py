@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower import locks
+from hydraloop.tracking.follower import link, locks
 from hydraloop.tracking.follower.cursor import Cursor, path_of
 from hydraloop.tracking.follower.link import Settings
 from hydraloop.tracking.follower.spawning import LEFT, spawn
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
+from tests.tracking.training import until
 
 NAME = "mine"
 PATIENCE = 60.0
@@ -255,3 +256,21 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
     finally:
         if follower.is_running():
             follower.send_signal(signal.SIGKILL)
+
+
+def test_a_follower_that_fails_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link, "_PAUSES", ())
+    (tmp_path / "tracking" / "run.json").mkdir(parents=True)
+    failing = link.Link(tmp_path, NAME, Settings(TENSORBOARD, {}, 30.0))
+    with caplog.at_level("WARNING", "hydraloop"):
+        failing.start()
+        failing.begin()
+        assert not failing.until_opened(PATIENCE)
+        until(lambda: not failing.is_alive())
+    assert failing.trouble is not None
+    assert failing.trouble.startswith("its process ended with exit code 1 (IsADirectoryError: [Errno 21]")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{NAME}: {failing.trouble}; training continues, the records stay in the run directory"
+    ]
