@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 UID = "hydraloop.run"
 """Tag by which a run is found again."""
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag of an experiment without which MLflow 3 opens its page on *GenAI*. A kind that the user has chosen stays."""
 _NOTE = "mlflow.note.content"
 """Tag with the description of a run."""
 _PLUMBING = frozenset({"_partial_", "_convert_", "_recursive_"})
@@ -37,7 +35,7 @@ _LONGEST_TAG = 5000
 
 
 def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the id of an experiment, which is created if it does not exist. Its page opens on *Model training*.
+    """Return the id of an experiment, which is created if it does not exist.
 
     Raises:
         UnusableError: the experiment was deleted. MLflow reserves its name until it is deleted permanently.
@@ -50,7 +48,7 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
         # Next to the database. MLflow's default is the working directory of the process that creates the experiment.
         files = None if path is None else str(path.parent / "mlruns" / clean(name).replace("/", "_"))
         try:
-            return str(client.create_experiment(name, artifact_location=files, tags=_KIND))
+            return str(client.create_experiment(name, artifact_location=files))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -62,9 +60,6 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
             f"`{restoring(uri, f'experiments restore -x {found.experiment_id}')}`, "
             "or use another one: hooks.mlflow.experiment=…"
         )
-    for key, value in _KIND.items():
-        if key not in found.tags:
-            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 

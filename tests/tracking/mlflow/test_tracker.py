@@ -81,17 +81,6 @@ def test_the_run_is_there(folder: Path) -> None:
     assert info.artifact_uri.startswith(str(folder / "mlruns" / "digits"))
     page = f"#/experiments/{info.experiment_id}/runs/{info.run_id}?workflowType=machine_learning"
     assert tracker.where == f"mlflow ui, http://localhost:5000/{page}"
-    tags = client().get_experiment(info.experiment_id).tags
-    assert tags["mlflow.experimentKind"] == "custom_model_development"
-
-
-def test_an_experiment_that_was_there_opens_on_model_training_unless_the_user_chose_another_kind(folder: Path) -> None:
-    for kind in (None, "genai_development"):
-        tags = None if kind is None else {"mlflow.experimentKind": kind}
-        number = client().create_experiment(f"mine {kind}", tags=tags)
-        opened(run_in(folder / f"run {kind}", uid=str(kind)), experiment=f"mine {kind}")
-        expected = kind or "custom_model_development"
-        assert client().get_experiment(number).tags["mlflow.experimentKind"] == expected
 
 
 def test_parameters_are_those_that_distinguish_runs(folder: Path) -> None:
