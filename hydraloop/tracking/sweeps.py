@@ -47,7 +47,7 @@ class SweepTrackers:
     def begin(self, folder: Path) -> None:
         """Mark the sweep's directory. Called before the first job."""
         name = f"{folder.parent.name}/{folder.name}" if folder.parent.name[:4].isdigit() else folder.name
-        mark = Sweep(folder.absolute(), secrets.token_hex(8), name, 0, tuple(self.axes), self.jobs)
+        mark = Sweep(folder.absolute(), secrets.token_hex(8), name, 0, tuple(self.axes), self.jobs, began=time.time())
         description.write_sweep(mark)
 
     def end(self, folder: Path) -> None:

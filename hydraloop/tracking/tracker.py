@@ -63,6 +63,8 @@ class Sweep:
     """Number of jobs; None if it is not known."""
     ended: SweepEnding | None = None
     """How the sweep ended; None until its last job has ended."""
+    began: float | None = None
+    """Start time, in seconds since 1970; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

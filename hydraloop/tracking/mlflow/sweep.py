@@ -57,7 +57,7 @@ def ensure_parent(client: MlflowClient, uri: str, run: Run, experiment_id: str, 
         found = runs.find(client, experiment_id, sweep.uid)
         if found is None:
             name = sweep.name.rpartition("/")[2]
-            began = run.attempts[0].began - 0.001  # before its first job, also in lists that are sorted by time
+            began = run.attempts[0].began if sweep.began is None else sweep.began
             found = runs.create(client, experiment_id, name, runs.parent_tags(sweep, tags), began)
         parent["jobs"].setdefault(str(sweep.job), {"name": run.name, "values": _values(run), "status": "running"})
         return found
