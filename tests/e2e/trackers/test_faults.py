@@ -1,11 +1,13 @@
-"""Real faults: a follower that is stopped, a full disk."""
+"""Real faults of real services: a slow and a busy server, a lost database, a stopped follower, a full disk."""
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,61 +16,20 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.projects import Done, Project, Run
+from tests.e2e.projects import REPOSITORY, Done, Project, Run
+from tests.e2e.trackers.fault_hooks import HOOKS, LONG, PICTURES, UNTIL
+from tests.e2e.trackers.http_proxy import http_proxy
 from tests.e2e.trackers.tracked import MLflowRun, mlflow_run, mlflow_runs, points
+from tests.tracking.mlflow.server import MLflowServer, mlflow_server
 
-HOOKS = '''
-from __future__ import annotations
-
-import time
-from contextlib import suppress
-from pathlib import Path
-
-import torch
-
-from hydraloop import Hook
-
-
-class Pictures(Hook):
-    """Logs a small picture in each of the first iterations."""
-
-    def __init__(self, *, number: int) -> None:
-        self.number = number
-
-    def after_train_iter(self, engine, batch_idx, batch, outputs) -> None:
-        if engine.progress.iteration <= self.number:
-            engine.log_image("dots", torch.rand(16, 16))
-
-
-class Until(Hook):
-    """Ends training when there is a file `stop`."""
-
-    def after_train_iter(self, engine, batch_idx, batch, outputs) -> None:
-        time.sleep(0.02)
-        if Path("stop").exists():
-            engine.request_stop("there is a file")
-
-
-class Disk(Hook):
-    """Fills a disk after some iterations, and frees it after some more."""
-
-    def __init__(self, *, file: str, full: int, free: int) -> None:
-        self.file, self.full, self.free = Path(file), full, free
-
-    def after_train_iter(self, engine, batch_idx, batch, outputs) -> None:
-        if engine.progress.iteration == self.full:
-            with suppress(OSError), self.file.open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
-        if engine.progress.iteration == self.free:
-            self.file.unlink()
-'''
-PICTURES = ("+hooks.pictures._target_=my_project.faults.Pictures", "+hooks.pictures.number=100")
-UNTIL = ("+hooks.until._target_=my_project.faults.Until", "engine.max_epochs=10000")
-LONG = ("default_hooks.logger.interval=1", "default_hooks.checkpoint=null", "hooks.mlflow.system_metrics=false")
-"""A record in each iteration, and no large files."""
 SOON = 120.0
 """Seconds within which anything that is waited for happens, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
+    with mlflow_server(tmp_path_factory.mktemp("server")) as started:
+        yield started
 
 
 @pytest.fixture
@@ -91,8 +52,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def summary(done: Done) -> str:
+    """MLflow's line at the end of the run."""
+    (line,) = re.findall(r"^mlflow +(\S.*)$", done.out, re.M)
+    return str(line)
+
+
 def sync(project: Project, *options: str, **environment: str) -> Done:
     return project.python("-m", "hydraloop", "sync", str(project.run.path), *options, **environment)
+
+
+def pictures(found: MLflowRun, server: MLflowServer) -> Counter[str]:
+    """How often each picture is stored, by its name and step."""
+    folders = [path for path in (server.folder / "artifacts").rglob("images") if found.uid in path.parts]
+    names = [path.name for folder in folders for path in folder.iterdir() if "compressed" not in path.name]
+    return Counter("+".join(re.split(r"[+%]", name)[:3]) for name in names)
 
 
 def assert_whole(found: MLflowRun, run: Run) -> None:
@@ -121,7 +95,79 @@ def training(project: Project, *options: str) -> Iterator[subprocess.Popen[str]]
         process.communicate()
 
 
-# A follower that hangs. ---------------------------------------------------------------------
+# A server that is slow or busy. --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # a server
+def test_a_slow_server_has_metrics_and_status_before_the_pictures(project: Project, server: MLflowServer) -> None:
+    with http_proxy(server.port) as proxy:
+        proxy.delay = 0.3
+        uri = f"hooks.mlflow.tracking_uri={proxy.uri}"
+        timeout = "hooks.mlflow.flush_timeout=20"
+        done = project.train("hooks=[mlflow]", uri, *LONG, *PICTURES, "engine.max_epochs=15", timeout)
+        assert done.code == 0, done.text
+        run, count = project.run, len(project.run.records)
+        assert count > 400
+        assert f"{count} of {count} records sent" in summary(done)
+        (found,) = (one for one in mlflow_runs(server.folder) if one.tags["run_dir"] == str(run.path))
+        assert_whole(found, run)
+        at_end = pictures(found, server)
+        assert len(at_end) < 100, "the pictures are not awaited"
+        assert "sync" in summary(done)
+
+        proxy.delay = 0.0
+        synced = sync(project)
+        assert synced.code == 0, synced.text
+    (found,) = (one for one in mlflow_runs(server.folder) if one.tags["run_dir"] == str(run.path))
+    assert_whole(found, run)
+    assert pictures(found, server) == dict.fromkeys(pictures(found, server), 1)
+    assert len(pictures(found, server)) == 100
+
+
+@pytest.mark.nightly  # a minute
+def test_a_server_that_refuses_a_third_of_the_requests_gets_everything_once(
+    project: Project, server: MLflowServer
+) -> None:
+    dice = random.Random(7)
+    answers = [(429, {"Retry-After": "1"}), (429, {}), (500, {}), (503, {})]
+    with http_proxy(server.port) as proxy:
+        proxy.refuse = lambda number: dice.choice(answers) if dice.random() < 1 / 3 else None
+        uri = f"hooks.mlflow.tracking_uri={proxy.uri}"
+        done = project.train(
+            "hooks=[mlflow]", uri, *LONG, PICTURES[0], "+hooks.pictures.number=40", "engine.max_epochs=15"
+        )
+        assert done.code == 0, done.text
+        calls = 1
+        while (last := sync(project)).code != 0:
+            calls += 1
+            assert calls <= 3, last.text
+        refused = Counter(status for *_, status in proxy.answered)
+    assert sum(refused[status] for status in (429, 500, 503)) > len(proxy.answered) / 5
+    run = project.run
+    (found,) = (one for one in mlflow_runs(server.folder) if one.tags["run_dir"] == str(run.path))
+    assert_whole(found, run)
+    assert len(pictures(found, server)) == 40
+    assert set(pictures(found, server).values()) == {1}
+
+
+# A database that is lost, a follower that hangs. ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_database_that_is_deleted_is_reported_with_a_command_that_sends_everything_again(project: Project) -> None:
+    with training(project) as process:
+        for path in project.path.glob("mlflow.db*"):
+            path.unlink()
+        until(lambda: "WARNING" in project.run.log, "it is reported")
+        project.write("stop", "")
+        output, _ = process.communicate(timeout=SOON)
+    assert process.returncode == 0, output
+    run = project.run
+    (command,) = set(re.findall(r"python -m hydraloop sync --again [^\s`]+", output))
+    assert len(re.findall(r"^warning: mlflow: ", output, re.M)) == 1, output
+    done = project.python(*command.split()[1:])
+    assert done.code == 0, done.text
+    assert_whole(mlflow_run(project.path), run)
 
 
 @pytest.mark.slow
@@ -199,3 +245,27 @@ def test_a_disk_that_stays_full_is_reported_and_sync_sends_what_was_written(proj
     assert synced.code == 0, synced.text
     found = mlflow_run(project.path)
     assert {name: line for name, line in found.points.items() if not name.startswith("best/")} == points(run)
+
+
+# A library that cannot be imported. ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_broken_library_is_one_warning_or_ends_the_run_before_training(project: Project, tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "mlflow"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text('raise ImportError("libmlflow.so.1: cannot open shared object file")\n')
+    path, problem = f"{REPOSITORY}:{broken.parent}", "ImportError: libmlflow.so.1: cannot open shared object file"
+    command = ["train.py", "hooks=[mlflow]", "engine.max_epochs=1"]
+    done = project.python(*command, PYTHONPATH=path)
+    assert done.code == 0, done.text
+    assert len(re.findall(rf"^warning: mlflow: {problem}", done.text, re.M)) == 1, done.text
+    run = project.run
+    synced = sync(project)
+    assert synced.code == 0, synced.text
+    assert_whole(mlflow_run(project.path), run)
+
+    done = project.python(*command, "hooks.mlflow.on_error=raise", PYTHONPATH=path)
+    assert done.code == 1
+    assert f"error: hooks.mlflow: {problem}\n  Fix it, or " in done.text
+    assert not re.search("^train +1/1", done.text, re.M), "it is reported before training"

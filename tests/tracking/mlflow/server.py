@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ class MLflowServer(_services.MLflowServer):  # type: ignore[misc]  # loaded from
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        connected(f"sqlite:///{self.database}")
+        with warnings.catch_warnings(action="ignore"):  # of libraries that MLflow uses
+            connected(f"sqlite:///{self.database}")
 
 
 @contextmanager
