@@ -107,14 +107,14 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     assert {record["mode"] for record in run.records} == {"train", "val", "test"}
     assert not re.search(r"WARNING|failed at", done.text), done.text
 
-    assert summary(done, "mlflow") == f"{count} of {count} records sent, mlflow ui"
+    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, mlflow ui, http://localhost:5000/#/")
     found = tracked.first
     assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == expected
     assert found.latest.items() >= {key: line[-1] for key, line in expected.items()}.items()
     assert (found.status, found.experiment) == ("FINISHED", "digits")
     assert found.name == run.path.name
     assert found.params["optimizer.lr"] == "0.001"
-    assert found.params["hooks.wandb.mode"] == "auto"
+    assert not [name for name in found.params if name.startswith("hooks.wandb")]
     assert found.tags["command"] == " ".join(
         ["python train.py 'hooks=[mlflow,wandb,tensorboard]' engine.max_epochs=1", *PATIENT]
     )
@@ -154,7 +154,7 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
 
     found = mlflow_run(tracked.project.path)
     assert (found.uid, found.status) == (before.uid, "FINISHED")
-    assert summary(done, "mlflow") == f"{count} of {count} records sent, mlflow ui"
+    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, mlflow ui, http://localhost:5000/#/")
     for key, line in expected.items():
         # MLflow removes no points: the test of the first attempt stays. The validation had the same values.
         assert found.points[key] == ([*cut[key], *line] if key.startswith("test/") else line), key
@@ -320,11 +320,7 @@ def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
     assert mlflow_run(project.path).tags["team"] == "a"
     assert mlflow_run(project.path).points.items() >= points(project.run).items()
     command = "mlflow ui --backend-store-uri sqlite:///mlflow.db"
-    assert summary(done, "mlflow") == f"{count} of {count} records sent, {command}"
-    assert (
-        f"./mlruns has runs of an older MLflow, so a plain `mlflow ui` does not show mlflow.db: type {command}"
-        in done.text
-    )
+    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, {command}, http://localhost:5000/#/")
 
 
 @pytest.mark.slow  # a server
