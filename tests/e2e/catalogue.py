@@ -549,7 +549,7 @@ CUSTOM_HOOKS = (
         e2e/trackers/test_trackers.py::test_every_tracker_has_the_whole_run
         test_a_resumed_run_is_the_same_run_everywhere
         test_a_sweep_of_which_some_jobs_are_tracked
-        e2e/trackers/test_tracker_pages.py::test_mlflow_shows_the_parent_its_children_and_the_charts_of_one
+        e2e/trackers/test_tracker_pages.py::test_mlflow_shows_the_best_job_of_a_sweep_on_the_first_screen
         test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters
         hooks/test_mlflow.py::test_the_run_is_there
         hooks/test_wandb.py::test_a_run_is_in_its_file

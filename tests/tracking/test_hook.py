@@ -78,7 +78,13 @@ def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pyte
 def _train_and_wait(run_dir: Path, port: int) -> None:
     """In a separate process, which is killed while it waits."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        wait = at("after_train_iter", lambda engine: (connection.sendall(b"."), time.sleep(60)), nth=4)
+
+        def followed(engine: Engine) -> None:
+            until(lambda: _cursor(run_dir).index >= 1)  # a follower that has not begun leaves the run to `sync`
+            connection.sendall(b".")
+            time.sleep(60)
+
+        wait = at("after_train_iter", followed, nth=4)
         training(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
 
 
