@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _RUN_ID, _URI = "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI"
+_NO_WAITING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""By default, MLflow tries for minutes."""
 
 
 class MLflowLoggerHook(TrackerHook):
@@ -126,7 +128,7 @@ class MLflowLoggerHook(TrackerHook):
             if cursor is not None and "run_id" in cursor.memory:
                 self._run_id = str(cursor.memory["run_id"])
                 uri = address.address_of(self._options, cursor.memory)
-                self._before = {name: os.environ.get(name) for name in (_RUN_ID, _URI)}
+                self._before = {name: os.environ.get(name) for name in (_RUN_ID, _URI, *_NO_WAITING)}
                 os.environ.update({_RUN_ID: self._run_id, _URI: uri})
         return self._run_id
 
@@ -146,17 +148,24 @@ class MLflowLoggerHook(TrackerHook):
             self._export.see(batch)
 
     def after_run(self, engine: Engine) -> None:
-        """End the run in this process, if it was opened here, then send the rest in bounded time."""
-        for name, value in self._before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        """Send the rest in bounded time, then end the run in this process, if it was opened here."""
+        try:
+            super().after_run(engine)
+            self._end_active_run(engine)
+        finally:
+            for name, value in self._before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+            self._before = {}
+
+    def _end_active_run(self, engine: Engine) -> None:
+        """End the run that MLflow has opened in this process, while the environment still has its address."""
         active = _active_run() if self._before else None
         if active is not None and active.info.run_id == self._run_id:
+            os.environ |= _NO_WAITING
             with suppress(Exception):  # the follower sends the status, too
                 sys.modules["mlflow"].end_run(STATUS["failed" if engine.result is None else engine.result.status])
-        self._before = {}
-        super().after_run(engine)
 
     def _finish(self, engine: Engine) -> None:
         if self._export is not None and engine.error is None and engine.result is not None:

@@ -174,7 +174,6 @@ class TrackerHook(Hook):
         """
         if self._link is None:
             return
-        self._begun = True
         described = engine.messages.read("described") is not None
         if not described and (trains or description.read(engine.run_dir) is None):
             description.write(run_of(engine))
@@ -182,6 +181,7 @@ class TrackerHook(Hook):
         if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the follower dies before it writes one
             with suppress(OSError):  # the follower reports a full disk
                 Cursor(self.kind, masked(self._options)).save(engine.run_dir, self.name)
+        self._begun = True
         self._link.begin()
 
     def _finish(self, engine: Engine) -> None:

@@ -20,7 +20,7 @@ from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor, hook_names, sync_command
 from hydraloop.tracking.follower.link import SENDING
-from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.locks import FOLDER, has_ended
 from hydraloop.tracking.follower.spawning import close_fork_servers, spawn
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
 from hydraloop.tracking.tracker import Sweep, SweepEnding
@@ -53,19 +53,25 @@ class SweepTrackers:
     def end(self, folder: Path) -> None:
         """Write how the sweep ended, and wait for the followers that still send. Called after the last job."""
         folder = folder.absolute()
+        try:
+            self._end(folder)
+        except KeyboardInterrupt:
+            log.warning("interrupted: not waiting for the trackers to send the rest")
+        except OSError as error:  # a full disk must not replace the result of the sweep
+            log.warning("the end of the sweep is not recorded for trackers: %s", error)
+        finally:
+            close_fork_servers()
+            SENDING.clear()
+
+    def _end(self, folder: Path) -> None:
         sweep = description.read_sweep(folder)
         if sweep is not None:
             description.write_sweep(replace(sweep, ended=self.ended))
-        try:
-            _wait(folder)
-        except KeyboardInterrupt:
-            log.warning("interrupted: not waiting for the trackers to send the rest")
-        close_fork_servers()
+        _wait(folder)
         for page in pages(folder):
             log.info("%s", page)
         if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a follower
             _sync(folder)
-        SENDING.clear()
 
 
 def _wait(folder: Path) -> None:
@@ -79,7 +85,7 @@ def _wait(folder: Path) -> None:
     until = time.monotonic() + longest
     while time.monotonic() < until:
         # The followers of jobs that other processes have trained have no link here.
-        waiting = {one for one in waiting if (links[one].is_alive() if one in links else not _is_complete(*one))}
+        waiting = {one for one in waiting if (links[one].is_alive() if one in links else not _is_over(*one))}
         if not waiting:
             return
         time.sleep(_POLL)
@@ -115,6 +121,11 @@ def _cursors(folder: Path) -> Iterator[tuple[Path, str, Cursor]]:
             cursor = Cursor.load(run_dir, name)
             if cursor is not None:
                 yield run_dir, name, cursor
+
+
+def _is_over(run_dir: Path, name: str) -> bool:
+    """Return whether a follower has sent everything or has ended."""
+    return _is_complete(run_dir, name) or has_ended(run_dir, name)
 
 
 def _is_complete(run_dir: Path, name: str) -> bool:

@@ -146,7 +146,9 @@ class LogsRecords:
             return None
         self._claim(f"{mode}/{name}", kind)
         entries = position(cast("Engine", self), mode)
-        file = f"{FOLDER}/{mode}/{name.removesuffix(suffix)}_iter_{entries['iteration']}{suffix}"
+        stem = f"{FOLDER}/{mode}/{name.removesuffix(suffix)}"
+        self._claim(f"{stem}{suffix}", f"{kind} {name}")
+        file = f"{stem}_iter_{entries['iteration']}{suffix}"
         path = self.run_dir / file
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path)

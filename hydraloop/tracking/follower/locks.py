@@ -57,6 +57,11 @@ def _ended(run_dir: Path, name: str) -> bool:
     return False
 
 
+def has_ended(run_dir: Path, name: str) -> bool:
+    """Return whether a follower has had the lock and does not have it now."""
+    return _holder(run_dir, name).exists() and _is_free(run_dir, name, 0.0)
+
+
 def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
     from filelock import Timeout
 

@@ -130,6 +130,14 @@ def test_a_name_is_one_kind(tmp_path: Path, number_first: bool) -> None:
         engine.log_table("x", ["a"], [[1]])
 
 
+def test_two_objects_with_one_file_are_refused(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    engine.log_table("confusion", ["a"], [[1]])
+    (tmp_path / "confusion.json").write_text("{}")
+    with pytest.raises(UserError, match=r"table confusion and artifact confusion\.json"):
+        engine.log_artifact(tmp_path / "confusion.json")
+
+
 def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
     """Log a text, with something that cannot be written on the other ranks."""
     engine = Engine(
