@@ -162,8 +162,6 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
     changed = {key: value for key, value in found.params.items() if key.startswith("resume_1/")}
     assert changed == {
         "resume_1/engine.max_epochs": "2",
-        "resume_1/hooks.mlflow.log_code": "true",
-        "resume_1/hooks.wandb.log_code": "true",
         "resume_1/optimizer.weight_decay": "0.02",
         "resume_1/resume": "auto",
     }
@@ -335,7 +333,7 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
     (warning,) = [line for line in done.text.splitlines() if "training continues, the records stay" in line]
     assert warning.startswith("warning: mlflow: "), warning
     assert server.uri in warning
-    assert "ConnectionRefusedError" in warning
+    assert "NewConnectionError" in warning
     name = run.path.relative_to(project.path)
     command = f"python -m hydraloop sync {name}"
     told = summary(done, "mlflow")

@@ -360,7 +360,7 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
     assert sent == {
         "all": [
             (f"{best_one}.pth", {"latest", best_one}), ("iter_1.pth", {"latest", "iter_1"}),
-            ("iter_2.pth", {"latest", "iter_2"}), (f"{best_one}.pth", {best_one, "best"}),
+            ("iter_2.pth", {"latest", "iter_2"}), (f"{best_one}.pth", {"latest", best_one, "best"}),
         ],
         "best": [(f"{best_one}.pth", {"latest", best_one, "best"})],
         "last": [(f"{last}.pth", {"latest", last})],
