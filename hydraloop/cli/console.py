@@ -101,4 +101,4 @@ def prepare_handlers() -> None:
         if not isinstance(handler.formatter, MaskingFormatter):
             handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))
         if isinstance(handler, logging.FileHandler) and not isinstance(handler.handleError, _FileErrors):
-            handler.handleError = _FileErrors(handler)  # type: ignore[method-assign]
+            handler.handleError = _FileErrors(handler)  # type: ignore[method-assign]  # of any handler class

@@ -192,10 +192,10 @@ class TrackerHook(Hook):
         self._link.finish(_ending(engine))
 
     def _is_installed(self) -> bool:
-        found = None if self.library is None else find_spec(self.library)
-        return self.library is None or (
-            found is not None and found.origin is not None
-        )  # not only a folder of this name
+        if self.library is None:
+            return True
+        found = find_spec(self.library)
+        return found is not None and found.origin is not None  # not only a folder of this name
 
     def _summary(self, run_dir: Path, link: Link) -> str:
         cursor, total = Cursor.load(run_dir, self.name), count(self._log)

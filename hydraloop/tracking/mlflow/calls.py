@@ -59,7 +59,7 @@ def prepare() -> None:
         hidden = [name for name in _HEAVY if name not in sys.modules]
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: as if not installed
         try:
-            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # the slowest part, before any fork
         finally:
             for name in hidden:
                 del sys.modules[name]
@@ -192,8 +192,8 @@ def _keep_answers() -> None:
         except MaxRetryError as error:
             if response is not None:
                 with contextlib.suppress(Exception):  # a header that is not a number or date
-                    error.hydraloop_retry_after = self.get_retry_after(response)  # type: ignore[attr-defined]
-                error.hydraloop_status = response.status  # type: ignore[attr-defined]
+                    error.hydraloop_retry_after = self.get_retry_after(response)  # type: ignore[attr-defined]  # ours
+                error.hydraloop_status = response.status  # type: ignore[attr-defined]  # ours
             raise
 
-    Retry.increment = keeping  # type: ignore[method-assign]
+    Retry.increment = keeping  # type: ignore[method-assign]  # the only place that has the answer
