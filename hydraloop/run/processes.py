@@ -34,6 +34,18 @@ def is_alive(pid: int, since: float | None) -> bool:
     return now is not None and since is not None and abs(now - since) < _SAME and not _is_zombie(pid)
 
 
+def is_ancestor(pid: int, since: float | None) -> bool:
+    """Return whether a process is this one, or has started it directly or through other processes.
+
+    Args:
+        since: what `started` returned for it.
+    """
+    import psutil
+
+    own = psutil.Process()
+    return pid in {own.pid, *(parent.pid for parent in own.parents())} and is_alive(pid, since)
+
+
 def _is_zombie(pid: int) -> bool:
     import psutil
 

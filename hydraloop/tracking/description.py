@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from hydraloop.run import atomic, attempts
 from hydraloop.run.config_yaml import plain
+from hydraloop.run.processes import is_alive
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.follower.locks import FOLDER
@@ -69,6 +71,15 @@ def sweep_of(run_dir: Path) -> Sweep | None:
         if sweep is not None and (recorded is None or recorded.depth == depth):
             return replace(sweep, job=_named(run_dir) if recorded is None else recorded.job)
     return None
+
+
+def is_controlled(sweep: Sweep) -> bool:
+    """Return whether the controller of a sweep may be running: it is, or it is on another machine and did not end.
+
+    A sweep that was killed is not controlled any more, and nobody will write how it ended.
+    """
+    elsewhere = sweep.host != socket.gethostname()
+    return sweep.ended is None and (elsewhere or is_alive(sweep.pid, sweep.started))
 
 
 def write_sweep(sweep: Sweep) -> None:

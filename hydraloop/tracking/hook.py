@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
+from hydraloop.run.processes import is_ancestor
 from hydraloop.run.record_log import count
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text, masked
@@ -87,7 +88,7 @@ class TrackerHook(Hook):
         on_error = engine.stages.on_error(self.name)
         self._strict = on_error != "warn"
         sweep = description.sweep_of(engine.run_dir)
-        in_sweep = sweep is not None and sweep.ended is None
+        in_sweep = sweep is not None and sweep.ended is None and is_ancestor(sweep.pid, sweep.started)
         self._leaves = self._background or in_sweep
         self._link = Link(
             engine.run_dir,

@@ -7,7 +7,9 @@ the jobs do the rest: they create the parent run, and tell it how their jobs end
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import socket
 import subprocess
 import threading
 import time
@@ -15,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hydraloop.run.processes import started
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
@@ -47,7 +50,18 @@ class SweepTrackers:
     def begin(self, folder: Path) -> None:
         """Mark the sweep's directory. Called before the first job."""
         name = f"{folder.parent.name}/{folder.name}" if folder.parent.name[:4].isdigit() else folder.name
-        mark = Sweep(folder.absolute(), secrets.token_hex(8), name, 0, tuple(self.axes), self.jobs, began=time.time())
+        mark = Sweep(
+            folder=folder.absolute(),
+            uid=secrets.token_hex(8),
+            name=name,
+            job=0,
+            axes=tuple(self.axes),
+            jobs=self.jobs,
+            began=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=started(os.getpid()),
+        )
         description.write_sweep(mark)
 
     def end(self, folder: Path) -> None:

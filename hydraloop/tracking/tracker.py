@@ -65,6 +65,13 @@ class Sweep:
     """How the sweep ended; None until its last job has ended."""
     began: float | None = None
     """Start time, in seconds since 1970; None if it is not known."""
+    host: str | None = None
+    """Name of the machine of the sweep's controller; None if it is not known."""
+    pid: int = 0
+    """Id of the controller, the process that starts the jobs. A killed sweep has no `ended`, but its controller is not
+    running."""
+    started: float | None = None
+    """Seconds from the machine's boot to the start of the controller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,20 @@ def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     sweep = description.sweep_of(moved / "3")
     assert sweep is not None
     assert sweep.folder == moved
+
+
+def test_whether_a_sweep_has_a_controller(tmp_path: Path) -> None:
+    sweep = Sweep(
+        tmp_path, "uid", "outputs", 0, host=socket.gethostname(), pid=os.getpid(), started=started(os.getpid())
+    )
+    description.write_sweep(sweep)
+    stored = description.read_sweep(tmp_path)
+    assert stored == sweep
+    assert description.is_controlled(stored)
+    assert not description.is_controlled(replace(stored, ended="finished"))
+    killed = replace(stored, started=1.0)
+    assert not description.is_controlled(killed)
+    assert description.is_controlled(replace(killed, host="elsewhere")), "nobody knows from here"
 
 
 @pytest.mark.parametrize(

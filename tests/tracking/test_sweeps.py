@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from hydraloop.tracking import description, sweeps
-from hydraloop.tracking.follower import spawning
+from hydraloop.tracking.follower import link, spawning
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.locks import lock_of
 from hydraloop.tracking.sweeps import SweepTrackers
@@ -86,6 +86,33 @@ def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCapture
         assert (cursor.sent, cursor.complete) == (13, True)
     assert caplog.records == []
     until(lambda: not psutil.pid_exists(server.pid))
+
+
+_BEGINS = """
+import sys
+from pathlib import Path
+from hydraloop.tracking.sweeps import SweepTrackers
+
+SweepTrackers(jobs=2).begin(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed: bool) -> None:
+    """A job that is resumed after its sweep was killed waits for its follower."""
+    if killed:
+        subprocess.run([sys.executable, "-c", _BEGINS, str(tmp_path)], check=True)
+    else:
+        SweepTrackers(jobs=2).begin(tmp_path)
+    (tmp_path / "0" / "tracking").mkdir(parents=True)
+    with lock_of(tmp_path / "0", NAME):  # this follower cannot send
+        engine = training(tmp_path / "0", flush_timeout=2.0)
+        engine.train()
+    told = engine.messages.read("tracked")[NAME]
+    assert told.startswith("0 of 13 records sent")
+    assert ("the rest is being sent" in told) == (not killed)
+    assert bool(link.SENDING) == (not killed)
+    SweepTrackers().end(tmp_path)
 
 
 def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
