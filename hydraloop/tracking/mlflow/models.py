@@ -24,6 +24,8 @@ _FOLDER, _MODEL, _DESCRIPTION = "export", "model.pt2", "model.json"
 """Files that `hooks/shared/model_export.py` writes in the run directory; the description is written last."""
 NAME = "model"
 """Name of the model at MLflow."""
+_EXPORT = "hydraloop.export"
+"""Tag by which a model is found again: when its files were written."""
 
 
 def log_data_sets(client: MlflowClient, run_id: str, attempt: Attempt) -> None:
@@ -53,13 +55,13 @@ def log_data_sets(client: MlflowClient, run_id: str, attempt: Attempt) -> None:
 def send_model(client: MlflowClient, run: Run, registered: str | None, memory: dict[str, Any]) -> bool:
     """Log the exported model of a run, once: as a model of the run, and as a version of a registered model.
 
-    May be repeated after an error: a model that was created is used again.
+    May be repeated: a model that was created is used again.
 
     Args:
         client: of the run's tracking URI.
         run: the run. Without `<run_dir>/export/model.json`, nothing is done.
         registered: name of the registered model; None does not register it.
-        memory: the tracker's memory. `experiment_id`, `run_id`; `model`: what was logged.
+        memory: the tracker's memory. `experiment_id`, `run_id`; `model`: the export that was logged.
 
     Returns:
         Whether there was one to log.
@@ -68,31 +70,33 @@ def send_model(client: MlflowClient, run: Run, registered: str | None, memory: d
 
     path = run.run_dir / _FOLDER / _DESCRIPTION
     try:
-        mark, description = path.stat().st_mtime_ns, json.loads(path.read_text(encoding="utf-8"))
+        mark, description = str(path.stat().st_mtime_ns), json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
-    known = memory.setdefault("model", {})
-    if known.get("logged") == mark:
+    if memory.get("model") == mark:
         return False
-    if known.get("mark") != mark:
-        model = client.create_logged_model(memory["experiment_id"], NAME, memory["run_id"], model_type="pytorch")
-        known.clear()
-        known.update(mark=mark, id=model.model_id)
-    model = client.get_logged_model(known["id"])
+    experiment_id, run_id = memory["experiment_id"], memory["run_id"]
+    same = f"source_run_id = '{run_id}' AND tags.`{_EXPORT}` = '{mark}'"
+    found = client.search_logged_models([experiment_id], same)
+    model = (
+        found[0]
+        if found
+        else client.create_logged_model(experiment_id, NAME, run_id, tags={_EXPORT: mark}, model_type="pytorch")
+    )
     with TemporaryDirectory() as temporary:
         _write(Path(temporary), run, model, description)
         client.log_model_artifacts(model.model_id, temporary)
-    outputs = client.get_run(memory["run_id"]).outputs
+    outputs = client.get_run(run_id).outputs
     if outputs is None or all(one.model_id != model.model_id for one in outputs.model_outputs):
-        client.log_outputs(memory["run_id"], [LoggedModelOutput(model.model_id, step=description["iteration"])])
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=description["iteration"])])
     client.finalize_logged_model(model.model_id, "READY")
     if registered is not None:
-        _register(client, registered, memory["run_id"], model.model_id)
-    known["logged"] = mark
+        _register(client, registered, run_id, model)
+    memory["model"] = mark
     return True
 
 
-def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:
+def _register(client: MlflowClient, name: str, run_id: str, model: LoggedModel) -> None:
     """Add a version to a registered model, which is created if necessary, unless it has the model already."""
     from mlflow.exceptions import MlflowException
 
@@ -101,12 +105,12 @@ def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> No
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    source = f"models:/{model_id}"
+    source = model.artifact_location  # MLflow looks for `models:/<id>` at its global address, not at the client's
     versions = client.search_model_versions(f"run_id = '{run_id}'")
     if not any((version.name, version.source) == (name, source) for version in versions):
-        version = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
+        version = client.create_model_version(name, source, run_id, model_id=model.model_id, await_creation_for=0)
         shown = json.dumps([{"name": name, "version": version.version}])
-        client.set_logged_model_tags(model_id, {"mlflow.modelVersions": shown})
+        client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": shown})
 
 
 def _write(folder: Path, run: Run, model: LoggedModel, about: dict[str, Any]) -> None:

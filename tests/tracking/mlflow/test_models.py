@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +22,14 @@ from hydraloop.hooks.shared.model_export import ModelExport
 from hydraloop.tasks.task import Task
 from hydraloop.tracking.mlflow.models import log_data_sets, send_model
 from tests.helpers import batches, make_engine
-from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, opened, run_in
+from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, exported_files, folder, opened, run_in
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
 
 
-@pytest.fixture(autouse=True)
-def fluent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def loaders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """MLflow's loaders use a global address, which they also write to the environment."""
     uri = f"sqlite:///{folder}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -51,18 +52,18 @@ def exported(run_dir: Path, task: nn.Module | None = None, **hooks: Any) -> Any:
 
 
 @pytest.mark.slow  # torch.export, and MLflow's loader
+@pytest.mark.usefixtures("loaders")
 def test_the_model_loads_and_gives_the_same_outputs(folder: Path) -> None:
     run = run_in(folder / "run")
     engine = exported(run.run_dir, ema=EMAHook(), checkpoint=CheckpointHook(save_best="loss"))
     tracker = opened(run)
     assert send_model(client(), run, "digits", tracker.memory)
     assert not send_model(client(), run, "digits", tracker.memory), "once"
-    again = {**tracker.memory, "model": {**tracker.memory["model"]}}
-    del again["model"]["logged"]  # it failed in the last step
-    assert send_model(client(), run, "digits", again)
+    del tracker.memory["model"]  # it failed in the last step
+    assert send_model(client(), run, "digits", tracker.memory)
     (version,) = client().search_model_versions("name = 'digits'")
     (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
-    assert (version.run_id, version.source) == (tracker.memory["run_id"], f"models:/{model.model_id}")
+    assert (version.run_id, version.source) == (tracker.memory["run_id"], model.artifact_location)
     assert model.source_run_id == tracker.memory["run_id"]
     outputs = client().get_run(tracker.memory["run_id"]).outputs
     assert outputs is not None
@@ -80,6 +81,22 @@ def test_the_model_loads_and_gives_the_same_outputs(folder: Path) -> None:
     ]
     assert served.input_example.shape == (2, 3)
     assert torch.equal(torch.from_numpy(served.predict(inputs.numpy())), expected(inputs).detach())
+
+
+def test_a_model_is_registered_at_the_address_of_the_run(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read from or written to MLflow's default database, `mlflow.db` in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(empty_database, tmp_path / "elsewhere.db")
+    run = run_in(tmp_path / "run")
+    exported_files(run.run_dir)
+    tracker = opened(run, tracking_uri="sqlite:///elsewhere.db")
+    there = client(f"sqlite:///{tmp_path}/elsewhere.db")
+    assert send_model(there, run, "digits", tracker.memory)
+    (version,) = there.search_model_versions("name = 'digits'")
+    assert version.run_id == tracker.memory["run_id"]
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
@@ -139,12 +156,13 @@ class _NamedTask(Task):
 
 
 @pytest.mark.slow  # torch.export
+@pytest.mark.usefixtures("loaders")
 def test_several_inputs_and_outputs_have_names(folder: Path) -> None:
     run = run_in(folder / "run")
     exported(run.run_dir, _NamedTask(_Named(), nn.MSELoss()))
     tracker = opened(run)
     assert send_model(client(), run, None, tracker.memory)
-    model = client().get_logged_model(tracker.memory["model"]["id"])
+    (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
     inputs = torch.randn(5, 3)
     loaded = pytorch.load_model(model.model_uri)
     assert loaded(inputs, mask=torch.zeros(5, 1))["logits"].abs().sum() == 0
