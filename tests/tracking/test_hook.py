@@ -321,6 +321,20 @@ def test_a_record_before_training_describes_nothing(tmp_path: Path) -> None:
     assert _cursor(tmp_path).sent == 15
 
 
+def test_a_run_that_cannot_be_described_at_its_begin_is_sent_at_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "tracking" / "attempt_0.json"
+    more = {
+        "block": at("before_train", lambda engine: in_the_way.mkdir(parents=True)),
+        "unblock": at("after_train_iter", lambda engine: in_the_way.rmdir(), nth=5),
+    }
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        assert training(tmp_path, more=more).train().status == "finished"
+    assert len(caplog.records) == 1
+    assert (_cursor(tmp_path).sent, _cursor(tmp_path).complete) == (13, True)
+
+
 def test_a_process_in_the_background_sends_the_rest(tmp_path: Path) -> None:
     engine = training(tmp_path, background=True, flush_timeout=80.0)
     path = tmp_path / "tracking" / f"{NAME}.lock"

@@ -88,6 +88,48 @@ def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCapture
     until(lambda: not psutil.pid_exists(server.pid))
 
 
+def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trackers = SweepTrackers(jobs=1)
+    trackers.begin(tmp_path)
+    described_run(tmp_path / "0")
+    follower = link.Link(tmp_path / "0", NAME, link.Settings(TENSORBOARD, {"flush_timeout": 80.0}, 80.0))
+    follower.start()
+    follower.begin()
+    assert follower.until_opened(80.0)
+    follower.stop()
+    until(lambda: not follower.is_alive())
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        trackers.end(tmp_path)
+    assert time.monotonic() - start < 20.0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{NAME}: not everything is sent in 0; ")
+
+
+_FAILS = """
+import resource, sys
+from pathlib import Path
+from hydraloop.tracking.sweeps import SweepTrackers
+
+trackers = SweepTrackers(jobs=1)
+trackers.begin(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can be written, as on a full disk
+try:
+    sys.exit("the job's error")
+finally:
+    trackers.end(Path(sys.argv[1]))
+"""
+
+
+def test_a_full_disk_at_the_end_does_not_replace_the_sweeps_result(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FAILS, str(tmp_path)], capture_output=True, text=True, timeout=80, check=False
+    )
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith("the end of the sweep is not recorded for trackers: [Errno ")
+    assert error == "the job's error"
+
+
 _BEGINS = """
 import sys
 from pathlib import Path
