@@ -17,7 +17,7 @@ from hydraloop.run import atomic, attempts
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.processes import is_alive
 from hydraloop.run.result import FILENAME as RESULT_FILE
-from hydraloop.safety.secrets import mask_text
+from hydraloop.safety.secrets import mask_text, secret_names
 from hydraloop.tracking.follower.locks import FOLDER
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 
@@ -33,7 +33,8 @@ def write(run: Run) -> None:
     folder.mkdir(exist_ok=True)
     for attempt in run.attempts:
         _put(folder / _ATTEMPT.format(attempt.number), asdict(attempt))
-    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name})
+    stored = {"uid": run.uid, "experiment": run.experiment, "name": run.name, "secrets": secret_names()}
+    _put(folder / _RUN, stored)
 
 
 def read(run_dir: Path) -> Run | None:
@@ -47,7 +48,14 @@ def read(run_dir: Path) -> Run | None:
     attempts = tuple(_attempts(folder))
     if not attempts:
         return None
-    return Run(run_dir=run_dir, attempts=attempts, sweep=sweep_of(run_dir), **found)
+    name = {key: found[key] for key in ("uid", "experiment", "name")}
+    return Run(run_dir=run_dir, attempts=attempts, sweep=sweep_of(run_dir), **name)
+
+
+def names_of_secrets(run_dir: Path) -> list[str]:
+    """Return the names that the option `secrets` of a described run adds."""
+    found = json.loads((run_dir / FOLDER / _RUN).read_text(encoding="utf-8"))
+    return list(found.get("secrets", ()))
 
 
 def with_attempt(run: Run | None, new: Run) -> Run:

@@ -24,7 +24,7 @@ from filelock import Timeout
 
 from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
-from hydraloop.safety.secrets import mask_text, masked, remember
+from hydraloop.safety.secrets import mask_text, masked, name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor, hook_names
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
@@ -32,7 +32,7 @@ from hydraloop.tracking.follower.locks import FOLDER, lock_of
 from hydraloop.tracking.follower.masked_logging import log_to_stderr
 from hydraloop.tracking.kinds import load_tracker
 from hydraloop.tracking.mlflow.sweep import update_parents
-from hydraloop.tracking.tracker import Attempt, Tracker
+from hydraloop.tracking.tracker import Attempt, Run, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,6 @@ def main(argv: Sequence[str]) -> int:
             directories.append(Path(argument))
         else:
             options.setdefault(option[1], {})[option[2]] = yaml.safe_load(option[3])
-    remember(options)
     return send_all(directories, How(args.timeout, args.again, options, args.trusted))
 
 
@@ -119,7 +118,9 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
             cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
             if cursor is None or run is None:
                 raise ValueError("its description in tracking/ is missing")
-            kind = _kind(cursor.kind, run_dir, how.trusted)
+            name_secrets(description.names_of_secrets(run_dir))
+            remember(how.options)
+            kind = _kind(cursor.kind, run, how.trusted)
             options = {**cursor.options, **how.options.get(name, {})}
             if unknown := options.keys() - cursor.options.keys():
                 raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
@@ -144,15 +145,19 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
     return problem is None
 
 
-def _kind(kind: str, run_dir: Path, trusted: Sequence[str]) -> type[Tracker]:
-    """Return the class that a cursor names, but none in a folder of runs, which may come from anywhere.
+def _kind(kind: str, run: Run, trusted: Sequence[str]) -> type[Tracker]:
+    """Return the class that a cursor names. A folder of runs is not trusted, because it may come from anywhere.
 
     Raises:
         ValueError: the class is not permitted.
     """
-    if run_dir.resolve().is_relative_to(Path.cwd().resolve() / kind.partition(".")[0]):
-        raise ValueError(f"the tracker {kind!r} is in a folder of runs")
-    return load_tracker(kind, folders=[str(Path.cwd())], packages=trusted)
+    here, runs = Path.cwd().resolve(), (run.run_dir if run.sweep is None else run.sweep.folder).resolve()
+    in_runs = here.is_relative_to(runs) or run.run_dir.resolve().is_relative_to(here / kind.partition(".")[0])
+    try:
+        return load_tracker(kind, folders=[] if in_runs else [str(here)], packages=trusted)
+    except ValueError as error:
+        remedy = "; start the command in the project's folder, which must not be a folder of runs" if in_runs else ""
+        raise ValueError(f"{error}{remedy}") from error
 
 
 def _drained(tracker: Tracker, cursor: Cursor, name: str, timeout: float) -> str | None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +15,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hydraloop.run.processes import started
 from hydraloop.run.result import Result
+from hydraloop.safety.secrets import name_secrets
 from hydraloop.tracking import description, sync
 from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.tracker import Sweep
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 
 
-def _run(run_dir: Path, **changes: object) -> Path:
+def _run(run_dir: Path, *, options: Mapping[str, object] = {}, **changes: object) -> Path:
     described_run(run_dir, replace(attempt(), **changes))  # type: ignore[arg-type]
     log_records(run_dir, 3)
-    Cursor(TENSORBOARD, {"pictures": True, "hparams": None}).save(run_dir, "tensorboard")
+    Cursor(TENSORBOARD, {"pictures": True, "hparams": None, **options}).save(run_dir, "tensorboard")
     return run_dir
 
 
@@ -81,6 +84,47 @@ def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "the tracker 'http://me:***@host'" in done.stdout
     assert "s3cretPassw0rd" not in done.stdout + done.stderr
+
+
+def test_a_secret_that_the_config_names_is_not_stored(tmp_path: Path) -> None:
+    name_secrets(["my_token"])
+    try:
+        run_dir = _run(tmp_path / "a", options={"my_token": "***"})
+    finally:
+        name_secrets([])
+    typed = "hooks.tensorboard.my_token=plain1234"
+    subprocess.run([sys.executable, "-m", "hydraloop", "sync", str(run_dir), typed], check=False)
+    cursor = Cursor.load(run_dir, "tensorboard")
+    assert cursor is not None
+    assert (cursor.sent, cursor.options["my_token"]) == (3, "***")
+    assert not any("plain1234" in path.read_text() for path in (run_dir / "tracking").iterdir())
+
+
+_EVIL = """
+from pathlib import Path
+from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
+
+Path(__file__).with_name("executed").touch()
+
+class Evil(TensorBoardTracker): pass
+"""
+
+
+@pytest.mark.parametrize("inside", [".", "a", "a/tracking"])
+def test_no_class_is_taken_from_a_run_or_sweep(tmp_path: Path, inside: str) -> None:
+    """A cursor names a file that came with the run. The command is started in the run's or sweep's directory."""
+    run_dir = _run(tmp_path / "a")
+    description.write_sweep(Sweep(tmp_path, "uid", "sweep", 0))
+    here = tmp_path / inside
+    (here / "evil.py").write_text(_EVIL)
+    Cursor("evil.Evil", {}).save(run_dir, "tensorboard")
+    command = [sys.executable, "-m", "hydraloop", "sync"]
+    done = subprocess.run([*command, str(run_dir)], cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the tracker 'evil.Evil' cannot be loaded" in done.stdout
+    assert not (here / "executed").exists()
+    Cursor(TENSORBOARD, {}).save(run_dir, "tensorboard")
+    assert subprocess.run([*command, str(run_dir)], cwd=here, check=False).returncode == 0
 
 
 def test_again_replaces_files(tmp_path: Path) -> None:
