@@ -132,7 +132,7 @@ class LiveRun:
         if one.kind == "image":
             return {name: wandb.Image(str(path))} if self._options["pictures"] else {}
         if one.kind == "artifact":
-            self._output(name, "file", path, ["latest"])
+            self._output(name, "file", path, [])
             return {}
         text = path.read_text(encoding="utf-8")
         if one.kind == "text":
@@ -145,17 +145,26 @@ class LiveRun:
     def log_checkpoints(self, sent: list[str], best: str | None = None, *, ended: bool) -> None:
         """Log selected checkpoints as artifacts, unless they are in `sent`, and add them to it.
 
+        W&B's library moves the alias `latest` to each artifact that it logs. So the newest file comes last, and is
+        logged again after the best one gets its alias. W&B does not store an equal file twice.
+
         Args:
             sent: names of the files that are at W&B.
             best: path of the best checkpoint, which gets the alias `best` at the end.
             ended: whether the run has ended.
         """
-        for path in checkpoints(self._run, self._options["checkpoints"], best, ended=ended):
-            is_best = best is not None and path.name == Path(best).name
-            if (is_best or path.name not in sent) and is_complete(path):
-                aliases = [path.stem] if path.name in sent else ["latest", path.stem]
-                self._output("checkpoint", "model", path, [*aliases, *(["best"] if is_best else [])])
-                sent.append(path.name)
+        named = None if best is None else Path(best).name
+        found = checkpoints(self._run, self._options["checkpoints"], best, ended=ended)
+        if all(path.name in sent and path.name != named for path in found):
+            return
+        found = sorted(filter(is_complete, found), key=lambda path: path.stat().st_mtime_ns)
+        due = [path for path in found if path.name == named]
+        due += [path for path in found if path.name not in (*sent, named)]
+        if due and due[-1] != found[-1]:
+            due.append(found[-1])
+        for path in due:
+            self._output("checkpoint", "model", path, [path.stem, "best"] if path.name == named else [path.stem])
+            sent.append(path.name)
 
     def finish(self, finish: Finish, sent: list[str]) -> None:
         """Write the summary, `result.json` and the checkpoints, and close the run. See `log_checkpoints` for `sent`."""

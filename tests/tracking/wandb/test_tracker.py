@@ -330,16 +330,18 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["all", "best", "last"])
 def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
-    """Each file is sent once; none without the option."""
+    """The last artifact is the newest file, because W&B moves the alias `latest` to each artifact that it gets."""
     import zipfile
 
     run_dir = tmp_path / "run"
     described_run(run_dir)
     (run_dir / "checkpoints").mkdir()
-    for name in ("iter_1.pth", "iter_2.pth", "best_accuracy_iter_1.pth"):
+    best_one = "best_accuracy_iter_1"
+    for age, name in enumerate(("iter_10.pth", f"{best_one}.pth", "iter_9.pth")):
         with zipfile.ZipFile(run_dir / "checkpoints" / name, "w") as file:
             file.writestr("data", name)
-    (run_dir / "checkpoints" / "last_checkpoint").write_text("iter_2.pth\n")
+        os.utime(run_dir / "checkpoints" / name, (1_700_000_000 - age, 1_700_000_000 - age))
+    (run_dir / "checkpoints" / "last_checkpoint").write_text("iter_10.pth\n")
     best = {
         "metric": "a",
         "value": 1,
@@ -356,14 +358,12 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
 
     (contents,) = found["files"].values()
     sent = [(one["metadata"]["file"], set(one["aliases"])) for one in contents["artifacts"]]
-    best_one, last = "best_accuracy_iter_1", "iter_2"
+    newest, best_again = ("iter_10.pth", {"latest", "iter_10"}), (f"{best_one}.pth", {"latest", best_one, "best"})
     assert sent == {
-        "all": [
-            (f"{best_one}.pth", {"latest", best_one}), ("iter_1.pth", {"latest", "iter_1"}),
-            ("iter_2.pth", {"latest", "iter_2"}), (f"{best_one}.pth", {"latest", best_one, "best"}),
-        ],
-        "best": [(f"{best_one}.pth", {"latest", best_one, "best"})],
-        "last": [(f"{last}.pth", {"latest", last})],
+        "all": [("iter_9.pth", {"latest", "iter_9"}), (f"{best_one}.pth", {"latest", best_one}), newest,
+                best_again, newest],
+        "best": [best_again],
+        "last": [newest],
     }[which]  # fmt: skip
     assert len(contents["rows"]) == 7
     assert contents["summary"]["val/a"] == 1.0
