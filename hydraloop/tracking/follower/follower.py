@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,12 +235,24 @@ class Follower:
 
 def described(error: BaseException) -> str:
     """Describe an error in one line, with the operating system's error that caused it: `Connection refused`."""
-    text, cause = _line(error, 300), error
-    while (deeper := cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)) is not None:
-        cause = deeper
-    if cause is not error and isinstance(cause, OSError):
-        text = f"{_line(error, 120)} ({_line(cause, 150)})"
-    return text
+    *_, cause = causes(error)
+    if not isinstance(cause, OSError) or reason(error) in str(error):
+        return _line(error, 300)
+    return f"{_line(error, 120)} ({_line(cause, 150)})"
+
+
+def reason(error: BaseException) -> str:
+    """Return the text of the error that caused an error; of the operating system's errors, without the number."""
+    *_, cause = causes(error)
+    return str(getattr(cause, "strerror", None) or cause)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
 
 
 def _line(error: BaseException, longest: int) -> str:

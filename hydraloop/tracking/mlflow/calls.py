@@ -11,7 +11,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from hydraloop.tracking.follower.follower import causes, reason
 from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
 
 if TYPE_CHECKING:
@@ -97,9 +99,11 @@ class Calls:
             yield
         except Exception as error:
             found = translated(error)
+            if found is error:
+                raise
             if isinstance(found, GoneError | RefusedError) and self._is_gone():
-                raise self._gone() from error
-            raise found from found.__cause__
+                found = self._gone()
+            raise found from error
         finally:
             if files and timeout == DEFAULTS[_TIMEOUT]:
                 os.environ[_TIMEOUT] = timeout
@@ -113,22 +117,22 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, RefusedError | UnusableError):
         return error
     if type(error) is ValueError:
-        return _caused(RefusedError(text), error)
+        return RefusedError(text)
     if isinstance(error, ModuleNotFoundError):
-        return _caused(UnusableError(f"{text}: install it, or use another hooks.mlflow.tracking_uri"), error)
+        return UnusableError(f"{text}: install it, or use another hooks.mlflow.tracking_uri")
     if isinstance(error, InvalidUrlException):
-        return _caused(UnusableError(f"{text}; see hooks.mlflow.tracking_uri"), error)
+        return UnusableError(f"{text}; see hooks.mlflow.tracking_uri")
     if not isinstance(error, MlflowException):
-        return _busy(error) or error
+        return _unreachable(error) or error
     if isinstance(error.__cause__, OverflowError):  # a number that a database column cannot hold
-        return _caused(RefusedError(text), error)
+        return RefusedError(text)
     if "Could not find a registered artifact repository" in text:
-        return _caused(UnusableError(text.partition(". ")[0]), error)
+        return UnusableError(text.partition(". ")[0])
     if "URI" in type(error).__name__:
         uri = _UNSUPPORTED.search(str(error))
         what = text if uri is None else f"MLflow does not know the address {uri[1]}"
-        return _caused(UnusableError(f"{what}; see hooks.mlflow.tracking_uri"), error)
-    return _busy(error) or _answer(text, error)
+        return UnusableError(f"{what}; see hooks.mlflow.tracking_uri")
+    return _unreachable(error) or _answer(text, error)
 
 
 def _answer(text: str, error: MlflowException) -> Exception:
@@ -136,22 +140,17 @@ def _answer(text: str, error: MlflowException) -> Exception:
     status = _STATUS.search(text)
     if error.error_code in _NOT_ALLOWED:
         remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        return _caused(UnusableError(f"the server denies access: {remedy}; {text}"), error)
+        return UnusableError(f"the server denies access: {remedy}; {text}")
     if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-        return _caused(GoneError(f"the run does not exist there any more: {text}"), error)
+        return GoneError(f"the run does not exist there any more: {text}")
     if error.error_code == "INVALID_PARAMETER_VALUE" or (status is not None and status[1] == _TOO_LARGE):
-        return _caused(RefusedError(text), error)
+        return RefusedError(text)
     if status is not None and status[1] in _BUSY:
-        return _caused(BusyError(text), error)
+        return BusyError(text)
     if _NO_JSON in text or (status is not None and status[1] == _NOT_FOUND):
         what = "the answer is not from an MLflow server; see hooks.mlflow.tracking_uri"
-        return _caused(NoServerError(f"{what} ({text})"), error)
+        return NoServerError(f"{what} ({text})")
     return error
-
-
-def _caused(found: Exception, error: Exception) -> Exception:
-    found.__cause__ = error
-    return found
 
 
 def _brief(text: str) -> str:
@@ -163,15 +162,18 @@ def _brief(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
-def _busy(error: BaseException) -> BusyError | None:
-    """Return the error with which a server asks to come back later, with the seconds that it names."""
-    found: BaseException | None = error
-    while found is not None:
-        if (status := getattr(found, "hydraloop_status", None)) is not None:
-            busy = BusyError(f"the server answers {status}", getattr(found, "hydraloop_retry_after", None))
-            busy.__cause__ = error
-            return busy
-        found = found.__cause__ or found.__context__
+def _unreachable(error: Exception) -> Exception | None:
+    """Return the error for a server that asks to come back later, or cannot be reached; None for other errors."""
+    import requests
+
+    for cause in causes(error):
+        if (status := getattr(cause, "hydraloop_status", None)) is not None:
+            return BusyError(f"the server answers {status}", getattr(cause, "hydraloop_retry_after", None))
+    for cause in causes(error):
+        if isinstance(cause, requests.ConnectionError | requests.Timeout) and cause.request is not None:
+            uri = urlsplit(str(cause.request.url))
+            place = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}"
+            return ConnectionError(f"cannot reach {place}: {_brief(reason(error))}")
     return None
 
 

@@ -331,15 +331,12 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
     run = project.run
     count = len(run.records)
     (warning,) = [line for line in done.text.splitlines() if "training continues, the records stay" in line]
-    assert warning.startswith("warning: mlflow: "), warning
-    assert server.uri in warning
-    assert "NewConnectionError" in warning
+    problem = f"ConnectionError: cannot reach {server.uri}: Connection refused"
+    assert warning == f"warning: mlflow: {problem}; training continues, the records stay in the run directory"
     name = run.path.relative_to(project.path)
     command = f"python -m hydraloop sync {name}"
     told = summary(done, "mlflow")
-    assert told.startswith(f"0 of {count} records sent (")
-    assert told.endswith(f"; {command} sends the rest")
-    assert server.uri in told, "with the reason"
+    assert told == f"0 of {count} records sent ({problem}); {command} sends the rest"
     assert summary(done, "tensorboard").startswith(f"{count} of {count} records sent")
 
     sync = ["-m", "hydraloop", "sync", str(name)]

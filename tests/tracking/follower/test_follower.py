@@ -225,9 +225,11 @@ def test_an_error_is_one_line_with_what_the_machine_said() -> None:
     assert described(ValueError("a\n  b")) == "ValueError: a b"
     assert described(ValueError()) == "ValueError: ValueError()"
     assert described(ValueError("x" * 400)) == f"ValueError: {'x' * 300}…"
-    assert described(_chained(refused := ConnectionRefusedError(111, "Connection refused"))) == (
-        f"RuntimeError: {'y' * 120}… (ConnectionRefusedError: {refused})"
-    )
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert described(_chained(refused)) == f"RuntimeError: {'y' * 120}… (ConnectionRefusedError: {refused})"
+    with pytest.raises(ConnectionError) as error:
+        raise ConnectionError("cannot reach x: Connection refused") from refused
+    assert described(error.value) == "ConnectionError: cannot reach x: Connection refused", "not said twice"
     assert described(_chained(KeyError("a"))) == f"RuntimeError: {'y' * 300}…", (
         "nobody knows what that has to do with it"
     )

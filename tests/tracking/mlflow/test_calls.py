@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 import requests
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
+from hydraloop.tracking.follower.follower import described
 from hydraloop.tracking.mlflow.calls import Calls, NoServerError, prepare, translated
 from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET
@@ -56,9 +59,10 @@ def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
 )
 def test_translated(make: Callable[[], Exception], kind: type[Exception]) -> None:
     error = make()
-    found = translated(error)
-    assert type(found) is kind
-    assert found is error or found.__cause__ is error
+    with pytest.raises(kind) as raised, calls()():
+        raise error
+    assert type(raised.value) is kind
+    assert raised.value is error or raised.value.__cause__ is error
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,38 @@ def test_a_busy_server(refusing: str, path: str, retry_after: float | None) -> N
     with pytest.raises(BusyError, match=path[:3]) as raised, calls()():
         MlflowClient(tracking_uri=f"{refusing}/{path}").get_run("0" * 32)
     assert raised.value.retry_after == retry_after
+
+
+def read(uri: str) -> str:
+    """What a user reads of a call to an address that does not work."""
+    with pytest.raises(ConnectionError) as raised, calls()():
+        MlflowClient(tracking_uri=uri).get_run("0" * 32)
+    return described(raised.value)
+
+
+def test_the_message_says_why_a_server_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert read(f"http://{place}") == f"ConnectionError: cannot reach http://{place}: Connection refused"
+        assert read(f"http://me:secret@{place}") == f"ConnectionError: cannot reach http://{place}: Connection refused"
+        listener.listen()
+        assert read(f"http://{place}") == f"ConnectionError: cannot reach http://{place}: timed out"
+
+
+def test_the_message_for_an_address_that_does_not_speak_http() -> None:
+    class Garbage(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.wfile.write(b"hello\r\n\r\n")
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Garbage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_address[1]}"
+        text = read(f"http://{place}")
+        server.shutdown()
+    assert text.startswith(f"ConnectionError: cannot reach http://{place}: ('Connection aborted.', BadStatusLine(")
 
 
 @pytest.mark.slow

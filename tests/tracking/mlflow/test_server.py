@@ -109,17 +109,15 @@ def test_a_server_that_accepts_and_never_answers(tmp_path: Path, monkeypatch: py
     with silent_server() as uri:
         tracker = MLflowTracker({"tracking_uri": uri}, run_in(tmp_path / "run"), {})
         begun = time.monotonic()
-        with pytest.raises(Exception, match="timeout") as error:
+        with pytest.raises(ConnectionError, match=f"^cannot reach {uri}: timed out$"):
             tracker.open()
-        assert not isinstance(error.value, UnusableError)
         assert time.monotonic() - begun < 60  # MLflow's own would be 120 s, eight times
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     tracker = MLflowTracker({"tracking_uri": "http://127.0.0.1:9"}, run_in(tmp_path / "run"), {})
     for _ in range(2):
-        with pytest.raises(Exception, match=r"127\.0\.0\.1:9") as error:
+        with pytest.raises(ConnectionError, match=r"^cannot reach http://127\.0\.0\.1:9: Connection refused$"):
             tracker.open()
-        assert not isinstance(error.value, UnusableError)
     assert tracker.where is None
     tracker.close()
