@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -137,12 +138,13 @@ class WandbTracker(Tracker):
         return self._live
 
     def _offline(self) -> LiveRun:
-        """Write the file from its beginning. The earlier file of a resumed run, or of a killed process, is removed."""
+        """Write the file from its beginning. Earlier files of the run are removed, if they were not uploaded."""
         run_id, folder = self.memory["id"], self.run.run_dir / FOLDER
-        if any(folder.glob(f"offline-run-*/run-{run_id}.wandb.synced")):
-            raise GoneError("the run was uploaded by `wandb sync`, and W&B cannot continue its file")
-        for file in folder.glob(f"offline-run-*/run-{run_id}.wandb"):
-            shutil.rmtree(file.parent)
+        for file in folder.glob(f"offline-run-*/run-{run_id.partition('-')[0]}*.wandb"):
+            if not Path(f"{file}.synced").exists():
+                shutil.rmtree(file.parent)
+            elif file.stem == f"run-{run_id}":
+                raise GoneError("the run was uploaded by `wandb sync`, and W&B cannot continue its file")
         return LiveRun(self.options, self.run, run_id, "offline")
 
     def _online(self, handed: int) -> LiveRun:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 import zipfile
 from dataclasses import replace
@@ -14,7 +17,7 @@ from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run
-from tests.tracking.wandb.test_tracker import KEY, append, drive, everything_below
+from tests.tracking.wandb.test_tracker import KEY, ROOT, append, drive, everything_below
 
 serving = load_script("benchmarks/wandb_service").serving
 
@@ -51,6 +54,63 @@ def test_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
         assert service.steps() == {UID: list(range(14))}
         assert any("Rewind" in asked for asked in service.asked)
     assert KEY not in everything_below(run_dir)
+
+
+@pytest.mark.slow
+def test_rows_that_a_resume_replaces_are_taken_back(tmp_path: Path) -> None:
+    """If the service can rewind: each step is there once, with the value of the resumed run."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    with serving() as service:
+        service.rewinds = True
+        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
+        drive(run_dir, "log=14", "drain", "fail", env=env, mode="auto", flush_timeout=30.0)
+        cut_after(run_dir / FILENAME, iteration=80, last_validation=0)
+        described_run(run_dir, attempt(), attempt(1, 80, **{"optimizer.lr": 0.2}))
+        for index in range(8, 11):
+            append(run_dir, {"mode": "train", "epoch": 1, "iteration": 10 * (index + 1), "loss": 7.0}, time.time())
+        found = drive(run_dir, "drain", "finish", env=env, mode="auto", flush_timeout=30.0)
+        assert (found["troubles"], found["sent"], found["finished"]) == ([], 11, True)
+        assert service.steps() == {UID: list(range(11))}
+        assert [row["train/loss"] for row in service.rows[UID].values()][7:] == [1 / 80, 7.0, 7.0, 7.0]
+        assert service.exits == {UID: 0}
+
+        drive(run_dir, "log=2", "drain", "finish", env=env, mode="auto", flush_timeout=30.0)
+        assert service.steps() == {UID: list(range(13))}
+
+
+def sync(run_dir: Path, *arguments: str, env: dict[str, str]) -> str:
+    """What `python -m hydraloop sync` prints."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "hydraloop", "sync", *arguments, str(run_dir)],
+        env={**clean, "HOME": str(run_dir.parent / "home"), **env},
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
+    """`sync --again`, online and from offline to online: one new run each time, which `sync` then leaves as it is."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished"}))
+    offline = drive(run_dir, "log=10", "drain", "finish", "read")
+    with serving() as service:
+        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
+        said = sync(run_dir, "--again", "hooks.wandb.mode=online", env=env)
+        (first,) = service.steps()
+        assert said.endswith(f"10 sent, 10 of 10 records there, {service.url}/team/p/runs/{first}\n")
+        assert (service.rows[first][9]["train/loss"], service.exits[first]) == (1 / 100, 0)
+
+        sync(run_dir, "--again", env=env)
+        (second,) = service.steps().keys() - {first}
+        sync(run_dir, env=env)
+        assert service.steps() == {first: list(range(10)), second: list(range(10))}
+        assert UID not in (first, second)
+    assert drive(run_dir, "read")["files"] == offline["files"]
 
 
 @pytest.mark.slow

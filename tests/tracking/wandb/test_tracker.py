@@ -163,11 +163,12 @@ def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
     assert "uploaded by `wandb sync`" in found["troubles"][0]
     assert found["files"] == first["files"]
 
-    Cursor(WANDB, {}).save(run_dir, "wandb")  # as `sync --again` begins
-    again = drive(run_dir, "drain", "finish", "read", _sync=True)["files"]
-    (new,) = again.keys() - {folder}
-    assert [row["step"] for row in again[new]["rows"]] == list(range(25))
-    assert again[new]["id"] != again[folder]["id"]
+    for _ in range(2):  # `sync --again` twice: a file that was not uploaded is replaced
+        Cursor(WANDB, {}).save(run_dir, "wandb")
+        again = drive(run_dir, "drain", "finish", "read", _sync=True)["files"]
+        (new,) = again.keys() - {folder}
+        assert [row["step"] for row in again[new]["rows"]] == list(range(25))
+        assert again[new]["id"] != again[folder]["id"]
 
 
 def test_a_run_is_described_and_not_its_follower(tmp_path: Path) -> None:
