@@ -23,8 +23,8 @@ from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor, hook_names, sync_command
 from hydraloop.tracking.follower.link import SENDING
-from hydraloop.tracking.follower.locks import FOLDER, has_ended
-from hydraloop.tracking.follower.spawning import close_fork_servers, spawn
+from hydraloop.tracking.follower.locks import FOLDER, has_ended, kill_hanging
+from hydraloop.tracking.follower.spawning import MARGIN, close_fork_servers, spawn
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
 from hydraloop.tracking.tracker import Sweep, SweepEnding
 
@@ -89,20 +89,23 @@ class SweepTrackers:
 
 
 def _wait(folder: Path) -> None:
-    """Wait for the followers of the sweep's jobs, at most the longest `flush_timeout`. Not for `background=true`."""
+    """Wait for the followers of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang.
+
+    Does not wait for those with `background=true`.
+    """
     links = {(link.run_dir.absolute(), link.name): link for link in SENDING}
     waiting, longest = set(), 0.0
     for run_dir, name, cursor in _cursors(folder):
         if not cursor.complete and not cursor.options.get("background"):
             waiting.add((run_dir, name))
             longest = max(longest, float(cursor.options.get("flush_timeout", 0.0)))
-    until = time.monotonic() + longest
-    while time.monotonic() < until:
+    until = time.monotonic() + longest + MARGIN
+    while waiting and time.monotonic() < until:
+        time.sleep(_POLL)
         # The followers of jobs that other processes have trained have no link here.
         waiting = {one for one in waiting if (links[one].is_alive() if one in links else not _is_over(*one))}
-        if not waiting:
-            return
-        time.sleep(_POLL)
+    for one in waiting:
+        links[one].stop() if one in links else kill_hanging(*one)
 
 
 def _report(folder: Path) -> bool:

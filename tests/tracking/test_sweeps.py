@@ -12,12 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
+from hydraloop.engine.engine import Engine
 from hydraloop.tracking import description, sweeps
 from hydraloop.tracking.follower import link, spawning
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.locks import lock_of
 from hydraloop.tracking.sweeps import SweepTrackers
-from tests.processes import children
+from tests.helpers import at
+from tests.processes import command_line
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
 from tests.tracking.training import NAME, training, until
 
@@ -77,7 +79,7 @@ def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCapture
             assert time.monotonic() - start < 40.0
         told = engine.messages.read("tracked")[NAME]
         assert "the rest is being sent, for up to 80 s" in told or told.startswith("13 of 13 records sent, ")
-        (server,) = [one for one, command in children().items() if spawning.__name__ in command]
+        server = _fork_server()
         until(lambda: len(server.children()) == 2)  # both are forks of one process
     trackers.end(tmp_path)
     for number in range(2):
@@ -104,6 +106,50 @@ def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, ca
     assert time.monotonic() - start < 20.0
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(f"{NAME}: not everything is sent in 0; ")
+
+
+def _fork_server() -> psutil.Process:
+    (server,) = [one for one in psutil.Process().children() if spawning.__name__ in command_line(one)]
+    return server
+
+
+def _stopped_fork() -> psutil.Process:
+    """Stop the only follower that was forked, as SIGSTOP does."""
+    (follower,) = _fork_server().children()
+    follower.suspend()
+    return follower
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_forked_follower_that_hangs_is_killed_at_the_end(tmp_path: Path) -> None:
+    trackers = SweepTrackers(jobs=1)
+    trackers.begin(tmp_path)
+    hung: list[psutil.Process] = []
+
+    def hang(engine: Engine) -> None:
+        until(lambda: (cursor := Cursor.load(tmp_path / "0", NAME)) is not None and cursor.attempt == 0)
+        hung.append(_stopped_fork())
+
+    training(tmp_path / "0", flush_timeout=1.0, more={"hang": at("after_train_iter", hang, nth=3)}).train()
+    start = time.monotonic()
+    trackers.end(tmp_path)
+    assert time.monotonic() - start < 20.0
+    until(lambda: _is_gone(hung[0]), 20.0)
+
+
+def test_a_forked_follower_can_be_killed(tmp_path: Path) -> None:
+    described_run(tmp_path)
+    follower = link.Link(tmp_path, NAME, link.Settings(TENSORBOARD, {}, 80.0), forked=True)
+    follower.start()
+    follower.begin()
+    assert follower.until_opened(80.0)
+    process = _stopped_fork()
+    follower.stop()
+    until(lambda: not follower.is_alive() and _is_gone(process), 20.0)
+    spawning.close_fork_servers()
 
 
 _FAILS = """
@@ -148,7 +194,7 @@ def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed
         SweepTrackers(jobs=2).begin(tmp_path)
     (tmp_path / "0" / "tracking").mkdir(parents=True)
     with lock_of(tmp_path / "0", NAME):  # this follower cannot send
-        engine = training(tmp_path / "0", flush_timeout=2.0)
+        engine = training(tmp_path / "0", flush_timeout=0.5)
         engine.train()
     told = engine.messages.read("tracked")[NAME]
     assert told.startswith("0 of 13 records sent")

@@ -50,7 +50,7 @@ def _ended(run_dir: Path, name: str) -> bool:
     log.info("%s: waiting for the follower of an earlier process", name)
     if _is_free(run_dir, name, PATIENCE):
         return True
-    _end_hanging(run_dir, name)
+    kill_hanging(run_dir, name)
     if _is_free(run_dir, name, 1.0):
         return True
     log.warning("%s: %s", name, BUSY)
@@ -72,7 +72,7 @@ def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
         return False
 
 
-def _end_hanging(run_dir: Path, name: str) -> None:
+def kill_hanging(run_dir: Path, name: str) -> None:
     """Kill the follower that holds the lock, unless its training process is alive and is not this one."""
     try:
         (pid, since), training = json.loads(_holder(run_dir, name).read_text())

@@ -65,6 +65,8 @@ class Child:
         finally:
             os.close(stdin)
             os.close(stdout)
+        self._pid = self._process.pid if isinstance(self._process, subprocess.Popen) else None
+        self._killed = False
         self._messages: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"to the follower of {name}", daemon=True)
         self._writer.start()
@@ -82,7 +84,13 @@ class Child:
         with os.fdopen(self._out, "rb") as lines:
             for line in lines:
                 with suppress(ValueError):  # an incomplete line: the process was killed while it wrote
-                    yield json.loads(line)
+                    message = json.loads(line)
+                    if "pid" in message:  # the first one of a fork
+                        self._pid = message["pid"]
+                        if self._killed:
+                            self.kill()
+                    else:
+                        yield message
 
     def ended(self) -> int | None:
         """Wait until the process exits. Returns the exit code, or None if it could not be forked."""
@@ -91,10 +99,11 @@ class Child:
         return code
 
     def kill(self) -> None:
-        """Kill the process and all that it has started (its session). Does not wait. A fork ends at its deadline."""
-        if isinstance(self._process, subprocess.Popen):
+        """Kill the process and all that it has started (its session). Does not wait."""
+        self._killed = True
+        if self._pid is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
 
     def _write(self) -> None:
         with suppress(OSError), os.fdopen(self._in, "wb", 0) as pipe:  # it has exited, which `ended` reports
@@ -225,6 +234,8 @@ def _serve() -> None:
                 os.dup2(pipe, number)
             for handle in (*passed, *children.values(), control.detach()):
                 os.close(handle)
+            with suppress(OSError):  # the training process has exited
+                os.write(1, json.dumps({"pid": os.getpid()}).encode() + b"\n")
             folder, name = json.loads(request)
             sys.exit(main(Path(folder), name))
         for pipe in pipes:
