@@ -171,7 +171,10 @@ class Tracker(ABC):
 
     @classmethod
     def preload(cls) -> None:
-        """Import the library. Called while the run is prepared; `open` reports a library that cannot be imported."""
+        """Import the library while the run is prepared. Called only in a process that serves nothing but this tracker.
+
+        `open` reports a library that cannot be imported.
+        """
 
     @abstractmethod
     def open(self) -> None:

@@ -30,8 +30,6 @@ DEFAULTS = {
 """Environment variables of MLflow, unless the user has set them."""
 _FILES = "120"
 """Seconds that a server has to store a file of any size: MLflow's default."""
-_HEAVY = ("pandas", "numpy")
-"""Packages that MLflow imports if it finds them, and that no call here needs: a quarter of its import."""
 _NOT_ALLOWED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}
 _STATUS = re.compile(r"failed with error code (\d{3})")
 _TOO_LARGE, _NOT_FOUND = "413", "404"
@@ -48,8 +46,20 @@ class NoServerError(Exception):
     """The answer does not come from an MLflow server, at least not now: a proxy's page, another program."""
 
 
+@contextlib.contextmanager
+def hidden(*packages: str) -> Iterator[None]:
+    """Let `import` not find packages in the body. They must not be needed by what the body imports."""
+    names = [name for name in packages if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None: as if not installed
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
 def prepare() -> None:
-    """Import MLflow, as quickly and as quietly as possible. The user's environment variables have precedence.
+    """Import MLflow and set it up for sending. The user's environment variables have precedence.
 
     Call it in a process that serves trackers only: it changes the environment, log levels, warning filters and the
     garbage collector.
@@ -57,14 +67,8 @@ def prepare() -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")
-    if "mlflow" not in sys.modules:
-        hidden = [name for name in _HEAVY if name not in sys.modules]
-        sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: as if not installed
-        try:
-            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # the slowest part, before any fork
-        finally:
-            for name in hidden:
-                del sys.modules[name]
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # the slowest part, before any fork
+
     for name in ("mlflow", "alembic"):  # they log tracebacks of errors that are raised anyway
         logging.getLogger(name).setLevel(logging.CRITICAL)
     _keep_answers()

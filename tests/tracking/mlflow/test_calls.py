@@ -9,18 +9,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 import requests
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
+from PIL import Image
 
+from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import described
+from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.calls import Calls, NoServerError, prepare, translated
 from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
-from tests.tracking.mlflow.runs import QUIET
+from tests.tracking.mlflow.runs import QUIET, empty_database, exported_files, folder
+from tests.tracking.runs import described_run, log_records
 
+__all__ = ["empty_database", "folder"]
 pytestmark = QUIET
 
 
@@ -177,16 +183,55 @@ def test_the_message_for_an_address_that_does_not_speak_http() -> None:
     assert text.startswith(f"ConnectionError: cannot reach http://{place}: ('Connection aborted.', BadStatusLine(")
 
 
+HEAVY = "{'pandas', 'numpy', 'scipy', 'sklearn', 'torch'} & sys.modules.keys()"
+
+
 @pytest.mark.slow
-def test_mlflow_is_imported_without_what_no_call_needs() -> None:
-    code = (
-        "import sys\n"
-        "from hydraloop.tracking.mlflow.tracker import MLflowTracker\n"
-        "MLflowTracker.preload()\n"
-        "assert 'mlflow.store.tracking.sqlalchemy_store' in sys.modules\n"
-        "assert not {'pandas', 'numpy', 'scipy', 'torch'} & sys.modules.keys(), sorted(sys.modules)\n"
-        "import pandas\n"
-        "import mlflow\n"
+def test_the_follower_s_process_has_no_pandas(folder: Path) -> None:
+    """From the import of the library to the end of a run with a picture and a registered model."""
+    run = described_run(folder / "run")
+    log_records(run.run_dir, 3)
+    Image.new("RGB", (8, 8)).save(run.run_dir / "a.png")
+    exported_files(run.run_dir)
+    run_python(
+        "import sys",
+        "from pathlib import Path",
+        "from hydraloop.run.record_log import LoggedObject, Record",
+        "from hydraloop.tracking import description",
+        "from hydraloop.tracking.follower import process",
+        "from hydraloop.tracking.tracker import Finish",
+        f"kind = process.load({{'kind': {MLFLOW!r}, 'folders': [], 'trusted': []}})",
+        "assert 'mlflow.store.tracking.sqlalchemy_store' in sys.modules",
+        f"assert not {HEAVY}",
+        f"run = description.read(Path({str(run.run_dir)!r}))",
+        "tracker = kind({'log_model': True, 'registered_model_name': 'digits'}, run, {})",
+        "tracker.open()",
+        "picture = LoggedObject('image', 'val/predictions', 'a.png')",
+        "tracker.send([Record(0, 'val', 1, 10, 1.7e9, {'loss': 1.0}, {}, (picture,))])",
+        "tracker.finish(Finish('finished'))",
+        "while tracker.send_file():",
+        "    pass",
+        "assert tracker.memory['model']",
+        f"assert not {HEAVY}",
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_process_that_used_sync_has_the_whole_mlflow(folder: Path) -> None:
+    run = described_run(folder / "run")
+    log_records(run.run_dir, 3)
+    Cursor(MLFLOW, {}).save(run.run_dir, "mlflow")
+    run_python(
+        "from hydraloop.tracking import sync",
+        f"sync.main([{str(run.run_dir)!r}])",
+        "import mlflow",
+        "mlflow.data.from_pandas, mlflow.models.infer_signature, mlflow.pytorch",
+    )
+    cursor = Cursor.load(run.run_dir, "mlflow")
+    assert cursor is not None
+    assert cursor.sent == 3, "it has used MLflow"
+
+
+def run_python(*lines: str) -> None:
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
