@@ -100,7 +100,9 @@ class _App:
         environment.set_command([*environment.script(), *arguments.config_flags(args)])
         if args.experimental_rerun is not None:
             raise UserError(
-                "it loads a pickle file", key="--experimental-rerun", remedy="Use resume=… or --config-dir."
+                "this flag loads a pickle file, which can run code",
+                key="--experimental-rerun",
+                remedy="Use resume=… or --config-dir.",
             )
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path

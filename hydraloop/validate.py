@@ -19,7 +19,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
@@ -149,9 +149,9 @@ def _check_keys(cfg: DictConfig) -> None:
     for entry in dataclasses.fields(Config):
         if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
             raise UserError(
-                "every run needs it",
+                "the config lacks this key, which every run needs",
                 key=entry.name,
-                remedy=f"Leave ~{entry.name} out if you wrote that, or give it a value: {entry.name}=…",
+                remedy=f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…",
             )
     for key, node, known in _sections(cfg):
         for name in node:
@@ -207,7 +207,7 @@ def _check_values(cfg: DictConfig) -> None:
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
         if value not in choices:
-            raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {', '.join(choices[:-1])} or {choices[-1]}.")
+            raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {any_of(choices)}.")
     for name in cfg.secrets:
         if not _SECRET.fullmatch(str(name)):
             remedy = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
@@ -256,14 +256,14 @@ def _check_hooks(cfg: DictConfig) -> None:
                 continue
             key = f"{group}.{name}"
             if "/" in str(name) or "\\" in str(name):
-                raise UserError("files are named after hooks", key=key, remedy="Use a name without slashes.")
+                raise UserError("a hook's name must not contain a slash", key=key, remedy="Use another name.")
             if not isinstance(node, DictConfig) or "_target_" not in node:
                 raise _not_a_hook(str(name), node, group)
             if node.get("priority") is not None:
                 Priority.of(node.priority, key=f"{key}.priority")
             on_error = node.get("on_error")
             if on_error is not None and on_error not in ON_ERROR:
-                raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {', '.join(ON_ERROR)}.")
+                raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {any_of(ON_ERROR)}.")
 
 
 def _not_a_hook(name: str, node: object, group: str) -> UserError:

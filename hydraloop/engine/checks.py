@@ -51,7 +51,7 @@ def check_lengths(engine: Engine) -> list[int]:
 def check_evaluable(loader: Loader | None, key: str) -> None:
     """Refuse to evaluate without a loader; `key` names its option."""
     if loader is None:
-        raise UserError("there is no such data", key=key, remedy=f"Give {key} a data set.")
+        raise UserError("there is no data set", key=key, remedy=f"Give {key} a data set.")
 
 
 def check_epoch(engine: Engine) -> None:

@@ -279,7 +279,7 @@ class Hook:
     # MMEngine's helpers; `n` and `begin` are those of `interval.Every`. ----------------------------------------------
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
-        """Return whether the iteration just completed is an n-th one."""
+        """Return whether the number of completed iterations is a multiple of n; `begin` as in `Every`."""
         return Every(n, begin).due(engine.progress.iteration)
 
     def every_n_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
@@ -287,11 +287,11 @@ class Hook:
         return self.every_n_train_iters(engine, n, begin)
 
     def every_n_epochs(self, engine: Engine, n: int, begin: int = 0) -> bool:
-        """Return whether the epoch just completed is an n-th one."""
+        """Return whether the number of completed epochs is a multiple of n; `begin` as in `Every`."""
         return Every(n, begin).due(engine.progress.epoch)
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Return whether the batch at `batch_idx` (from 0, in any loop) is an n-th one."""
+        """Return whether `batch_idx + 1` is a multiple of n, in any loop."""
         return Every(n).due(batch_idx + 1)
 
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:

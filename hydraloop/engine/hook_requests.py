@@ -8,7 +8,7 @@ signal, a clock), so the ranks agree first:
   one interval later, when it has arrived, so neither host nor device waits for it. If it is set on any rank, the ranks
   exchange the requests.
 
-A request with `agreed` needs no exchange: its hook asks on every rank at the same point.
+A request with `agreed=True` needs no exchange: the hook asks on every rank at the same point.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from hydraloop.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Due at `n >= begin` with `(n - begin) % interval == 0`, where n counts from 1.
+    """Runs at `n >= begin` with `(n - begin) % interval == 0`, where n counts from 1.
 
     Args:
         interval: in the unit that the caller counts (epochs, iterations, optimizer steps), 1 or more; None means never.
-        begin: the first n that may be due; 0 and 1 both mean "from the start": `Every(5)` is due at 5, 10, 15.
+        begin: the first n at which it may run; 0 and 1 both mean "from the start": `Every(5)` runs at 5, 10, 15.
 
     Raises:
         UserError: an interval below 1, a negative begin, or a value that is not a whole number.
@@ -33,13 +33,13 @@ class Every:
             raise UserError(f"begin {self.begin} is negative", remedy="Use 0 to begin at the start.")
 
     def due(self, n: int, *, done: int | None = None, last: bool = False) -> bool:
-        """Return whether the n-th is due.
+        """Return whether to run at n.
 
         Args:
             n: counted from 1.
-            done: the n up to which everything was done; 0 for nothing. Then anything that was due after it and was
-                missed is due now, and nothing is due twice. None: only n counts.
-            last: whether n is the end, which is always due, also if the interval is None.
+            done: the n at which it last ran; 0 for never. If it was missed since then, it runs now, and it never runs
+                twice at the same n. None: only n counts.
+            last: whether n is the end, at which it always runs, also if the interval is None.
         """
         if done is not None:
             return n > done if last else self._up_to(n) > self._up_to(done)
@@ -52,7 +52,7 @@ class Every:
         return n >= self.begin and (n - self.begin) % self.interval == 0
 
     def _up_to(self, n: int) -> int:
-        """Return how many of the first n are due."""
+        """Return how often it runs up to n."""
         if self.interval is None or n < self.begin:
             return 0
         return n // self.interval if self.begin <= 1 else 1 + (n - self.begin) // self.interval

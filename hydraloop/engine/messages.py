@@ -38,7 +38,7 @@ class Messages:
         self._facts[name] = read
 
     def read(self, name: str, default: Any = None) -> Any:
-        """Return the value of a fact, or `default` if nothing provides it. Host sync only if its provider has one."""
+        """Return the value of a fact, or `default` if nothing provides it. Synchronizes only if its provider does."""
         provider = self._facts.get(name)
         return default if provider is None else provider()
 

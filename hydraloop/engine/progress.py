@@ -27,7 +27,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take all counters over.
+        """Set all counters.
 
         Raises:
             KeyError: a counter is missing.

@@ -28,11 +28,11 @@ class EarlyStoppingHook(Hook):
 
     A validation is an improvement if it is better than the last improvement by at least `min_delta`. Any other
     validation increases a count, which an improvement resets to 0. Training also stops at a value that is not finite
-    (`check_finite`), and when a value is beyond `stopping_threshold`. It ends regularly, with the last checkpoint and
-    the test. The log and `result.json` (status `stopped`) contain the reason: the metric, its value, and the best value
-    with its epoch. That one may be better than the last improvement by less than `min_delta`. A stopped run that is
-    resumed ends at once, unless an option that stopped it has changed (such as `patience`). Validations outside of
-    training do not count.
+    (`check_finite`), and when a value is better than `stopping_threshold`. It ends regularly, with the last checkpoint
+    and the test. The log and `result.json` (status `stopped`) contain the reason: the metric, its value, and the best
+    value with its epoch. The best value may be better than the last improvement by less than `min_delta`. A stopped run
+    that is resumed ends at once, unless an option that stopped it has changed (such as `patience`). Validations outside
+    of training do not count.
 
     Priority LOWEST, MMEngine's: the other hooks see the validation first. No host sync: metrics are plain numbers and
     equal on all ranks, so that all stop together without communication. State: the best value, its epoch, the last

@@ -52,7 +52,7 @@ class LoggerHook(Hook):
     resumed run first moves the records after its checkpoint to `metrics.cut_<n>.jsonl`, because it makes them again.
 
     A record is flat: numbers, strings and None. A record without a position gets the current one. No scalar and no
-    metric may have the name `mode`, `epoch`, `iteration`, `nonfinite` or `timestamp`.
+    metric may have the name `mode`, `epoch`, `iteration`, `objects`, `nonfinite` or `timestamp`.
 
     Priority BELOW_NORMAL, as in MMEngine: after `runtime_info`, `timer` and `grad_clip`, whose numbers it reads, and
     before `param_scheduler`, so that `lr` is the one of this iteration. Later hooks find the record in the file when

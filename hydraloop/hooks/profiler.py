@@ -81,7 +81,7 @@ class ProfilerHook(Hook):
     ) -> None:
         check_at_least(1, profile_times=profile_times, row_limit=row_limit)
         if not activity_with_cpu and activity_with_cuda is False:
-            raise UserError("nothing is left to record", key="activity_with_cpu", remedy="Set it to true.")
+            raise UserError("there would be nothing to record", key="activity_with_cpu", remedy="Set it to true.")
         self._by_epoch = by_epoch
         self._times = profile_times
         self._with_cpu, self._with_device = activity_with_cpu, activity_with_cuda

@@ -21,12 +21,12 @@ _MOST_FOR_ETA = 500
 class IterTimerHook(Hook):
     """Measures each training iteration and the wait for its batch.
 
-    Adds two scalars to `engine.messages`, in seconds. `data_time` is the time that the loader takes to return the batch
-    and that its copy to the device takes on the host. With a copy stream, the host only starts the copy, and loads one
-    batch ahead. `time` is the whole iteration with its hooks, from the end of the last iteration to the end of this
-    one. The first iteration of an epoch, and the first after a validation or a checkpoint, is timed from the request
-    for its batch, so that `time` does not contain the work in between. (In MMEngine, `data_time` also contains the time
-    of hooks that run after an iteration.)
+    Adds two scalars to `engine.messages`, in seconds. `data_time` is the wait for the loader, plus the host's time for
+    the copy of the batch to the device. With a copy stream, the host only starts the copy, and loads one batch ahead.
+    `time` is the whole iteration with its hooks, from the end of the previous iteration to the end of this one. The
+    first iteration of an epoch, and the first after a validation or a checkpoint, is timed from the request for its
+    batch, so that `time` does not contain the work in between. (In MMEngine, `data_time` also contains the time of
+    hooks that run after an iteration.)
 
     Facts: `eta` (seconds of training left, without validation; None before the first iteration), `timing`
     (`summary()`). `eta` uses the mean of the latest half of this process's iterations, at most the latest 500. So it

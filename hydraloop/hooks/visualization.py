@@ -41,9 +41,9 @@ class VisualizationHook(Hook):
     Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]` of floats or uint8; with other batches the hook
     warns once and draws nothing. Predictions are `outputs["predictions"]`, else for class indices the largest of
     `outputs["outputs"]`, else the outputs. Class indices are shown by name if the data set has `classes`, a list of
-    names. Images are denormalised with the data set's `mean` and `std` (one number per channel) if it has them. These
-    attributes are those of the outermost data set that has them, the first one of several; wrappers (`dataset`,
-    `datasets`) are searched. Then uint8, 0..1 and 0..255 are drawn as they are, and other ranges are stretched.
+    names. Images are denormalised with the data set's `mean` and `std` (one number per channel) if it has them. If
+    data sets contain others (`dataset`, `datasets`), the outermost one with the attribute counts; of several, the
+    first. uint8, 0..1 and 0..255 are drawn as they are, and other ranges are stretched.
 
     Priority LOWEST: its record follows that of the metrics. Runs on rank 0 only, with the samples of this rank. Cost: a
     host sync for each batch that is drawn from, to copy its images; none for other batches; drawing 32 images takes

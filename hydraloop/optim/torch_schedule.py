@@ -62,7 +62,7 @@ class TorchSchedule:
             raise UserError(str(error), key=self.key, remedy="Check its arguments.") from error
         if isinstance(self.scheduler, ReduceLROnPlateau) != (monitor is not None):
             raise UserError(
-                "is for ReduceLROnPlateau, which needs it",
+                "only ReduceLROnPlateau follows a metric, and it needs one",
                 key=f"{self.key}.monitor",
                 remedy=f"Leave it out, or for ReduceLROnPlateau set {self.key}.monitor=loss.",
             )

@@ -120,7 +120,7 @@ class Reader:
     def _warn(self, index: int, odd: list[str]) -> None:
         if not self._warned:
             what = ", ".join(map(repr, odd))
-            log.warning("%s, line %d: left out, as others like it will be: %s", self._path.name, index + 1, what)
+            log.warning("%s, line %d: ignored, without further warnings: %s", self._path.name, index + 1, what)
         self._warned = True
 
     def move(self, position: Position) -> None:

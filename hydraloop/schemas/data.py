@@ -57,10 +57,10 @@ class AugmentedConf:
     angle: float = 15.0
     """Maximum rotation in degrees, in both directions. With more than 15, a 7 looks like a 1."""
     cutout: int = 2
-    """Side in pixels of a square that is covered. 2 covers a sixteenth of a digit, as the Cutout paper on CIFAR-100."""
+    """Side in pixels of a square that is covered. 2 covers a sixteenth, as in the Cutout paper on CIFAR-100."""
     ramp_epochs: int = 0
-    """Epochs in which all three grow to their full size. 0: full size from the start, because the growth needs the hook
-    `set_epoch_info`."""
+    """Epochs in which `shift`, `angle` and `cutout` grow to their full size. 0: full size from the start, because the
+    growth needs the hook `set_epoch_info`."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class PythonSourcesConf:
 
 @dataclass
 class DataConf:
-    """Base of data options: `defaults: [base, _self_]` in your own option gives it the typed loader."""
+    """Base of all data options. Begin your own file with `defaults: [base, _self_]` to get the loader's options."""
 
     train: Any = None
     """Training data."""
@@ -103,7 +103,7 @@ class DataConf:
     test: Any = None
     """Test data, used once after training. Null: no test."""
     loader: LoaderConf = field(default_factory=LoaderConf)
-    """The same for all three; only the train loader shuffles."""
+    """Options of the three loaders; only the train loader shuffles."""
 
 
 @dataclass

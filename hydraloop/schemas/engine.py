@@ -20,7 +20,7 @@ class EngineConf:
     val_begin: int = 0
     """First epoch (or iteration) that may be validated. 0: from the start."""
     val_by_epoch: bool = True
-    """Whether the two above count epochs. False: iterations, for epochs that take hours."""
+    """Whether `val_interval` and `val_begin` count epochs. False: iterations, for epochs that take hours."""
     test: bool = True
     """Whether to test once after training, on the best checkpoint if one was saved, else on the last weights."""
     deterministic: bool = False

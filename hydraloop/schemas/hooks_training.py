@@ -107,7 +107,8 @@ class EMAHookConf(HookConf):
     """Optimizer steps in which `momentum_annealing` and `exp_momentum` approach `momentum`, above 0; for these two
     only. Null: OpenMMLab's 100 and 2000."""
     warm_up: int = 100
-    """Optimizer steps in which `linear_momentum` starts, at least 1; for this type only. MMDetection's default."""
+    """`linear_momentum` begins with the share 1 / `warm_up` and grows to `momentum` if that is larger. At least 1; for
+    this type only. MMDetection's default."""
 
 
 @dataclass

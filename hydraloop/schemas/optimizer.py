@@ -20,7 +20,7 @@ class AdamWConf:
     eps: float = 1e-8
     """Added to the denominator; torch's default."""
     weight_decay: float = 0.01
-    """Share of each weight, times the learning rate, that a step subtracts; torch's default."""
+    """A step subtracts this share of each weight, times the learning rate; torch's default."""
     amsgrad: bool = False
     """Whether to use the maximum of all previous means of squares; torch's default."""
     maximize: bool = False

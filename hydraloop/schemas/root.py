@@ -26,7 +26,8 @@ class Config:
     """Every key of a run's config."""
 
     seed: int = 0
-    """Seed of every random number generator; the same seed gives the same run. 0: runs are repeatable by default."""
+    """Seed of every random number generator. 0: on a CPU, the same command gives the same run; on a GPU, this also
+    needs `engine.deterministic=true`."""
     experiment_name: str = "digits"
     """Name of the experiment in trackers; `resume=auto` looks for runs with the same name."""
     resume: Optional[str] = None
@@ -40,7 +41,7 @@ class Config:
     """`averaged`: `load_from`, validation and test use the averaged weights if there are any. `raw`: never."""
     secrets: List[str] = field(default_factory=list)
     """Names of keys whose values are secrets: `[dsn]` masks `dsn` and `db_dsn` as `***` in the terminal, in files and
-    at trackers. Empty: passwords, tokens, API keys, cookies and similar are always masked."""
+    at trackers. Passwords, tokens, API keys, cookies and similar are always masked. Empty: only those."""
     init: InitConf = field(default_factory=InitConf)
     task: Any = MISSING
     """Model, loss and metrics; a group."""

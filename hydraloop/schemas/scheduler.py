@@ -19,13 +19,13 @@ class _Schedule:
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay, … lr is the usual one."""
     by_epoch: bool = False
-    """Whether the numbers count epochs. False: optimizer steps, smooth in short runs too."""
+    """Whether the numbers count epochs. False: optimizer steps, so that values change smoothly in short runs, too."""
     convert_to_iter_based: bool = False
     """With `by_epoch`: whether the value changes at each optimizer step. False, as in MMEngine: after each epoch."""
     begin: int = 0
     """First step (or epoch) at which it acts. 0: from the start."""
     end: Optional[int] = None
-    """Step (or epoch) before which it acts for the last time. Null: the end of training."""
+    """First step (or epoch) at which it no longer acts; its last value stays. Null: the end of training."""
 
 
 @dataclass
@@ -59,13 +59,13 @@ class CosineRestartConf(_Schedule):
 
 @dataclass
 class ConstantConf(_Schedule):
-    """`scheduler=[constant]`: a share of the learning rate until `end`, then the learning rate; a simple warm-up."""
+    """`scheduler=[constant]`: a share of the learning rate until `end`, then all of it; a simple warm-up."""
 
     _target_: str = "hydraloop.optim.Constant"
     factor: float = 1 / 3
-    """Share of the learning rate until the last step before `end`, above 0, up to 1; torch's default."""
+    """Share of the learning rate in all steps but the last, which has all of it. Above 0, up to 1; torch's default."""
     end: Optional[int] = 100
-    """Step (or epoch) before which it acts for the last time. Null: the end of training. 100 steps, as in `linear`."""
+    """First step (or epoch) at which it no longer acts. Null: the end of training. 100 steps, as in `linear`."""
 
 
 @dataclass
@@ -76,10 +76,10 @@ class ExponentialConf(_Schedule):
     gamma: float = 0.8
     """Factor of each epoch (or step), above 0. 0.8 ends the default 20 epochs at about a hundredth."""
     by_epoch: bool = True
-    """Whether the numbers count epochs. True: a factor of each step would depend on the length of the epochs."""
+    """Whether the numbers count epochs. True: a factor for each step would depend on the length of the epochs."""
     convert_to_iter_based: bool = False
-    """With `by_epoch`: whether the value changes at each optimizer step. False: `gamma` would be of each step, as in
-    MMEngine."""
+    """With `by_epoch`: whether the value changes at each optimizer step. False: with true, `gamma` applies to each
+    step, as in MMEngine."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class YOLOXConf(_Schedule):
 
 @dataclass
 class LinearConf(_Schedule):
-    """`scheduler=[linear]`: a factor of the learning rate goes from one value to another; a warm-up by default."""
+    """`scheduler=[linear]`: the learning rate times a factor that changes in a straight line; a warm-up by default."""
 
     _target_: str = "hydraloop.optim.Linear"
     start_factor: float = 1 / 3
@@ -130,10 +130,10 @@ class LinearConf(_Schedule):
     end_factor: float = 1.0
     """Share of the learning rate in the last step, 0..1. 1, torch's default: a warm-up."""
     total_iters: Optional[int] = None
-    """Steps (or epochs) to `end_factor`. Null: `end - begin - 1`, as in MMEngine, so that the last one has it."""
+    """Steps (or epochs) to `end_factor`. Null: `end - begin - 1`, as in MMEngine: the last one has this value."""
     end: Optional[int] = 100
-    """Step (or epoch) before which it acts for the last time. Null: the end of training. 100 steps, a quarter of the
-    400 of the default run."""
+    """First step (or epoch) at which it no longer acts. Null: the end of training. 100 steps, a quarter of the default
+    run's 400."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class MomentumConf(LinearConf):
     param: str = "momentum"
     """What it changes: the momentum of SGD and RMSprop, or the first of Adam's betas."""
     end: Optional[int] = 100
-    """Step (or epoch) before which it acts for the last time. Null: the end of training. 100 steps, as in `linear`."""
+    """First step (or epoch) at which it no longer acts. Null: the end of training. 100 steps, as in `linear`."""
 
 
 @dataclass
@@ -206,7 +206,7 @@ class OneCycleConf(_Schedule):
     final_div_factor: float = 1e4
     """The first learning rate divided by the last, above 0; torch's default."""
     three_phase: bool = False
-    """Whether it goes down to the first learning rate and then to the last in a third phase; torch's default."""
+    """Whether the way down has two phases: to the first learning rate, then to the last; torch's default."""
 
 
 @dataclass
@@ -215,7 +215,7 @@ class PolyConf(_Schedule):
 
     _target_: str = "hydraloop.optim.Poly"
     total_iters: Optional[int] = None
-    """Steps (or epochs) to `eta_min`. Null: `end - begin - 1`, as in MMEngine, so that the last one has it."""
+    """Steps (or epochs) to `eta_min`. Null: `end - begin - 1`, as in MMEngine: the last one has this value."""
     eta_min: float = 0.0
     """The lowest value; MMEngine's default."""
     power: float = 0.9
@@ -228,8 +228,8 @@ class PlateauConf:
 
     _target_: str = "hydraloop.optim.Plateau"
     mode: Optional[str] = None
-    """`min` if low values of the metric are good, `max` if high ones are. Null: what the metric itself says, so that
-    `monitor=accuracy` needs nothing more."""
+    """`min` if low values of the metric are good, `max` if high ones are. Null: what the metric declares, so that
+    `monitor=accuracy` needs no other option."""
     factor: float = 0.1
     """The factor, between 0 and 1; torch's default."""
     patience: int = 3
@@ -243,17 +243,17 @@ class PlateauConf:
     min_lr: float = 0.0
     """The lowest value; torch's default."""
     eps: float = 1e-8
-    """A reduction smaller than this is left out; torch's default."""
+    """A smaller reduction is not made; torch's default."""
     monitor: str = "loss"
     """The validation metric. Every task has the loss."""
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay, … lr is the usual one."""
     by_epoch: bool = True
-    """Whether `begin` and `end` count epochs. It always acts after validations."""
+    """Whether `begin` and `end` count epochs. False: optimizer steps. In both cases, it acts after validations."""
     begin: int = 0
     """First epoch (or step) after which a validation counts. 0: from the start."""
     end: Optional[int] = None
-    """Epoch (or step) from which validations no longer count. Null: never."""
+    """First epoch (or step) after which a validation no longer counts. Null: all count."""
 
 
 OPTIONS = {

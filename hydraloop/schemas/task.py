@@ -61,9 +61,9 @@ class ClassificationConf:
     loss: Dict[str, Any] = field(
         default_factory=lambda: {"_target_": "torch.nn.CrossEntropyLoss", "label_smoothing": 0.0}
     )
-    """Called with (logits, classes); the mean over the batch. Without smoothing, so that it is the log-likelihood."""
+    """Called with (logits, classes); the mean over the batch. No smoothing: the loss is the negative log-likelihood."""
     metrics: Dict[str, Any] = field(default_factory=lambda: {"accuracy": AccuracyConf()})
-    """Metrics by name; `save_best=auto` uses the first. Null removes one. torchmetrics work too."""
+    """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class RegressionConf:
             "r2": R2ScoreConf(),
         }
     )
-    """Metrics by name; `save_best=auto` uses the first. Null removes one. torchmetrics work too."""
+    """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class LanguageModelingConf:
     metrics: Dict[str, Any] = field(
         default_factory=lambda: {"bits_per_byte": BitsPerByteConf(), "accuracy": TokenAccuracyConf()}
     )
-    """Metrics by name; `save_best=auto` uses the first. Null removes one. torchmetrics work too."""
+    """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 
 
 def register(store: ConfigStore) -> None:

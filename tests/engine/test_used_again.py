@@ -180,5 +180,5 @@ def test_a_state_that_fails_follows_on_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["validate", "test"])
 def test_evaluating_without_data_is_refused(tmp_path: Path, what: str) -> None:
-    with pytest.raises(UserError, match="there is no such data"):
+    with pytest.raises(UserError, match="there is no data set"):
         getattr(make_engine(tmp_path), what)()

@@ -187,5 +187,5 @@ def test_a_validation_without_the_metric_is_not_the_best(tmp_path: Path, caplog:
         assert engine.train().status == "finished"
     assert stems(tmp_path) == {"best_acc_epoch_3", "best_err_epoch_2", "epoch_3"}
     (line,) = [record.getMessage() for record in caplog.records if "acc" in record.getMessage()]
-    assert line.startswith("hooks.checkpoint: the validation did not report acc; it is not the best")
+    assert line.startswith("hooks.checkpoint: the validation did not report acc, so it cannot be the best")
     assert same(bits(net), load(tmp_path / "checkpoints" / "epoch_3.pth")["state_dict"])

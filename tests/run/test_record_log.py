@@ -124,7 +124,7 @@ def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
     path = _log(tmp_path / "m.jsonl", GOOD, '{"a": [1], "b": null}\n', "no json\n")
     with caplog.at_level(logging.WARNING, "hydraloop"):
         read_all(path)
-    assert [one.getMessage() for one in caplog.records] == ["m.jsonl, line 2: left out, as others like it will be: 'a'"]
+    assert [one.getMessage() for one in caplog.records] == ["m.jsonl, line 2: ignored, without further warnings: 'a'"]
 
 
 def test_speed_has_its_own_place_and_objects_their_mode(tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ FOLDER = "media"
 class LogsRecords:
     """Logs records and objects on rank 0, for every tracker of the run. On other ranks, the methods do nothing.
 
-    An object is a file, as `<run_dir>/media/val/predictions_iter_400.png`, and a record that names it: `{"mode": "val",
+    An object is a file, `<run_dir>/media/val/predictions_iter_400.png`, and a record that names it: `{"mode": "val",
     "epoch", "iteration", "objects": [{"kind": "image", "name": "predictions", "path": "media/val/…"}]}`. Trackers show
     it as `val/predictions`. A tracker that cannot show an object of this kind prints one warning.
 
-    The mode is that of the evaluation during which an object is logged, and `train` outside. A name that begins with
-    `train/`, `val/` or `test/` sets it. A name may have several parts, `layers/1`. An object of the same name and
+    The mode is `val` or `test` during an evaluation, otherwise `train`. A name that begins with `train/`, `val/` or
+    `test/` sets it. A name may have several parts, `layers/1`. An object of the same name and
     iteration replaces the first one.
 
     All methods that log an object return the path of its file; None on other ranks. They raise a `UserError` if a part

@@ -162,7 +162,7 @@ class CheckpointHook(Hook):
             return
         missing = [name for name in self._higher if name not in metrics]
         if missing:
-            log.warning("%s: the validation did not report %s; it is not the best", self.key, ", ".join(missing))
+            log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, ", ".join(missing))
         better: dict[str, float] = {}
         for name, higher in self._higher.items():
             best = self._records.best.get(name)

@@ -48,7 +48,7 @@ class ModelExport:
             self._batch = batch
 
     def write(self, engine: Engine, key: str) -> None:
-        """Write the files, on rank 0. If that is not possible, warn with the reason; the run goes on.
+        """Write the files, on rank 0. If that is not possible, warn with the reason; the run continues.
 
         Args:
             key: of the option, for the warning.
