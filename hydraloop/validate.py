@@ -256,7 +256,7 @@ def _check_hooks(cfg: DictConfig) -> None:
                 continue
             key = f"{group}.{name}"
             if "/" in str(name) or "\\" in str(name):
-                raise UserError("a hook's name must not contain a slash", key=key, remedy="Use another name.")
+                raise UserError("files are named after a hook", key=key, remedy="Use a name without slashes.")
             if not isinstance(node, DictConfig) or "_target_" not in node:
                 raise _not_a_hook(str(name), node, group)
             if node.get("priority") is not None:
@@ -275,5 +275,7 @@ def _not_a_hook(name: str, node: object, group: str) -> UserError:
         remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
     else:
         remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
+        if name != "_target_":  # typed; not from a file without that line
+            remedy = f"To add a custom hook: +{group}.{name}._target_=package.Class. {remedy}"
     shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     return UserError(f"{shown!r} is not a hook: it has no _target_", key=f"{group}.{name}", remedy=remedy)

@@ -156,11 +156,11 @@ def _bad_override(
 
 
 def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
-    """Suggest keys with the same end (`task.model.width` for `model.width`), or else close ones that exist."""
+    """Suggest keys with the same end (`optimizer.lr` for `lr` or `model.lr`), or else close ones that exist."""
     if cfg is None:
         return suggestion(key, composer.groups())
     same_end = [other for other in _leaves(cfg) if other.endswith(f".{key.rpartition('.')[2]}")]
-    if "." in key and 0 < len(same_end) <= 3:
+    if 0 < len(same_end) <= 3:
         return f"Did you mean {any_of(same_end)}?"
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(_select(cfg, parent), DictConfig):  # up to a mapping that exists

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from hydraloop.schemas.engine import EngineConf
 from hydraloop.schemas.root import Config, InitConf
 
 _WIDTH = 110
+_SELECTION = re.compile(r"`\S+=\S+`(?:: |, (?=the default))")
+"""Begins the summary of an option: `data=digits`. The help lists it under its group."""
 
 _HEAD = """\
 hydraloop trains a PyTorch model from a config.
@@ -43,7 +46,7 @@ Examples
   {command} experiment=char_lm precision=bf16 engine.accumulate=2
   {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
-  {command} resume=auto                                      continue from the latest complete checkpoint
+  {command} resume=auto                                      continue the latest run; repeat its options
 """
 
 
@@ -70,7 +73,7 @@ def format_help(composer: Composer, command: str) -> str:
 def _groups(composer: Composer) -> str:
     lines = ["Groups (group=option; hooks, default_hooks and scheduler take a list)"]
     for group in sorted(composer.groups()):
-        described = {option: summary(schema) for option, schema in stored(group)}
+        described = {option: _SELECTION.sub("", summary(schema)) for option, schema in stored(group)}
         lines.append(f"  {group}")
         lines.extend(
             _row(option, described.get(option, "from the config folder"), indent=4, column=20)

@@ -145,10 +145,10 @@ class _Policy:
             self._repeated[cause] += 1
             return
         self._first[cause] = describe(error).partition("\n")[0]
+        then = "it is switched off" if self.disabled else "the run continues"
         log.warning(
-            "hook %s failed at %s and %s (on_error=%s): %s: %s",
-            self.name, point, "is switched off" if self.disabled else "continues", self.on_error, type(error).__name__,
-            error, exc_info=error,
+            "hook %s failed at %s; %s (on_error=%s): %s: %s",
+            self.name, point, then, self.on_error, type(error).__name__, error, exc_info=error,
         )  # fmt: skip
 
     def report_repeated(self) -> None:

@@ -9,14 +9,14 @@ class EngineConf:
     """How long to train, when to validate, on which device."""
 
     max_epochs: int = 20
-    """Epochs to train. 20 trains the default task completely in seconds. Ignored if `max_iters` is set."""
+    """Epochs to train. 20 trains the default task to the end in seconds. Ignored if `max_iters` is set."""
     max_iters: Optional[int] = None
     """Iterations (batches) to train instead of epochs; the mount points of epochs still fire. Null: use
     `max_epochs`."""
     accumulate: int = 1
     """Iterations per optimizer step. 1: no accumulation. A short last window of an epoch is weighted by its samples."""
     val_interval: Optional[int] = 1
-    """Epochs (or iterations) between validations. 1: every epoch. Null: never. Otherwise the end is validated too."""
+    """Epochs (or iterations) between validations. 1: every epoch. Null: never. Otherwise also at the end."""
     val_begin: int = 0
     """First epoch (or iteration) that may be validated. 0: from the start."""
     val_by_epoch: bool = True
@@ -35,7 +35,7 @@ class EngineConf:
     busy machine (parallel jobs of a sweep), because waiting threads keep their cores busy."""
     compile: Any = False
     """Whether to compile the model with torch.compile: false, true, or its options ({mode: max-autotune}). False:
-    compiling takes seconds to minutes, which a short run does not regain. Of the backend's `options`, numbers and
+    compiling takes seconds to minutes, too long for a short run. Of the backend's `options`, numbers and
     true/false work; options that name a program or file are rejected."""
     activation_checkpointing: List[str] = field(default_factory=list)
     """Class names of the modules ([Block]) whose activations are recomputed in the backward pass instead of stored:

@@ -103,7 +103,8 @@ def test_warn_warns_once_for_each_cause_and_counts_the_rest(tmp_path: Path, capl
     assert engine.progress.iteration == 106
     first, last = [record for record in caplog.records if "mine" in record.message]
     assert first.message == (
-        "hook mine failed at after_train_iter and continues (on_error=warn): OSError: No space left on device: 'file 1'"
+        "hook mine failed at after_train_iter; the run continues (on_error=warn): "
+        "OSError: No space left on device: 'file 1'"
     )
     assert first.exc_info is not None, "the traceback is in the log"
     assert last.message == "mine: 105 more errors of this kind: OSError: No space left on device: 'file 1'"
@@ -162,7 +163,7 @@ def test_disable_warns_once_and_switches_the_hook_off_but_lets_it_close(
         make_engine(tmp_path, {"mine": hook}, train=batches(3)).train()
     assert calls == ["before", "after_run"]
     assert [record.message for record in caplog.records if "mine" in record.message] == [
-        "hook mine failed at after_train_iter and is switched off (on_error=disable): "
+        "hook mine failed at after_train_iter; it is switched off (on_error=disable): "
         "ZeroDivisionError: division by zero"
     ]
 

@@ -502,7 +502,10 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
     result = _engine(tmp_path, VisualizationHook()).train()
     assert result.status == "finished"
     failed = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "hook visualization failed at after_val_epoch and continues (on_error=warn): NotADirectoryError" in failed[0]
+    assert (
+        "hook visualization failed at after_val_epoch; the run continues (on_error=warn): NotADirectoryError"
+        in failed[0]
+    )
     assert failed[1].startswith("visualization: 2 more errors of this kind: NotADirectoryError")
     assert len(failed) == 2
     raising = type("Raising", (VisualizationHook,), {"on_error": "raise"})()

@@ -99,9 +99,9 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
         return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise UserError(
-            f"{path} is not a complete checkpoint: it was cut off while it was written, or is not a checkpoint",
+            f"{path} is not a complete checkpoint: it was cut off while it was written, or it is not a checkpoint",
             key=key,
-            remedy="Use an earlier one of the same run"
+            remedy="Name an earlier checkpoint of the run"
             + (", or resume=auto for the newest complete one." if key == "resume" else "."),
         )
     try:

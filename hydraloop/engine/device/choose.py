@@ -30,6 +30,7 @@ def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device
             raise UserError(f"torch knows no device {wanted!r}", key="engine.device", remedy=remedy) from error
         here = available if accelerator is not None and accelerator.type == device.type else 0
         if device.type != "cpu" and (device.index or 0) >= here:
+            remedy = remedy if here else "Use auto or cpu."
             raise UserError(f"this machine has no {wanted}", key="engine.device", remedy=remedy)
     if local_rank is None or device.type == "cpu" or wanted not in ("auto", device.type):
         return device

@@ -268,8 +268,8 @@ def make_precision(options: Mapping[str, Any], device: torch.device) -> Precisio
     arguments = {str(option): value for option, value in options.items()}
     name = arguments.pop("name", None)
     if name not in _NAMES:
-        remedy = suggestion(str(name), _NAMES)
-        raise UserError(f"{name!r} is unknown", key="precision.name", remedy=f"{remedy} precision=fp32.")
+        remedy = f"{suggestion(str(name), _NAMES)} Select one with precision=fp32."
+        raise UserError(f"{name!r} is unknown", key="precision.name", remedy=remedy)
     known = inspect.signature(FP16).parameters.keys() - {"device"} if name == "fp16" else ()
     for option in arguments.keys() - known:
         raise UserError(f"{name} has no such option", key=f"precision.{option}", remedy=suggestion(option, known))
