@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from hydraloop.tracking import sync
 from hydraloop.tracking.follower.cursor import Cursor
 from tests.e2e.projects import REPOSITORY
 from tests.helpers import at, batches, make_engine
-from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, set_up
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -144,6 +146,34 @@ def test_user_code_logs_to_the_same_run(folder: Path) -> None:
     assert run.info.status == "FINISHED"
     assert {"mine", "perf/memory"} <= run.data.metrics.keys()
     assert len(client().get_metric_history(runs[0], "mine")) == 3
+
+
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
+def test_user_code_logs_to_the_address_of_the_run(
+    status: str, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent to MLflow's default database, `mlflow.db` in the working directory."""
+    set_up(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(empty_database, tmp_path / "elsewhere.db")
+    (tmp_path / "run").mkdir()
+    hook = MLflowLoggerHook(tracking_uri="sqlite:///elsewhere.db", system_metrics=False, flush_timeout=60.0)
+
+    def log(engine: Engine) -> None:
+        assert hook.run_id is not None
+        mlflow.log_metric("mine", 1.0, step=engine.progress.iteration)
+        if status == "FAILED" and engine.progress.iteration == 3:
+            raise RuntimeError("on purpose")
+
+    hooks = {"logger": LoggerHook(interval=1), "mlflow": hook, "user": at("after_train_iter", log, nth=0)}
+    with pytest.raises(RuntimeError, match="on purpose") if status == "FAILED" else nullcontext():
+        make_engine(tmp_path / "run", hooks, train=batches(3)).train()
+    assert mlflow.active_run() is None, "ended, before the environment is restored"
+    there = client(f"sqlite:///{tmp_path}/elsewhere.db")
+    (found,) = there.search_runs([one.experiment_id for one in there.search_experiments()])
+    assert found.info.status == status
+    assert len(there.get_metric_history(found.info.run_id, "mine")) == 3
+    assert sorted(path.name for path in tmp_path.glob("*.db")) == ["elsewhere.db"]
 
 
 _AUTOLOG = """
