@@ -14,12 +14,12 @@ from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.model_export import ModelExport
 from hydraloop.hooks.shared.option_checks import check_above_zero
-from hydraloop.tracking.checkpoints import check_choice
+from hydraloop.tracking.description import check_choice
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.hook import TrackerHook
-from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow import address
 from hydraloop.tracking.mlflow.tracker import STATUS
+from hydraloop.tracking.tracker import MLFLOW
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

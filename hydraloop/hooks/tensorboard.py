@@ -13,7 +13,7 @@ from hydraloop.engine.records.histograms import histograms as counted
 from hydraloop.engine.records.objects import write_json
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.tracking.hook import TrackerHook
-from hydraloop.tracking.kinds import TENSORBOARD
+from hydraloop.tracking.tracker import TENSORBOARD
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.checkpoints import check_choice
+from hydraloop.tracking.description import check_choice
 from hydraloop.tracking.hook import TrackerHook
-from hydraloop.tracking.kinds import WANDB
+from hydraloop.tracking.tracker import WANDB
 from hydraloop.tracking.wandb.names import names_of
 from hydraloop.tracking.wandb.setup import is_disabled
 

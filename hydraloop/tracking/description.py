@@ -13,17 +13,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hydraloop.errors import UserError, suggestion
 from hydraloop.run import atomic, attempts
+from hydraloop.run.checkpoint_files import SUFFIX, newest_complete
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.processes import is_alive
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, secret_names
-from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.cursor import FOLDER
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
 _UP = 4
 """Number of parents in which a job looks for its sweep's directory: `hydra.sweep.subdir` may have several parts."""
+CHOICES = ("best", "last", "all")
+"""Values of the option `checkpoints`."""
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
@@ -163,6 +167,38 @@ def _digest(content: bytes) -> str:
 def finish_of(status: Any, error: str | None) -> Finish:
     """Convert a status of `result.json`, or `killed`, to a `Finish`."""
     return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status])
+
+
+def check_choice(checkpoints: str | None) -> None:
+    """Check the option `checkpoints` of a tracker hook.
+
+    Raises:
+        UserError: it is not `best`, `last`, `all` or None.
+    """
+    if checkpoints is not None and checkpoints not in CHOICES:
+        remedy = suggestion(checkpoints, CHOICES)
+        raise UserError(f"{checkpoints!r} is not one of {', '.join(CHOICES)}", key="checkpoints", remedy=remedy)
+
+
+def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
+    """Return the checkpoint files that are to be stored now.
+
+    Args:
+        which: the option `checkpoints`: None, `best`, `last` or `all`.
+        best: path of the best checkpoint in `result.json`.
+        ended: whether the run has ended. Until then, only `all` selects files.
+    """
+    chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
+    folder = run.run_dir / "checkpoints" if chosen is None else Path(str(chosen)).expanduser()
+    if which == "all":
+        return sorted(folder.glob(f"*{SUFFIX}"))
+    if which == "last" and ended:
+        newest = newest_complete(folder)
+        return [] if newest is None else [newest]
+    if which == "best" and ended and best is not None:
+        path = Path(best)
+        return [path if path.is_file() else folder / path.name]  # the run may have been moved since
+    return []
 
 
 def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool | None]:

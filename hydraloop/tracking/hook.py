@@ -18,7 +18,7 @@ from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.describe_engine import run_of
 from hydraloop.tracking.follower.cursor import Cursor, sync_command
-from hydraloop.tracking.follower.link import Link, Settings
+from hydraloop.tracking.follower.link import Link
 from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class TrackerHook(Hook):
         self._link = Link(
             engine.run_dir,
             self.name,
-            Settings(self.kind, self._options, self._flush_timeout),
+            self.kind,
+            self._options,
             training_continues=on_error != "raise",
             forked=in_sweep and engine.distributed.world_size == 1,  # otherwise, each job has new processes
         )

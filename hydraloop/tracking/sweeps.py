@@ -21,9 +21,16 @@ from hydraloop.run.processes import started
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor, hook_names, sync_command
+from hydraloop.tracking.follower.cursor import (
+    FOLDER,
+    Cursor,
+    has_ended,
+    hook_names,
+    kill_hanging,
+    run_dirs,
+    sync_command,
+)
 from hydraloop.tracking.follower.link import SENDING
-from hydraloop.tracking.follower.locks import FOLDER, has_ended, kill_hanging
 from hydraloop.tracking.follower.spawning import MARGIN, close_fork_servers, spawn
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
 from hydraloop.tracking.tracker import Sweep, SweepEnding
@@ -133,7 +140,7 @@ def _sync(folder: Path) -> None:
 
 def _cursors(folder: Path) -> Iterator[tuple[Path, str, Cursor]]:
     """Yield the directory of each run with a tracker in a sweep, the tracker's name and its cursor."""
-    for run_dir in sorted({path.parent.parent for path in folder.rglob(f"{FOLDER}/*.cursor.json")}):
+    for run_dir in run_dirs(folder):
         for name in hook_names(run_dir):
             cursor = Cursor.load(run_dir, name)
             if cursor is not None:

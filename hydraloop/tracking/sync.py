@@ -26,13 +26,11 @@ from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text, masked, name_secrets, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor, hook_names
+from hydraloop.tracking.follower.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
-from hydraloop.tracking.follower.locks import FOLDER, lock_of
-from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.kinds import load_tracker
+from hydraloop.tracking.follower.process import log_to_stderr
 from hydraloop.tracking.mlflow.sweep import update_parents
-from hydraloop.tracking.tracker import Attempt, Run, Tracker
+from hydraloop.tracking.tracker import Attempt, Run, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ def send_all(directories: Sequence[Path], how: How = How()) -> int:
     """Send what is left of all runs in some directories, and print a line for each. Returns the exit code."""
     complete = True
     for directory in directories:
-        found = _run_dirs(directory)
+        found = run_dirs(directory)
         if not found:
             print(f"error: {directory} has no run with a tracker", file=sys.stderr)
             return 2
@@ -102,12 +100,6 @@ def send_all(directories: Sequence[Path], how: How = How()) -> int:
                 complete &= _send(run_dir, name, how)
         complete &= _finish_sweeps(found)
     return 0 if complete else 1
-
-
-def _run_dirs(directory: Path) -> list[Path]:
-    """Return the runs with a tracker in a directory and below it, in order."""
-    found = {path.parent.parent for path in directory.rglob(f"{FOLDER}/*.cursor.json")}
-    return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
 
 
 def _send(run_dir: Path, name: str, how: How) -> bool:

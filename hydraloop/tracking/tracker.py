@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from hydraloop.errors import UserError
 from hydraloop.run.record_log import Record
 from hydraloop.run.result import Status
+from hydraloop.safety.allowlist import ALLOWLIST
 
+MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
+WANDB = "hydraloop.tracking.wandb.tracker.WandbTracker"
+TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"
+_OWN = (MLFLOW, WANDB, TENSORBOARD)
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""
 SweepEnding = Literal["finished", "failed", "interrupted"]
@@ -218,3 +226,32 @@ class Tracker(ABC):
     def where(self) -> str | None:
         """Where a person finds the run: an address, or a command that shows it. None until it is known."""
         return None
+
+
+def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[str] = ()) -> type[Tracker]:
+    """Return the class of a tracker: one of hydraloop's own, or one that the allowlist permits.
+
+    Args:
+        kind: dotted path of the class, which may come from a file.
+        folders: trusted folders, in which the class is looked for first, as in the training process.
+        packages: trusted packages.
+
+    Raises:
+        ValueError: the allowlist refuses the class, or it is not a tracker.
+        Exception: raised by a module of the project while it is imported.
+    """
+    if kind in _OWN:
+        module, _, name = kind.rpartition(".")
+        found = getattr(import_module(module), name)
+    else:
+        sys.path[:0] = [folder for folder in folders if folder not in sys.path[: len(folders)]]
+        for folder in folders:
+            ALLOWLIST.trust_folder(Path(folder))
+        ALLOWLIST.trust(packages)
+        try:
+            found = ALLOWLIST.locate(kind, "kind")
+        except UserError as error:
+            raise ValueError(f"the tracker {kind!r} cannot be loaded: {error.problem}") from error
+    if not isinstance(found, type) or not issubclass(found, Tracker):
+        raise ValueError(f"{kind!r} is not a subclass of hydraloop.tracking.Tracker")
+    return found

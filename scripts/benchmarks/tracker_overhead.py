@@ -224,7 +224,7 @@ class Watch:
         if process == self._process:
             return "training"
         line = process.cmdline()
-        return line[-1] if "hydraloop.tracking" in line else process.name()
+        return line[-1] if "hydraloop.tracking.follower.process" in line else process.name()
 
 
 def catching_up(places: Places, records: int) -> None:

@@ -20,7 +20,7 @@ from wandb_service import KEY, Service, serving
 
 from hydraloop.run.record_log import FILENAME, STAMP, count
 from hydraloop.tracking.follower import cursor
-from hydraloop.tracking.follower.locks import wait_for_followers
+from hydraloop.tracking.follower.cursor import wait_for_followers
 from hydraloop.tracking.mlflow.address import connected
 from hydraloop.tracking.mlflow.calls import prepare
 

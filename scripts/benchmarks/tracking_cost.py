@@ -23,9 +23,8 @@ from hydraloop.run.record_writer import RecordLog
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.link import Link, Settings
-from hydraloop.tracking.kinds import MLFLOW
-from hydraloop.tracking.tracker import Attempt, Finish, Run
+from hydraloop.tracking.follower.link import Link
+from hydraloop.tracking.tracker import MLFLOW, Attempt, Finish, Run
 
 GOAL = 1.2
 BATCHES, RECORDS = 40, 200
@@ -87,7 +86,7 @@ def _follower(place: Path) -> float:
     log.close()
     (run_dir / RESULT_FILE).write_text('{"status": "finished", "best": null}')
     before = _children()
-    link = Link(run_dir, "mlflow", Settings(MLFLOW, {"folder": str(place), "tags": {}}, 120.0))
+    link = Link(run_dir, "mlflow", MLFLOW, {"folder": str(place), "tags": {}, "flush_timeout": 120.0})
     link.start()
     link.begin()
     link.finish(Finish("finished"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.checkpoints import check_choice
+from hydraloop.tracking.description import check_choice
 
 
 @pytest.mark.parametrize("choice", [None, "best", "last", "all"])

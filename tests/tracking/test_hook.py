@@ -18,9 +18,9 @@ from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import Result
 from hydraloop.tracking import description, sync
-from hydraloop.tracking.follower import link, locks
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.locks import lock_of, wait_for_followers
+from hydraloop.tracking.follower import cursor as cursors
+from hydraloop.tracking.follower import link
+from hydraloop.tracking.follower.cursor import Cursor, lock_of, wait_for_followers
 from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine
@@ -65,7 +65,7 @@ def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pyte
         until(lambda: (tmp_path / "tracking" / f"{NAME}.cursor.json").exists() and _cursor(tmp_path).index >= 3)
         (follower,) = followers(tmp_path)
         follower.send_signal(signal.SIGKILL)
-        until(lambda: follower not in followers(tmp_path))
+        until(lambda: _link(engine).died is not None)
 
     engine = training(tmp_path, more={"kill": at("after_train_iter", kill, nth=6)})
     with caplog.at_level(logging.WARNING, "hydraloop"):
@@ -211,7 +211,7 @@ def test_a_follower_that_dies_before_it_is_needed_is_started_when_it_is(tmp_path
 def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "_PAUSES", (0.0, 0.1))
+    monkeypatch.setattr(link, "_RESTARTS", 1)
 
     def kill(engine: Engine) -> None:
         while _link(engine).trouble is None:
@@ -348,7 +348,7 @@ def test_a_process_in_the_background_sends_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_still_sent_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "PATIENCE", 0.5)
+    monkeypatch.setattr(cursors, "PATIENCE", 0.5)
     hang = at("after_train_iter", lambda engine: _stopped(tmp_path), nth=5)
     training(tmp_path, background=True, flush_timeout=600.0, more={"hang": hang}).train()
     (follower,) = followers(tmp_path)

@@ -15,8 +15,7 @@ import pytest
 from hydraloop.engine.engine import Engine
 from hydraloop.tracking import description, sweeps
 from hydraloop.tracking.follower import link, spawning
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.locks import lock_of
+from hydraloop.tracking.follower.cursor import Cursor, lock_of
 from hydraloop.tracking.sweeps import SweepTrackers
 from tests.helpers import at
 from tests.processes import command_line
@@ -94,7 +93,7 @@ def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, ca
     trackers = SweepTrackers(jobs=1)
     trackers.begin(tmp_path)
     described_run(tmp_path / "0")
-    follower = link.Link(tmp_path / "0", NAME, link.Settings(TENSORBOARD, {"flush_timeout": 80.0}, 80.0))
+    follower = link.Link(tmp_path / "0", NAME, TENSORBOARD, {"flush_timeout": 80.0})
     follower.start()
     follower.begin()
     assert follower.until_opened(80.0)
@@ -142,7 +141,7 @@ def test_a_forked_follower_that_hangs_is_killed_at_the_end(tmp_path: Path) -> No
 
 def test_a_forked_follower_can_be_killed(tmp_path: Path) -> None:
     described_run(tmp_path)
-    follower = link.Link(tmp_path, NAME, link.Settings(TENSORBOARD, {}, 80.0), forked=True)
+    follower = link.Link(tmp_path, NAME, TENSORBOARD, {"flush_timeout": 80.0}, forked=True)
     follower.start()
     follower.begin()
     assert follower.until_opened(80.0)
@@ -221,10 +220,10 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
 _EXITS = """
 import sys
 from pathlib import Path
-from hydraloop.tracking.follower.link import Link, Settings
+from hydraloop.tracking.follower.link import Link
 from hydraloop.tracking.tracker import Finish
 
-link = Link(Path(sys.argv[1]), "tracker", Settings(sys.argv[2], {}, 80.0), forked=sys.argv[3] == "True")
+link = Link(Path(sys.argv[1]), "tracker", sys.argv[2], {"flush_timeout": 80.0}, forked=sys.argv[3] == "True")
 link.start()
 link.begin()
 link.finish(Finish("finished"))

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,58 +16,46 @@ from hydraloop.run.environment import shown
 from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, masked, secret_names
-from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.cursor import FOLDER
 from hydraloop.tracking.follower.spawning import LEFT, MARGIN, Child, ForkServer, fork_server
 from hydraloop.tracking.tracker import Finish
 
 log = logging.getLogger(__name__)
 
-_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each restart of a follower that has died. Then it is given up."""
+_RESTARTS = 3
+"""Restarts of a follower that has died, for example because memory was short. Then it is given up."""
 _DELIVERY = 2.0
 """Seconds until the messages are written to a process that is starting, at most."""
-_TRAINING_CONTINUES = "; training continues, the records stay in the run directory"
 SENDING: list[Link] = []
 """Those that this process has left to send the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a follower is sent first."""
-
-    kind: str
-    """Dotted path of the tracker."""
-    options: Mapping[str, Any]
-    """The hook's options. They may contain a password, so they are sent through a pipe and not written to disk."""
-    flush_timeout: float
-    """Seconds that the follower has after the run's end."""
-
-    def message(self) -> dict[str, Any]:
-        """Return the message, with what the follower needs to know about this process."""
-        options = dict(self.options)
-        return {
-            "kind": self.kind,
-            "options": options,
-            "masked": masked(options),
-            "flush_timeout": self.flush_timeout,
-            "secrets": secret_names(),
-            "folders": ALLOWLIST.folders,
-            "trusted": ALLOWLIST.packages,
-            "training": (os.getpid(), started(os.getpid())),
-            "environment": dict(os.environ),
-            "cwd": str(Path.cwd()),
-        }
+def first_message(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a follower is sent first: through a pipe, because the options may contain a password."""
+    return {
+        "kind": kind,
+        "options": options,
+        "masked": masked(options),
+        "flush_timeout": options["flush_timeout"],
+        "secrets": secret_names(),
+        "folders": ALLOWLIST.folders,
+        "trusted": ALLOWLIST.packages,
+        "training": (os.getpid(), started(os.getpid())),
+        "environment": dict(os.environ),
+        "cwd": str(Path.cwd()),
+    }
 
 
 class Link:
     """Starts a follower, restarts it if it dies, logs its messages, and ends it in time.
 
-    Only `until_opened`, `wait` and `leave` wait, in bounded time. A process that dies before `begin` is restarted then.
+    Only `until_opened`, `wait` and `leave` wait, in bounded time.
 
     Args:
         run_dir: directory of the run.
         name: name of the tracker hook, for messages.
-        settings: what the follower is sent first.
+        kind: dotted path of the tracker.
+        options: the hook's options. `flush_timeout` is the time that the follower has after the run's end, in seconds.
         training_continues: whether training continues if the follower fails.
         forked: whether the follower is forked from a process that the jobs of a sweep share.
     """
@@ -76,17 +64,18 @@ class Link:
         self,
         run_dir: Path,
         name: str,
-        settings: Settings,
+        kind: str,
+        options: Mapping[str, Any],
         *,
         training_continues: bool = True,
         forked: bool = False,
     ) -> None:
         self.run_dir, self.name = run_dir, name
-        self._flush_timeout, self._forked = settings.flush_timeout, forked
-        self._suffix = _TRAINING_CONTINUES if training_continues else ""
+        self._flush_timeout, self._forked = options["flush_timeout"], forked
+        self._suffix = "; training continues, the records stay in the run directory" if training_continues else ""
         self._errors = run_dir / FOLDER / f"{name}.log"
         self._child: Child | None = None
-        self._first = settings.message()
+        self._first = first_message(kind, options)
         self._messages: list[Mapping[str, Any] | None] = [self._first]
         """All messages, for each process that is started; None after the last one."""
         self._warned = self._given_up = self._over = self._left = False
@@ -155,7 +144,6 @@ class Link:
             self._over = True
             if self._child is not None:
                 self._child.kill()
-            self._changed.notify_all()
 
     def _say(self, *messages: Mapping[str, Any] | None) -> None:
         with self._changed:
@@ -163,7 +151,6 @@ class Link:
             if self._child is not None:
                 for message in messages:
                     self._child.tell(message)
-            self._changed.notify_all()
 
     @property
     def _told(self) -> bool:
@@ -173,26 +160,17 @@ class Link:
     def _run(self) -> None:
         """Start the follower, and restart it if it dies early; runs in the thread."""
         problem = self._follow(fork_server(self._first, self._errors) if self._forked else None)
-        for pause in _PAUSES:
-            if problem is None:
-                return
-            self.died = problem
-            self._warn(f"{problem} and is restarted{'' if self._ends() else self._suffix}")
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._messages) > 1 or self._ends())
-                self._changed.wait_for(self._ends, timeout=pause)
-                if self._over or len(self._messages) == 1:
-                    return
-            problem = self._follow()
+        for _ in range(_RESTARTS):
+            if problem is not None:
+                self.died = problem
+                self._warn(f"{problem} and is restarted{'' if self._told else self._suffix}")
+                problem = self._follow()
         if problem is not None:
             with self._changed:
                 self.trouble = f"{problem} again and is given up, see {shown(self._errors)}"
                 self._warned = False  # the first warning has announced a restart
                 self._changed.notify_all()
             self._warn(f"{self.trouble}{self._suffix}")
-
-    def _ends(self) -> bool:
-        return self._over or self._told
 
     def _follow(self, server: ForkServer | None = None) -> str | None:
         """Run one process from its start to its end. Returns what happened if it ended early."""

@@ -1,8 +1,8 @@
-"""The process of a follower, and what it exchanges with the training process: lines of JSON.
+"""The process of a follower: `python -m hydraloop.tracking.follower.process <run directory> <hook name>`. No torch.
 
-In: the hook's options; `begin` when the run is described and its log is cut; `finish` when the run has ended. Out: what
-is to be logged in the terminal. The end of the input means that the training process has exited; the follower then
-sends the rest and closes the run within the same time limit.
+It exchanges lines of JSON with the training process. In: the hook's options; `begin` when the run is described and its
+log is cut; `finish` when the run has ended. Out: what is to be logged in the terminal. The end of the input means that
+the training process has exited; the follower then sends the rest and closes the run within the same time limit.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ import logging
 import math
 import os
 import select
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO, cast
 
 import psutil
 from filelock import Timeout
 
 from hydraloop.run.processes import is_alive, started
-from hydraloop.safety.secrets import name_secrets, remember
+from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower import locks
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.follower.cursor import BUSY, PATIENCE, Cursor, lock_of, sign
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
-from hydraloop.tracking.follower.masked_logging import log_to_stderr
-from hydraloop.tracking.follower.spawning import LEFT, MARGIN
-from hydraloop.tracking.kinds import load_tracker
-from hydraloop.tracking.tracker import Finish, Run, Tracker
+from hydraloop.tracking.follower.spawning import LEFT, MARGIN, NICE
+from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hydraloop.tracking.follower.process")  # this module is __main__
 
 _LOOK = 0.5
 """Seconds between two checks whether the training process is still running."""
 _LOCK_LOOK = 1.0
 """Seconds between two tries to get the lock."""
+_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 
 
 def load(first: Mapping[str, Any]) -> type[Tracker]:
@@ -57,14 +58,17 @@ def main(run_dir: Path, name: str) -> int:
     """Follow a run until it has ended. Returns the exit code: 0 if everything was sent, else `LEFT`."""
     tell = _Tell()
     log_to_stderr()
-    logging.getLogger("hydraloop").addHandler(_Remarks(tell))
+    logging.getLogger("hydraloop").addHandler(tell)
     inbox = Inbox()
     first = inbox.next()
     if first is None:
         return 0
     name_secrets(first["secrets"])
     remember(first["options"])
-    _adopt(first)
+    os.environ.clear()  # a fork has the environment and working directory of the first job
+    os.environ.update(first["environment"])
+    with suppress(OSError):
+        os.chdir(first["cwd"])
     try:
         kind = load(first)
     except Exception as error:
@@ -77,7 +81,7 @@ def main(run_dir: Path, name: str) -> int:
     if lock is None:
         return LEFT
     with lock:
-        locks.sign(run_dir, name, first["training"])
+        sign(run_dir, name, first["training"])
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
         cursor = _cursor(run_dir, name, first)
@@ -126,9 +130,8 @@ class Inbox:
         with self._changed:
             if self._deadline is None:
                 self._changed.wait_for(lambda: self.ended, timeout=seconds)
-                return
-            left = self._deadline - monotonic()
-        threading.Event().wait(max(0.0, min(seconds, left)))
+            else:
+                self._changed.wait(max(0.0, min(seconds, self._deadline - monotonic())))
 
     def _read(self) -> None:
         """Read the messages until the run has ended, and end this process in time; runs in the thread."""
@@ -138,56 +141,38 @@ class Inbox:
             read = os.read(0, 1 << 16) if readable else b""
             # A forked worker of a loader may hold the pipe open after the training process has exited.
             if not read and (readable or not is_alive(*self._training)):
-                self._end(None)
+                self._take({"finish": None})
             *lines, rest = (rest + read).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
         threading.Event().wait(self._flush_timeout + MARGIN)
-        _leave()
+        with suppress(psutil.Error):
+            for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang, too
+                with suppress(psutil.Error):
+                    process.kill()
+        os._exit(LEFT)
 
     def _take(self, message: dict[str, Any]) -> None:
-        if "finish" in message:
-            self._end(Finish(**message["finish"]))
-            return
         with self._changed:
+            if "finish" in message:
+                self.finish = None if message["finish"] is None else Finish(**message["finish"])
+                self._deadline = monotonic() + self._flush_timeout
+            else:
+                self._messages.append(message)
             if "training" in message:
-                self._flush_timeout = message["flush_timeout"]
-                self._training = tuple(message["training"])
-            self._messages.append(message)
+                self._flush_timeout, self._training = message["flush_timeout"], tuple(message["training"])
             self._changed.notify_all()
-
-    def _end(self, finish: Finish | None) -> None:
-        with self._changed:
-            self.finish, self._deadline = finish, monotonic() + self._flush_timeout
-            self._changed.notify_all()
-
-
-def _leave() -> None:
-    """End this process at once, and the processes that a library has started (wandb-core), which may hang, too."""
-    with suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                process.kill()
-    os._exit(LEFT)
-
-
-def _adopt(first: Mapping[str, Any]) -> None:
-    """Adopt the training process's environment and working directory. A fork has those of the first job."""
-    os.environ.clear()
-    os.environ.update(first["environment"])
-    with suppress(OSError):
-        os.chdir(first["cwd"])
 
 
 def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
     """Wait for the lock, which a `sync` may hold. Returns None if the run ends before it is free."""
-    lock, patient = locks.lock_of(run_dir, name), monotonic() + locks.PATIENCE
+    lock, patient = lock_of(run_dir, name), monotonic() + PATIENCE
     while not inbox.late:
         try:
             return lock.acquire(timeout=0)
         except (Timeout, OSError) as error:
             if monotonic() >= patient:
-                why = f"{locks.BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
+                why = f"{BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
                 tell.trouble(Trouble(why, final=False))
                 patient = math.inf
         inbox.wait(_LOCK_LOOK)
@@ -200,7 +185,7 @@ def _cursor(run_dir: Path, name: str, first: Mapping[str, Any]) -> Cursor:
     if cursor is not None and cursor.kind != first["kind"]:
         log.warning("the tracker was %s and is %s now: all records are sent again", cursor.kind, first["kind"])
         cursor = None
-    cursor = cursor or Cursor(first["kind"], first["masked"])
+    cursor = cursor or Cursor(first["kind"], {})
     cursor.options = first["masked"]
     with suppress(OSError):  # the follower's own saves report a full disk
         cursor.save(run_dir, name)  # for `sync`, if this process is killed
@@ -214,7 +199,7 @@ def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tr
         state = follower.step(finish)
         if not opened and state not in ("in trouble", "given up"):
             opened = True
-            tell.say(kind="opened", where=tracker.where)
+            tell.say("opened")
         if state in ("done", "given up") or inbox.late:
             return state
         if state != "following":
@@ -223,33 +208,66 @@ def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tr
             finish = inbox.finish or description.ending(run.run_dir, run.attempt)
 
 
-class _Tell:
-    """Sends messages to the training process, which may have exited. Takes stdout: libraries print to stderr then."""
+class _Tell(logging.Handler):
+    """Sends messages and warnings to the training process, which may have exited.
+
+    Takes stdout, so libraries print to stderr.
+    """
 
     def __init__(self) -> None:
+        super().__init__(logging.WARNING)
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
-    def say(self, **message: Any) -> None:
+    def say(self, kind: str, **message: Any) -> None:
         """Send one message."""
         with suppress(OSError):
-            self._out.write(json.dumps(message) + "\n")
+            self._out.write(json.dumps({"kind": kind, **message}) + "\n")
             self._out.flush()
 
     def trouble(self, trouble: Trouble | None) -> None:
         """Report that something does not work, or (None) that it works again."""
         if trouble is None:
-            self.say(kind="well")
+            self.say("well")
         else:
-            self.say(kind="trouble", text=trouble.text, final=trouble.final)
-
-
-class _Remarks(logging.Handler):
-    """Forwards warnings of hydraloop's modules to the run's log."""
-
-    def __init__(self, tell: _Tell) -> None:
-        super().__init__(logging.WARNING)
-        self._tell = tell
+            self.say("trouble", text=trouble.text, final=trouble.final)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell.say(kind="remark", text=record.getMessage())
+        """Forward a warning of hydraloop's modules."""
+        self.say("remark", text=record.getMessage())
+
+
+class _Masking:
+    """A text stream that masks secrets. Each call is masked separately."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(mask_text(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def log_to_stderr(level: int = logging.INFO, form: str = _FORMAT) -> None:
+    """Log to stderr, and mask secrets in all output of this process, also that of libraries, and in tracebacks."""
+    sys.stdout, sys.stderr = cast(TextIO, _Masking(sys.stdout)), cast(TextIO, _Masking(sys.stderr))
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    logging.basicConfig(level=level, format=form)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, found: TracebackType | None) -> None:
+    """Write the traceback in one call. Python writes it in parts, which could separate a name from its secret."""
+    sys.stderr.write("".join(traceback.format_exception(kind, error, found)))
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    os.nice(NICE)
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

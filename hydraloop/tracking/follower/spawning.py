@@ -14,21 +14,21 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 LEFT = 3
 """Exit code of a follower if something was not sent in time."""
 MARGIN = 1.0
 """Seconds after `flush_timeout` at which a follower is killed, whatever hangs."""
-_ROOT = Path(__file__).resolve().parents[3]
-"""Folder that hydraloop is imported from."""
-_NICE = 5
+NICE = 5
 """Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
 the run, training waits for these processes."""
+_ROOT = Path(__file__).resolve().parents[3]
+"""Folder that hydraloop is imported from."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """numpy and pyarrow start threads when they are imported, unless these variables forbid it."""
 _LOOK = 0.2
@@ -42,22 +42,26 @@ class Child:
         run_dir: directory of the run.
         name: name of the tracker hook.
         errors: file to which the process's stderr is appended.
-        fork: forks the process; None: a Python process is started.
+        server: forks the process; None: a Python process is started.
     """
 
-    def __init__(self, run_dir: Path, name: str, errors: Path, fork: ForkServer | None = None) -> None:
+    def __init__(self, run_dir: Path, name: str, errors: Path, server: ForkServer | None = None) -> None:
         if not run_dir.is_dir():  # the next line would create an empty one
             raise FileNotFoundError(f"{run_dir} is gone")
         errors.parent.mkdir(exist_ok=True)
         stdin, self._in = os.pipe()
         self._out, stdout = os.pipe()
         arguments = [str(run_dir.absolute()), name]
+        self._pid: int | None = None
+        self._killed = False
         try:
             with errors.open("ab") as log:
                 pipes = (stdin, stdout, log.fileno())
-                self._process = (
-                    fork.fork(arguments, pipes) if fork else spawn("hydraloop.tracking", *arguments, pipes=pipes)
-                )
+                if server is not None:
+                    self._wait = server.fork(arguments, pipes)
+                else:
+                    process = spawn("hydraloop.tracking.follower.process", *arguments, pipes=pipes)
+                    self._wait, self._pid = process.wait, process.pid
         except BaseException:
             os.close(self._in)
             os.close(self._out)
@@ -65,8 +69,6 @@ class Child:
         finally:
             os.close(stdin)
             os.close(stdout)
-        self._pid = self._process.pid if isinstance(self._process, subprocess.Popen) else None
-        self._killed = False
         self._messages: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"to the follower of {name}", daemon=True)
         self._writer.start()
@@ -94,7 +96,7 @@ class Child:
 
     def ended(self) -> int | None:
         """Wait until the process exits. Returns the exit code, or None if it could not be forked."""
-        code = self._process.wait()
+        code = self._wait()
         self.tell(None)
         return code
 
@@ -146,16 +148,26 @@ class ForkServer:
         with theirs, errors.open("ab") as log:
             pipes = (theirs.fileno(), subprocess.DEVNULL, log.fileno())
             self._process = spawn(__spec__.name, pipes=pipes, **_ONE_THREAD)
-        self._socket.send(json.dumps(first).encode())
+        self._socket.send(json.dumps({name: first[name] for name in ("kind", "folders", "trusted")}).encode())
 
-    def fork(self, arguments: list[str], pipes: tuple[int, int, int]) -> _Forked:
-        """Fork a follower. The process may still be importing its library."""
+    def fork(self, arguments: list[str], pipes: tuple[int, int, int]) -> Callable[[], int | None]:
+        """Fork a follower. The server may still be importing the library.
+
+        Returns:
+            A function that waits until the follower exits, and returns its exit code; None if it was not forked.
+        """
         answers, theirs = os.pipe()
         try:
             socket.send_fds(self._socket, [json.dumps(arguments).encode()], [*pipes, theirs])
         finally:
             os.close(theirs)
-        return _Forked(answers)
+
+        def wait() -> int | None:
+            with os.fdopen(answers) as answer:
+                code = answer.read()
+            return int(code) if code else None
+
+        return wait
 
     def close(self) -> None:
         """Let the process end, after it has forked the followers that it was asked for. Does not wait."""
@@ -172,8 +184,7 @@ def fork_server(first: Mapping[str, Any], errors: Path) -> ForkServer | None:
     """Return the process that forks followers of a kind of tracker, started if needed; None if that is not possible."""
     with _guard, suppress(OSError):  # a system without such sockets
         if first["kind"] not in _servers:
-            wanted = {name: first[name] for name in ("kind", "folders", "trusted")}
-            _servers[first["kind"]] = ForkServer(wanted, errors)
+            _servers[first["kind"]] = ForkServer(first, errors)
         return _servers[first["kind"]]
     return None
 
@@ -185,28 +196,11 @@ def close_fork_servers() -> None:
             _servers.popitem()[1].close()
 
 
-class _Forked:
-    """A forked process, with `wait` as of `subprocess.Popen`."""
-
-    def __init__(self, answers: int) -> None:
-        self._answers = answers
-
-    def wait(self) -> int | None:
-        with os.fdopen(self._answers) as answers:
-            code = answers.read()
-        return int(code) if code else None
-
-
-def nice() -> None:
-    """Lower this process's priority."""
-    os.nice(_NICE)
-
-
 def _serve() -> None:
     """Import the library, and fork followers until the training process closes the socket or exits."""
-    from hydraloop.tracking.follower.process import load, main
+    from hydraloop.tracking.follower.process import load
 
-    nice()
+    os.nice(NICE)
     parent, children = os.getppid(), dict[int, int]()
     control = socket.socket(fileno=os.dup(0))
     with suppress(Exception):  # each follower reports it
@@ -217,7 +211,8 @@ def _serve() -> None:
         for pid in list(children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                _answer(children.pop(pid), os.waitstatus_to_exitcode(status))
+                with suppress(OSError), os.fdopen(children.pop(pid), "w") as answer:
+                    answer.write(str(os.waitstatus_to_exitcode(status)))
         try:
             request, passed, _, _ = socket.recv_fds(control, 1 << 16, 4)
         except TimeoutError:  # a worker of a loader may hold the socket open after the training process has exited
@@ -229,15 +224,8 @@ def _serve() -> None:
         *pipes, answers = passed
         pid = -1 if len(os.listdir("/proc/self/task")) > 1 else os.fork()
         if pid == 0:
-            os.setsid()
-            for number, pipe in enumerate(pipes):
-                os.dup2(pipe, number)
-            for handle in (*passed, *children.values(), control.detach()):
-                os.close(handle)
-            with suppress(OSError):  # the training process has exited
-                os.write(1, json.dumps({"pid": os.getpid()}).encode() + b"\n")
-            folder, name = json.loads(request)
-            sys.exit(main(Path(folder), name))
+            others = (*passed, *children.values(), control.detach())
+            _follow(json.loads(request), pipes, others)
         for pipe in pipes:
             os.close(pipe)
         if pid > 0:
@@ -246,9 +234,18 @@ def _serve() -> None:
             os.close(answers)
 
 
-def _answer(answers: int, code: int) -> None:
-    with suppress(OSError), os.fdopen(answers, "w") as pipe:
-        pipe.write(str(code))
+def _follow(arguments: list[str], pipes: list[int], others: tuple[int, ...]) -> NoReturn:
+    """Run a follower in the forked process."""
+    from hydraloop.tracking.follower.process import main
+
+    os.setsid()
+    for number, pipe in enumerate(pipes):
+        os.dup2(pipe, number)
+    for handle in others:
+        os.close(handle)
+    with suppress(OSError):  # the training process has exited
+        os.write(1, json.dumps({"pid": os.getpid()}).encode() + b"\n")
+    sys.exit(main(Path(arguments[0]), arguments[1]))
 
 
 if __name__ == "__main__":

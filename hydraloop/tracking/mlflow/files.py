@@ -19,7 +19,7 @@ from hydraloop.run.record_log import Record
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
-from hydraloop.tracking.checkpoints import checkpoints
+from hydraloop.tracking.description import checkpoints
 from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.mlflow.names import in_file_name
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError

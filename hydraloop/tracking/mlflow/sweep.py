@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from hydraloop.run import atomic
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.locks import FOLDER
+from hydraloop.tracking.follower.cursor import FOLDER
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.names import clean
 from hydraloop.tracking.tracker import Ending, Run, Sweep

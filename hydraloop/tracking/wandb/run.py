@@ -22,7 +22,7 @@ from hydraloop.run.record_log import FILENAME, LoggedObject, Position, Reader, R
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
-from hydraloop.tracking.checkpoints import checkpoints
+from hydraloop.tracking.description import checkpoints
 from hydraloop.tracking.tracker import Finish, Run, valid_utf8
 from hydraloop.tracking.wandb.setup import Mode, config_of, identity, settings_of
 

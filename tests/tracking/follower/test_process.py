@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower import link, locks
+from hydraloop.tracking.follower import cursor as cursors
+from hydraloop.tracking.follower import link
 from hydraloop.tracking.follower.cursor import Cursor, path_of
-from hydraloop.tracking.follower.link import Settings
 from hydraloop.tracking.follower.spawning import LEFT, spawn
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
 from tests.tracking.training import until
@@ -27,8 +27,7 @@ FINISH = {"finish": {"status": "finished", "error": None, "exit_code": 0}}
 
 
 def _first(**more: Any) -> dict[str, Any]:
-    settings = Settings(TENSORBOARD, {}, 30.0)
-    return {**settings.message(), **more}
+    return {**link.first_message(TENSORBOARD, {"flush_timeout": 30.0}), **more}
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -44,7 +43,7 @@ def _follower(run_dir: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as errors:
         pipes = (subprocess.PIPE, subprocess.PIPE, errors.fileno())
-        return spawn("hydraloop.tracking", str(run_dir), NAME, pipes=pipes)
+        return spawn("hydraloop.tracking.follower.process", str(run_dir), NAME, pipes=pipes)
 
 
 def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
@@ -127,7 +126,7 @@ def test_what_cannot_be_imported_is_reported_before_the_run_begins(
 def test_kinds_and_their_libraries() -> None:
     check = """
 import os, sys
-from hydraloop.tracking.kinds import MLFLOW, TENSORBOARD, WANDB, load_tracker
+from hydraloop.tracking.tracker import MLFLOW, TENSORBOARD, WANDB, load_tracker
 
 for kind in (WANDB, TENSORBOARD, MLFLOW):
     found = load_tracker(kind)
@@ -144,7 +143,9 @@ def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
     """The error names the run directory, which has a password as its name here."""
     run_dir = tmp_path / "kQ81sdf7Zp02"
     (run_dir / "tracking" / "run.json").mkdir(parents=True)
-    code, _ = _followed(run_dir, _first(options={"password": run_dir.name}), {"say": "begin"}, FINISH)
+    code, _ = _followed(
+        run_dir, _first(options={"password": run_dir.name, "flush_timeout": 30.0}), {"say": "begin"}, FINISH
+    )
     assert code == 1
     written = (run_dir / "tracking" / f"{NAME}.log").read_text()
     assert "IsADirectoryError" in written
@@ -155,7 +156,7 @@ def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
 _WRITES = """
 import logging, sys, threading, traceback
 from hydraloop.safety.secrets import remember
-from hydraloop.tracking.follower.masked_logging import log_to_stderr
+from hydraloop.tracking.follower.process import log_to_stderr
 
 secret = "kQ81sdf" + "7Zp02"
 remember({"password": secret})
@@ -194,7 +195,6 @@ def test_whatever_a_process_writes_is_masked() -> None:
 _ORPHANS = """
 import subprocess, sys, time
 from pathlib import Path
-from hydraloop.tracking.follower.link import Settings
 from hydraloop.tracking.follower.spawning import spawn
 from tests.tracking.follower import test_process as test
 
@@ -212,7 +212,7 @@ process.returncode = 0
 def test_a_follower_waits_for_whoever_is_sending(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 2)
-    with locks.lock_of(tmp_path, NAME):  # as `sync.py` does
+    with cursors.lock_of(tmp_path, NAME):  # as `sync.py` does
         late = _followed(tmp_path, _first(flush_timeout=0.2), {"say": "begin"}, FINISH)
         assert late == (LEFT, [])
         process = _follower(tmp_path)
@@ -243,7 +243,7 @@ def test_a_cursor_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "PATIENCE", 0.5)
+    monkeypatch.setattr(cursors, "PATIENCE", 0.5)
     described_run(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", _ORPHANS, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=True
@@ -251,7 +251,7 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
     follower = psutil.Process(int(done.stdout))
     try:
         assert follower.status() == psutil.STATUS_STOPPED
-        assert locks.wait_for_followers(tmp_path)
+        assert cursors.wait_for_followers(tmp_path)
         assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
     finally:
         if follower.is_running():
@@ -261,9 +261,9 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
 def test_a_follower_that_fails_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "_PAUSES", ())
+    monkeypatch.setattr(link, "_RESTARTS", 0)
     (tmp_path / "tracking" / "run.json").mkdir(parents=True)
-    failing = link.Link(tmp_path, NAME, Settings(TENSORBOARD, {}, 30.0))
+    failing = link.Link(tmp_path, NAME, TENSORBOARD, {"flush_timeout": 30.0})
     with caplog.at_level("WARNING", "hydraloop"):
         failing.start()
         failing.begin()

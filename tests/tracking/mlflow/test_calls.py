@@ -20,9 +20,8 @@ from PIL import Image
 
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import described
-from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.calls import Calls, NoServerError, prepare, translated
-from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
+from hydraloop.tracking.tracker import MLFLOW, BusyError, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET, empty_database, exported_files, folder
 from tests.tracking.runs import described_run, log_records
 

@@ -21,9 +21,8 @@ from hydraloop.run.result import Result
 from hydraloop.tracking import sync
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower
-from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Finish
+from hydraloop.tracking.tracker import MLFLOW, Finish
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 from tests.tracking.mlflow.server import MLflowServer, mlflow_server
 from tests.tracking.runs import described_run, log_records

@@ -12,9 +12,8 @@ import pytest
 from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
-from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Finish, UnusableError
+from hydraloop.tracking.tracker import MLFLOW, Finish, UnusableError
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,

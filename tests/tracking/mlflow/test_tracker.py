@@ -21,9 +21,8 @@ import pytest
 from hydraloop.run.record_log import Record
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.kinds import MLFLOW
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Finish, GoneError, RefusedError, UnusableError
+from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, RefusedError, UnusableError
 from tests.e2e.projects import REPOSITORY
 from tests.tracking.mlflow.runs import (
     BEGAN,

@@ -21,8 +21,7 @@ from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
-from hydraloop.tracking.kinds import WANDB
-from hydraloop.tracking.tracker import Finish
+from hydraloop.tracking.tracker import WANDB, Finish
 from hydraloop.tracking.wandb.tracker import WandbTracker
 from tests.processes import children
 from tests.scripts import load_script

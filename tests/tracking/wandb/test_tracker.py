@@ -18,8 +18,7 @@ from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.kinds import WANDB
-from hydraloop.tracking.tracker import Run, Sweep, UnusableError
+from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
 from hydraloop.tracking.wandb.setup import Mode, config_of, identity, mode_of
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
