@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.description import checkpoints
 from hydraloop.tracking.mlflow.calls import Calls
-from hydraloop.tracking.mlflow.names import in_file_name
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ CHECKPOINTS = "checkpoints"
 """Folder of the artifacts."""
 _SMALL = 256
 """Pixels of the longer side of a picture's small copy, as MLflow makes it. The page shows the copies first."""
+_NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_\-./ ]")
+"""What `log_image` refuses in a picture's key."""
 _TABLES = 40
 """Tables that the page shows as such, the newest ones; a tag lists them, whose length is limited."""
 
@@ -169,7 +171,8 @@ class Files:
         from PIL import Image
 
         same = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._run.uid}/{one['name']}/{one['step']}/{one['time']}")
-        name = f"{in_file_name(one['name'])}+step+{one['step']}+timestamp+{one['time']}+{same}"
+        key = _NOT_IN_A_KEY.sub("_", one["name"]).replace("/", "~")  # the page shows val~predictions as val/predictions
+        name = f"{key}+step+{one['step']}+timestamp+{one['time']}+{same}"
         with TemporaryDirectory() as folder:
             try:
                 with Image.open(path) as picture:

@@ -1,4 +1,4 @@
-"""Names of metrics, parameters and pictures that MLflow accepts."""
+"""Names of metrics and parameters that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ LONGEST = 250
 """Most characters of a name."""
 _BAD = re.compile(r"[^\w.\- :/]")
 _BAD_PARTS = ("", ".", "..")
-_BAD_IN_FILES = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 def clean(name: str) -> str:
@@ -21,11 +20,6 @@ def clean(name: str) -> str:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         text = f"{text[: LONGEST - 9].rstrip('/')}_{digest}"
     return text
-
-
-def in_file_name(name: str) -> str:
-    """Make a name valid as a part of an artifact's name."""
-    return _BAD_IN_FILES.sub("_", name)
 
 
 class Names:

@@ -42,4 +42,5 @@ def test_the_page_of_a_run(folder: Path) -> None:
         browser.click("[role=tab]", text="Model metrics")
         browser.shows("train", "a/run (train/loss)")
         browser.until(lambda: browser.count("img[src^='data:image'], img[src*='get-artifact']") >= 1, "the picture")
+        browser.shows("val/predictions")  # its name
         browser.keep("mlflow_run_picture")

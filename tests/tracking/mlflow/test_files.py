@@ -66,11 +66,11 @@ def test_a_picture_is_stored_once_and_shown_with_mlflow_s_own(folder: Path) -> N
     again.send(records)
     send_files(again)
     (name,) = images(tracker)
-    assert name.startswith(f"images/val_predictions+step+20+timestamp+{round((BEGAN + 20) * 1000)}+")
+    assert name.startswith(f"images/val~predictions+step+20+timestamp+{round((BEGAN + 20) * 1000)}+")
     assert stored(tracker, name).read_bytes() == (run.run_dir / PICTURE).read_bytes()
-    client().log_image(tracker.memory["run_id"], Image.new("RGB", (300, 10)), key="theirs", step=20, timestamp=1)
+    client().log_image(tracker.memory["run_id"], Image.new("RGB", (300, 10)), key="val/theirs", step=20, timestamp=1)
     mine, theirs = artifacts(tracker, "images")[:2], artifacts(tracker, "images")[2:]
-    form = re.compile(r"images/\w+\+step\+20\+timestamp\+\d+\+[0-9a-f-]{36}(\.png|\+compressed\.webp)")
+    form = re.compile(r"images/val~\w+\+step\+20\+timestamp\+\d+\+[0-9a-f-]{36}(\.png|\+compressed\.webp)")
     assert all(form.fullmatch(name) for name in mine)
     assert len(theirs) == 2
     assert all(form.fullmatch(name) for name in theirs), "MLflow's names have this form"
