@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,10 @@ def run_of(engine: Engine) -> Run:
         attempts=(_attempt(engine, run_dir),),
         sweep=sweep,
     )
-    return description.with_attempt(description.read(run_dir), new)
+    run = description.read(run_dir)
+    if run is None:
+        return new
+    return replace(run, attempts=(*run.attempts, replace(new.attempt, number=run.attempt.number + 1)))
 
 
 def experiment_name(engine: Engine) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +62,18 @@ def names_of_secrets(run_dir: Path) -> list[str]:
     return list(found.get("secrets", ()))
 
 
-def with_attempt(run: Run | None, new: Run) -> Run:
-    """Return the run with the attempt of `new` added; `new` itself if there is no described run."""
-    if run is None:
-        return new
-    return replace(run, attempts=(*run.attempts, replace(new.attempt, number=run.attempt.number + 1)))
-
-
 def sweep_of(run_dir: Path) -> Sweep | None:
     """Return the sweep that a run directory belongs to, or None if it does not belong to one.
 
     Hydra's own record of the directory has precedence: a single run may lie in a sweep's directory.
     """
     run_dir = run_dir.absolute()
-    sweeps = [(depth, read_sweep(folder)) for depth, folder in enumerate(list(run_dir.parents)[:_UP], start=1)]
-    if not any(sweep for _, sweep in sweeps):
-        return None
-    recorded = _recorded(run_dir)
-    for depth, sweep in sweeps:
-        if sweep is not None and (recorded is None or recorded.depth == depth):
-            return replace(sweep, job=_named(run_dir) if recorded is None else recorded.job)
+    for depth, folder in enumerate(list(run_dir.parents)[:_UP], start=1):
+        sweep = read_sweep(folder)
+        if sweep is not None:
+            recorded, job = _recorded(run_dir)
+            if recorded in (None, depth):
+                return replace(sweep, job=job)
     return None
 
 
@@ -132,10 +124,8 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 def ending(run_dir: Path, attempt: Attempt) -> Finish:
     """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`."""
     result = result_of(run_dir, attempt)
-    try:
-        return finish_of(result["status"], result.get("error"))
-    except (KeyError, TypeError):
-        return finish_of("killed", None)
+    status = result.get("status")
+    return finish_of(status, result.get("error")) if status in [*EXIT_CODES] else finish_of("killed", None)
 
 
 def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
@@ -145,23 +135,18 @@ def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
     work in a copy of the directory.
     """
     try:
-        content = (run_dir / RESULT_FILE).read_bytes()
-        result = json.loads(content)
+        result = json.loads((run_dir / RESULT_FILE).read_bytes())
     except (OSError, ValueError):
         return {}
-    return result if isinstance(result, dict) and _digest(content) != attempt.earlier_result else {}
+    return result if isinstance(result, dict) and result_digest(run_dir) != attempt.earlier_result else {}
 
 
 def result_digest(run_dir: Path) -> str | None:
     """Return a digest of `result.json`, or None if the file does not exist."""
     try:
-        return _digest((run_dir / RESULT_FILE).read_bytes())
+        return hashlib.sha256((run_dir / RESULT_FILE).read_bytes()).hexdigest()[:16]
     except OSError:
         return None
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def finish_of(status: Any, error: str | None) -> Finish:
@@ -206,22 +191,14 @@ def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool
 
     NaN and infinity become text, because JSON does not have them.
     """
-    return dict(_leaves(node, prefix))
-
-
-def _leaves(node: Any, prefix: str) -> Iterator[tuple[str, str | int | float | bool | None]]:
     items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else None
-    if items is None or not node:
-        empty = "{}" if isinstance(node, Mapping) else "[]"
-        yield prefix, empty if items is not None else _scalar(node)
-        return
+    if items is None:
+        value = plain(node)
+        return {prefix: value if value is None or isinstance(value, str | int | float | bool) else str(value)}
+    found: dict[str, str | int | float | bool | None] = {}
     for name, item in items:
-        yield from _leaves(item, f"{prefix}.{name}" if prefix else str(name))
-
-
-def _scalar(value: Any) -> str | int | float | bool | None:
-    value = plain(value)
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+        found |= flattened(item, f"{prefix}.{name}" if prefix else str(name))
+    return found or {prefix: "{}" if isinstance(node, Mapping) else "[]"}
 
 
 def _attempts(folder: Path) -> Iterator[Attempt]:
@@ -231,18 +208,11 @@ def _attempts(folder: Path) -> Iterator[Attempt]:
         number += 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """What Hydra has recorded about a run directory."""
+def _recorded(run_dir: Path) -> tuple[int | None, int]:
+    """Return how many levels a run is below its sweep's directory (0: it is a single run), and the number of its job.
 
-    depth: int
-    """Levels below the sweep's directory; 0 for a single run."""
-    job: int
-    """Number of the job in the sweep."""
-
-
-def _recorded(run_dir: Path) -> _Recorded | None:
-    """Return Hydra's record, or None if there is none (a run started from Python) or it cannot be parsed."""
+    If Hydra has no record of it (a run started from Python), the level is None, and the number is the directory's name.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -250,17 +220,12 @@ def _recorded(run_dir: Path) -> _Recorded | None:
     try:
         hydra = OmegaConf.load(run_dir / ".hydra" / "hydra.yaml").hydra
         if "MULTIRUN" not in str(hydra.mode):
-            return _Recorded(0, 0)
+            return 0, 0
         sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
         inside = Path(hydra.runtime.output_dir).relative_to(sweep)  # stays the same if the sweep is moved
-        return _Recorded(len(inside.parts), int(hydra.job.num))
+        return len(inside.parts), int(hydra.job.num)
     except (OSError, AttributeError, TypeError, ValueError, OmegaConfBaseException, YAMLError):
-        return None
-
-
-def _named(run_dir: Path) -> int:
-    """Return the job number that a directory's name states, else 0."""
-    return int(run_dir.name) if run_dir.name.isdigit() else 0
+        return None, int(run_dir.name) if run_dir.name.isdigit() else 0
 
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:

@@ -29,7 +29,6 @@ FOLDER = "tracking"
 """Folder in a run directory with the description of the run, and cursors, locks and logs of trackers."""
 PATIENCE = 15.0
 """Seconds to wait for the follower of an earlier process; longer than the default `flush_timeout`."""
-BUSY = "another process is sending this run's records"
 
 
 @dataclass(slots=True)
@@ -130,7 +129,7 @@ def _ended(run_dir: Path, name: str) -> bool:
     kill_hanging(run_dir, name)
     if _is_free(run_dir, name, 1.0):
         return True
-    log.warning("%s: %s", name, BUSY)
+    log.warning("%s: another process is sending this run's records", name)
     return False
 
 

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import select
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from types import TracebackType
 from typing import Any, TextIO, cast
 
 import psutil
-from filelock import Timeout
 
 from hydraloop.run.processes import is_alive, started
 from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import BUSY, PATIENCE, Cursor, lock_of, sign
+from hydraloop.tracking.follower.cursor import Cursor, lock_of, sign
 from hydraloop.tracking.follower.follower import Follower, Trouble, described
 from hydraloop.tracking.follower.spawning import LEFT, MARGIN, NICE
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
@@ -38,8 +36,6 @@ log = logging.getLogger("hydraloop.tracking.follower.process")  # this module is
 
 _LOOK = 0.5
 """Seconds between two checks whether the training process is still running."""
-_LOCK_LOOK = 1.0
-"""Seconds between two tries to get the lock."""
 _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 
 
@@ -77,10 +73,7 @@ def main(run_dir: Path, name: str) -> int:
         return LEFT
     if inbox.next() is None:
         return 0
-    lock = _locked(run_dir, name, inbox, tell)
-    if lock is None:
-        return LEFT
-    with lock:
+    with lock_of(run_dir, name):  # a `sync` may hold it; the inbox ends this process in time
         sign(run_dir, name, first["training"])
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
@@ -117,7 +110,7 @@ class Inbox:
     @property
     def late(self) -> bool:
         """Whether the time for the rest is over."""
-        return self._deadline is not None and monotonic() >= self._deadline
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def next(self) -> dict[str, Any] | None:
         """Wait for the next message. Returns None if the run ends before it."""
@@ -131,7 +124,7 @@ class Inbox:
             if self._deadline is None:
                 self._changed.wait_for(lambda: self.ended, timeout=seconds)
             else:
-                self._changed.wait(max(0.0, min(seconds, self._deadline - monotonic())))
+                self._changed.wait(max(0.0, min(seconds, self._deadline - time.monotonic())))
 
     def _read(self) -> None:
         """Read the messages until the run has ended, and end this process in time; runs in the thread."""
@@ -145,7 +138,7 @@ class Inbox:
             *lines, rest = (rest + read).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
-        threading.Event().wait(self._flush_timeout + MARGIN)
+        time.sleep(self._flush_timeout + MARGIN)
         with suppress(psutil.Error):
             for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang, too
                 with suppress(psutil.Error):
@@ -156,27 +149,12 @@ class Inbox:
         with self._changed:
             if "finish" in message:
                 self.finish = None if message["finish"] is None else Finish(**message["finish"])
-                self._deadline = monotonic() + self._flush_timeout
+                self._deadline = time.monotonic() + self._flush_timeout
             else:
                 self._messages.append(message)
             if "training" in message:
                 self._flush_timeout, self._training = message["flush_timeout"], tuple(message["training"])
             self._changed.notify_all()
-
-
-def _locked(run_dir: Path, name: str, inbox: Inbox, tell: _Tell) -> AbstractContextManager[object] | None:
-    """Wait for the lock, which a `sync` may hold. Returns None if the run ends before it is free."""
-    lock, patient = lock_of(run_dir, name), monotonic() + PATIENCE
-    while not inbox.late:
-        try:
-            return lock.acquire(timeout=0)
-        except (Timeout, OSError) as error:
-            if monotonic() >= patient:
-                why = f"{BUSY}; waiting for it" if isinstance(error, Timeout) else described(error)
-                tell.trouble(Trouble(why, final=False))
-                patient = math.inf
-        inbox.wait(_LOCK_LOOK)
-    return None
 
 
 def _cursor(run_dir: Path, name: str, first: Mapping[str, Any]) -> Cursor:
