@@ -78,7 +78,7 @@ class EngineState(LogsRecords):
     evaluating_checkpoint: Path | None = None
     """During a test, the file whose weights are tested."""
     epoch_begun: int = 0
-    """The epoch (from 1) that training has begun last, also after its end; 0 before the first."""
+    """Number (from 1) of the last epoch that has begun, also after its end; 0 before the first."""
     resumed_in_epoch: bool = False
     """Whether an earlier process began this epoch."""
     stepped: bool = False

@@ -19,7 +19,7 @@ from hydraloop.run.result import describe
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 """mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and
-left no error. signal: ended by one. follows: another rank has failed first."""
+left no error. signal: ended by a signal. follows: another rank has failed first."""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
 DONE = "done"

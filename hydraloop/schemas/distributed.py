@@ -36,8 +36,8 @@ class DistributedConf:
     backend: str = "auto"
     """Backend of torch.distributed. `auto`: nccl for GPUs, gloo for CPUs."""
     max_restarts: int = 0
-    """How often all processes are restarted from the newest checkpoint after one has failed. 0: an error that would
-    repeat is reported at once."""
+    """How often all processes are restarted from the newest checkpoint after one has failed. No effect with one
+    process. 0: an error that would repeat is reported at once."""
     timeout: float = 1800.0
     """Seconds that a rank waits for the others. 1800, torch's default, for checkpoints of large models. A rank that
     dies is noticed at once."""
