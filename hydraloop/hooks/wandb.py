@@ -10,8 +10,7 @@ from hydraloop.errors import UserError
 from hydraloop.tracking.description import check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
-from hydraloop.tracking.wandb.names import names_of
-from hydraloop.tracking.wandb.setup import is_disabled
+from hydraloop.tracking.wandb.setup import NAMES, chosen_mode
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -71,10 +70,13 @@ class WandbLoggerHook(TrackerHook):
         if mode not in _MODES:
             raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
         check_choice(checkpoints)
-        names = {"project": project, "entity": entity, "group": group, "job_type": job_type, "notes": notes}
+        names = {"project": project, "entity": entity, "group": group, "job_type": job_type}
+        names |= {"notes": notes, "name": name}
+        labels = os.environ.get(NAMES["tags"], "").split(",") if tags is None else tags
         options = {
             "mode": mode,
-            **names_of({**names, "tags": tags, "name": name}),
+            **{key: os.environ.get(NAMES[key]) or None if one is None else one for key, one in names.items()},
+            "tags": [label.strip() for label in labels if label.strip()],
             "pictures": pictures,
             "log_code": log_code,
             "checkpoints": checkpoints,
@@ -86,7 +88,7 @@ class WandbLoggerHook(TrackerHook):
     def before_run(self, engine: Engine) -> None:
         """Start the follower, unless it is disabled."""
         self.check_only_one(engine, "make the same W&B run")
-        self._disabled = is_disabled(self._options["mode"])
+        self._disabled = chosen_mode(self._options["mode"]) == "disabled"
         if not self._disabled:
             self._options.setdefault("agent", _run_of_agent())
             super().before_run(engine)

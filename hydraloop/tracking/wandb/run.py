@@ -1,4 +1,4 @@
-"""A live W&B run. Contains the calls of W&B's library."""
+"""A live W&B run: its rows and artifacts. Contains the calls of W&B's library."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from hydraloop.run.code_patch import FILENAME as PATCH_FILE
 from hydraloop.run.record_log import FILENAME, LoggedObject, Position, Reader, Record
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking import description
-from hydraloop.tracking.description import checkpoints
-from hydraloop.tracking.tracker import Finish, Run, valid_utf8
-from hydraloop.tracking.wandb.setup import Mode, config_of, identity, settings_of
+from hydraloop.tracking.description import checkpoints, result_of
+from hydraloop.tracking.tracker import Finish, Run, UnusableError, valid_utf8
+from hydraloop.tracking.wandb.setup import LONGEST, Mode, config_of, identity, settings_of
 
 log = logging.getLogger(__name__)
 
 FOLDER = "wandb"
 """Folder of W&B's files in the run directory."""
+_NOT_IN_ARTIFACTS = re.compile(r"[^\w.-]", re.ASCII)
 _CHUNK = 1000
 """Records read at once."""
-_NOT_IN_ARTIFACTS = re.compile(r"[^\w.-]", re.ASCII)
 
 
 class LiveRun:
@@ -44,16 +43,18 @@ class LiveRun:
         run_id: W&B's id of the run.
         mode: online or offline.
         how: further arguments for `wandb.init`: `resume`, `resume_from`.
+
+    Raises:
+        UnusableError: W&B does not accept a name.
     """
 
     def __init__(self, options: dict[str, Any], run: Run, run_id: str, mode: Mode, **how: Any) -> None:
         import wandb
 
         self._options, self._run, self._id = options, run, run_id
-        self._defined = {"iteration"}
-        self._warned = False
+        self._defined, self._warned = {"iteration"}, False
         folder = run.run_dir / FOLDER
-        before = {path.name for path in folder.glob("*run-*")}
+        before = set(folder.glob("*run-*"))
         try:
             self._wandb = wandb.init(
                 **identity(options, run),
@@ -64,11 +65,12 @@ class LiveRun:
                 settings=settings_of(options, run, mode),
                 **how,
             )
-        except BaseException:
+        except BaseException as error:
             kill_core()
-            for path in folder.glob("*run-*"):  # repeated tries would leave many folders
-                if path.name not in before and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
+            for path in set(folder.glob("*run-*")) - before:  # repeated tries would leave many folders
+                shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, wandb.errors.UsageError):
+                raise UnusableError(f"W&B refuses an option: {error}") from error
             raise
         self._wandb.define_metric("iteration", hidden=True)
         self.file = Path(self._wandb.settings.sync_file)
@@ -85,13 +87,10 @@ class LiveRun:
             self._save_code()
 
     def log(self, records: Sequence[Record]) -> None:
-        """Log each record as a row, and the last values as the summary.
+        """Log each record as a row, and the last values as the summary."""
+        from wandb.sdk.data_types.utils import history_dict_to_json  # as `wandb.log` does: writes the files of objects
 
-        The rows do not go through `wandb.log`, which replaces `_runtime` by the time since the follower has opened
-        the run.
-        """
-        from wandb.sdk.data_types.utils import history_dict_to_json
-
+        interface: Any = self._wandb._interface  # `wandb.log` replaces `_runtime` by the time since the run was opened
         last: dict[str, Any] = {}
         for record in records:
             row = history_dict_to_json(self._wandb, self._row(record), step=record.index)
@@ -99,7 +98,6 @@ class LiveRun:
                 if not name.startswith("_") and "*" not in name:  # W&B takes a star for a pattern
                     self._wandb.define_metric(name, step_metric="iteration")
             self._defined |= row.keys()
-            interface: Any = self._wandb._interface
             interface.publish_history(self._wandb, dict(row), step=record.index)
             last.update(row)
         if "_runtime" in last:
@@ -132,7 +130,7 @@ class LiveRun:
         if one.kind == "image":
             return {name: wandb.Image(str(path))} if self._options["pictures"] else {}
         if one.kind == "artifact":
-            self._output(name, "file", path, [])
+            self._output(name, "file", path)
             return {}
         text = path.read_text(encoding="utf-8")
         if one.kind == "text":
@@ -163,33 +161,25 @@ class LiveRun:
         if due and due[-1] != found[-1]:
             due.append(found[-1])
         for path in due:
-            self._output("checkpoint", "model", path, [path.stem, "best"] if path.name == named else [path.stem])
+            self._output("checkpoint", "model", path, path.stem, *(["best"] if path.name == named else []))
             sent.append(path.name)
 
     def finish(self, finish: Finish, sent: list[str]) -> None:
         """Write the summary, `result.json` and the checkpoints, and close the run. See `log_checkpoints` for `sent`."""
-        result, best = self._result(), None
+        result = result_of(self._run.run_dir, self._run.attempt)
+        if result:
+            self._save(RESULT_FILE, mask_text(json.dumps(result, indent=1)).encode())
         summary: dict[str, Any] = {"status": finish.status}
         if finish.error is not None:
             summary["error"] = valid_utf8(finish.error)
         if (monitor := result.get("monitor")) is not None:
             summary.update(_best_value(self._run.run_dir, monitor["metric"], monitor["rule"]))
-        if (found := result.get("best")) is not None:
-            summary["best"] = {name: found[name] for name in ("metric", "value", "iteration")}
-            best = found["checkpoint"]
+        best = result.get("best") or {}
+        if best:
+            summary["best"] = {name: best[name] for name in ("metric", "value", "iteration")}
         self._wandb.summary.update(summary)
-        self.log_checkpoints(sent, best, ended=True)
+        self.log_checkpoints(sent, best.get("checkpoint"), ended=True)
         self._wandb.finish(exit_code=finish.exit_code)
-
-    def _result(self) -> dict[str, Any]:
-        """Save and return `result.json`, if it belongs to this attempt."""
-        run_dir, found = self._run.run_dir, {}
-        if description.result_digest(run_dir) != self._run.attempt.earlier_result:
-            with suppress(OSError, ValueError):
-                text = (run_dir / RESULT_FILE).read_text(encoding="utf-8")
-                found = json.loads(text)
-                self._save(RESULT_FILE, mask_text(text).encode())
-        return found
 
     def _save_code(self) -> None:
         """Save the uncommitted changes of each attempt's code."""
@@ -211,30 +201,36 @@ class LiveRun:
 
         Runs with the same options share an artifact. `use_artifact` does not work offline and waits for the service.
         """
-        import wandb
-
         sizes = self._run.attempts[0].samples
         for split, given in dict(config_of(self._run).get("data") or {}).items():
             if isinstance(given, Mapping) and "_target_" in given:
                 content, name = json.dumps(given, sort_keys=True), str(given["_target_"]).rpartition(".")[2]
-                facts: dict[str, Any] = {
-                    "name": name,
-                    "digest": hashlib.sha256(content.encode()).hexdigest()[:8],
-                    "options": given,
-                }
-                facts |= {"samples": sizes[split]} if split in sizes else {}
-                artifact = wandb.Artifact(_artifact_name(f"{name}-{split}"), "dataset", metadata=facts)
+                digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+                about: dict[str, Any] = {"name": name, "digest": digest, "options": given}
+                about |= {"samples": sizes[split]} if split in sizes else {}
+                artifact = _artifact(f"{name}-{split}", "dataset", about)
                 with artifact.new_file("data_set.json") as file:
                     file.write(content)
                 self._wandb._log_artifact(artifact, is_user_created=True, use_after_commit=True)
 
-    def _output(self, name: str, kind: str, path: Path, aliases: list[str]) -> None:
+    def _output(self, name: str, kind: str, path: Path, *aliases: str) -> None:
         """Log a file as an output of the run."""
-        import wandb
-
-        artifact = wandb.Artifact(_artifact_name(f"{name}-{self._id}"), type=kind, metadata={"file": path.name})
+        artifact = _artifact(f"{name}-{self._id}", kind, {"file": path.name})
         artifact.add_file(str(path))
-        self._wandb.log_artifact(artifact, aliases=aliases)
+        self._wandb.log_artifact(artifact, aliases=list(aliases))
+
+
+def _histogram(counted: Mapping[str, Any]) -> Any:
+    import wandb
+
+    edges: Any = [counted["min"], *counted["bucket_limit"]]
+    return wandb.Histogram(np_histogram=(counted["bucket"], edges))
+
+
+def _artifact(name: str, kind: str, about: Mapping[str, Any]) -> Any:
+    import wandb
+
+    return wandb.Artifact(_NOT_IN_ARTIFACTS.sub("-", name)[-LONGEST:], kind, metadata=dict(about))
 
 
 def _best_value(run_dir: Path, metric: str, rule: str) -> dict[str, float]:
@@ -247,28 +243,10 @@ def _best_value(run_dir: Path, metric: str, rule: str) -> dict[str, float]:
     return {f"val/{metric}": (max if rule == "greater" else min)(values)} if values else {}
 
 
-def _histogram(counted: Mapping[str, Any]) -> Any:
-    import wandb
-
-    edges: Any = [counted["min"], *counted["bucket_limit"]]
-    return wandb.Histogram(np_histogram=(counted["bucket"], edges))
-
-
-def _artifact_name(name: str) -> str:
-    return _NOT_IN_ARTIFACTS.sub("-", name)[-128:]
-
-
 def kill_core() -> None:
     """Kill `wandb-core`, W&B's own process, which would continue to upload, and wait for its end."""
-    cores = [child for child in psutil.Process().children() if _is_core(child)]
-    for core in cores:
+    for child in psutil.Process().children():
         with suppress(psutil.Error):
-            core.kill()
-    psutil.wait_procs(cores, timeout=5)
-
-
-def _is_core(process: psutil.Process) -> bool:
-    try:
-        return process.name() == "wandb-core"
-    except psutil.Error:
-        return False
+            if child.name() == "wandb-core":
+                child.kill()
+                child.wait(timeout=5)

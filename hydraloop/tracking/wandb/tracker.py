@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 from hydraloop.run.record_log import Record
-from hydraloop.tracking.tracker import Finish, GoneError, LostError, Run, Tracker
+from hydraloop.tracking.tracker import Finish, GoneError, LostError, Tracker
 from hydraloop.tracking.wandb.run import FOLDER, LiveRun, kill_core
-from hydraloop.tracking.wandb.setup import agent_of, mode_of, prepare
+from hydraloop.tracking.wandb.setup import mode_of, prepare
 
 
 class WandbTracker(Tracker):
@@ -29,9 +28,7 @@ class WandbTracker(Tracker):
     raises if this takes longer than `flush_timeout`. `sync` then continues from the service's last step.
     """
 
-    def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
-        super().__init__(options, run, memory)
-        self._live: LiveRun | None = None
+    _live: LiveRun | None = None
 
     @classmethod
     def preload(cls) -> None:
@@ -46,7 +43,9 @@ class WandbTracker(Tracker):
             GoneError: W&B cannot continue the run.
             LostError: W&B has fewer records than were handed to it.
         """
-        memory, agent = self.memory, agent_of(self.options, self.run)
+        memory, agent = self.memory, self.options.get("agent") or {}
+        if self.run.sweep is not None:  # the jobs of hydraloop's own sweep would all be the agent's run
+            agent = {}
         if "id" not in memory:  # `sync --again` begins with an empty memory and must not add to the earlier run
             again = bool(self.options.get("_sync"))
             memory["id"] = f"{self.run.uid}-{token_hex(2)}" if again else agent.get("run_id", self.run.uid)
@@ -62,11 +61,9 @@ class WandbTracker(Tracker):
             LostError: W&B has fewer records than were handed to it.
         """
         live = self._running()
-        new = [record for record in records if record.index >= self.memory["next"]]
-        if new:
-            with self._or_let_go():
-                live.log(new)
-            self.memory["next"] = new[-1].index + 1
+        with self._or_let_go():
+            live.log([record for record in records if record.index >= self.memory["next"]])
+        self.memory["next"] = max(self.memory["next"], records[-1].index + 1)
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
         """Remember from which record on rows are to be taken back; `open` does it."""
@@ -93,9 +90,7 @@ class WandbTracker(Tracker):
             live.finish(finish, self.memory["checkpoints"])
         self._live = None
         self.close()
-        if (
-            self.memory["mode"] == "offline" and live.file.stat().st_size == size
-        ):  # it does not raise, and writes no more
+        if self.memory["mode"] == "offline" and live.file.stat().st_size == size:  # `wandb-core` raises no error
             raise OSError(f"W&B could not write {live.file.name}, which is written again: was the disk full?")
         self.memory["closed"] = self.run.attempt.number
 
@@ -164,7 +159,6 @@ class WandbTracker(Tracker):
             live = LiveRun(self.options, self.run, run_id, "online", resume_from=f"{run_id}?_step={handed - 1}")
         except Exception as error:
             raise GoneError(f"W&B does not take back the records from {handed} on, which a resume replaces") from error
-        live.starts_at = handed
         return live
 
     @contextmanager

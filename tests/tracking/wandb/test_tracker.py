@@ -420,6 +420,16 @@ def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> No
     assert "wandb login" in found["troubles"][0]
 
 
+def test_a_name_that_wandb_refuses_is_given_up_with_its_reason(tmp_path: Path) -> None:
+    """Once, and without a folder of the run."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    found = drive(run_dir, "log=3", "step", "close", project="a/b")
+    assert found["states"] == ["given up", "0 cores"]
+    assert "Invalid project name" in found["troubles"][0]
+    assert not list((run_dir / "wandb").glob("*run-*"))
+
+
 @pytest.mark.parametrize("how", ["variable", pytest.param("netrc", marks=pytest.mark.slow)])
 def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, how: str) -> None:
     """Nothing is sent, no process remains, and the key is not in any file."""
@@ -497,7 +507,7 @@ def test_names_fit_w_and_b(tmp_path: Path) -> None:
     run = Run(tmp_path, "u", "digits/a:b", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
     found = identity(OPTIONS, run)
     assert (found["project"], found["group"]) == ("digits-a-b", "the sweep")
-    assert len(found["name"]) == 128
+    assert len(found["name"]) == len(identity({**OPTIONS, "group": "g" * 200}, run)["group"]) == 128
     assert found["name"].endswith("x…")
     given = identity({**OPTIONS, "project": "p", "group": "g", "name": "n", "tags": ["t"], "job_type": "j"}, run)
     assert (given["project"], given["group"], given["name"], given["tags"]) == ("p", "g", "n", ["t"])
