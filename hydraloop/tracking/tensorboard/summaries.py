@@ -1,26 +1,39 @@
-"""Converts records, their objects and texts to TensorBoard's summaries."""
+"""Converts records, their objects, and what the HPARAMS tab shows, to TensorBoard's summaries."""
 
 from __future__ import annotations
 
 import json
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto import histogram_pb2, tensor_pb2, types_pb2
+from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.plugins.hparams import api_pb2 as api
+from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+from tensorboard.plugins.text.summary_v2 import text_pb
 
 from hydraloop.run.record_log import ObjectKind, Record
-from hydraloop.tracking.tracker import valid_utf8
+from hydraloop.tracking.description import override_values
+from hydraloop.tracking.tracker import Finish, Run, valid_utf8
 
 log = logging.getLogger(__name__)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SIZE = struct.Struct(">II")
 """Width and height of a PNG, which follow its signature and the length and name of the first chunk."""
+_WELL_KNOWN = (
+    *("seed", "task.model._target_", "optimizer._target_", "optimizer.lr", "optimizer.weight_decay"),
+    *("data.loader.batch_size", "precision.name"),
+)
+"""Shown for every run, so that runs of different command lines can be compared: these options affect the result."""
+_NO_HYPERPARAMETERS = ("resume", "load_from", "resume_strict")
+"""They say where a run starts."""
+_TYPES = {bool: api.DATA_TYPE_BOOL, str: api.DATA_TYPE_STRING}
+"""Types of hyperparameters other than numbers."""
 
 
 class Summaries:
@@ -58,8 +71,7 @@ class Summaries:
 
 def text(tag: str, content: str) -> Summary.Value:
     """Return Markdown for the TEXT tab."""
-    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[content.encode(errors="replace")])
-    return Summary.Value(tag=tag, metadata=create_summary_metadata("", ""), tensor=tensor)
+    return text_pb(tag, content.encode(errors="replace")).value[0]
 
 
 def _image(content: bytes, tag: str) -> Iterator[Summary.Value]:
@@ -86,14 +98,57 @@ def _line(cells: Iterable[Any]) -> str:
 
 
 def _histograms(content: bytes, tag: str) -> Iterator[Summary.Value]:
-    found: Mapping[str, Mapping[str, Any]] = json.loads(content)
-    for name, counted in ((valid_utf8(name), counted) for name, counted in found.items()):
+    for name, counted in json.loads(content).items():
+        nonfinite = counted.pop("nonfinite")
         if counted["bucket"]:
-            fields = ("min", "max", "num", "sum", "sum_squares", "bucket_limit", "bucket")
-            histogram = histogram_pb2.HistogramProto(**{field: counted[field] for field in fields})
-            yield Summary.Value(tag=name, histo=histogram)
-        if counted["nonfinite"]:
-            yield Summary.Value(tag=f"nonfinite/{name}", simple_value=counted["nonfinite"])
+            yield Summary.Value(tag=valid_utf8(name), histo=HistogramProto(**counted))
+        if nonfinite:
+            yield Summary.Value(tag=valid_utf8(f"nonfinite/{name}"), simple_value=nonfinite)
 
 
 _SHOWN: dict[ObjectKind, Any] = {"image": _image, "text": _text, "table": _table, "histogram": _histograms}
+
+
+def hyperparameters(run: Run, wanted: Sequence[str] | None) -> dict[str, str | int | float | bool]:
+    """Return the options that are a run's hyperparameters.
+
+    Args:
+        run: the run.
+        wanted: keys, or the first parts of keys. None: the typed keys, the sweep's axes and `_WELL_KNOWN`. The whole
+            config would be about 150 columns, nearly all of them equal in every run.
+    """
+    typed = {key: value or "removed" for key, value in override_values(run.run_dir).items()}
+    # The choice of a group (`model=gpt`, `hooks=[ema]`) is not in the config: its typed value is shown.
+    params = {**typed, **run.attempt.params}
+    if wanted is None:
+        keys = dict.fromkeys([*(() if run.sweep is None else run.sweep.axes), *typed, *_WELL_KNOWN])
+    else:
+        keys = {key: None for key in params if any(f"{key}.".startswith(f"{start}.") for start in wanted)}
+    shown = {key: params[key] for key in keys if key in params and key not in _NO_HYPERPARAMETERS}
+    texts = {key: "null" if value is None else value for key, value in shown.items()}
+    return {valid_utf8(key): valid_utf8(value) if isinstance(value, str) else value for key, value in texts.items()}
+
+
+def experiment(run: Run, params: Mapping[str, Any], metrics: Iterable[str]) -> Summary.Value:
+    """Return the summary value with the columns of the table: the hyperparameters, then `metrics`.
+
+    Without it, TensorBoard would treat every scalar as a metric and show the first five. Swept keys come first.
+    """
+    axes = () if run.sweep is None else run.sweep.axes
+    types = {name: _TYPES.get(type(value), api.DATA_TYPE_FLOAT64) for name, value in params.items()}
+    options = [api.HParamInfo(name=name, type=found, differs=name in axes) for name, found in types.items()]
+    tags = [api.MetricInfo(name=api.MetricName(tag=valid_utf8(tag))) for tag in metrics]
+    shown = api.Experiment(time_created_secs=run.attempts[0].began, hparam_infos=options, metric_infos=tags)
+    return _value(metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=shown))
+
+
+def session_end(finish: Finish, ended: float) -> Summary.Value:
+    """Return the summary value that says how a run ended."""
+    status = api.STATUS_SUCCESS if finish.exit_code == 0 else api.STATUS_FAILURE
+    info = SessionEndInfo(status=status, end_time_secs=ended)
+    return _value(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=info))
+
+
+def _value(tag: str, content: HParamsPluginData) -> Summary.Value:
+    """Do what `tensorboard.plugins.hparams.summary` does, which needs TensorFlow."""
+    return Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(content), tensor=metadata.NULL_TENSOR)

@@ -11,11 +11,11 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hydraloop.run.record_log import Record
-from hydraloop.tracking.tensorboard import hparams
-from hydraloop.tracking.tensorboard.summaries import Summaries, text
+from hydraloop.tracking.tensorboard.summaries import Summaries, experiment, hyperparameters, session_end, text
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, UnusableError
 
 FOLDER = "tensorboard"
@@ -47,7 +47,7 @@ class TensorBoardTracker(Tracker):
         if run.sweep is not None:
             self._folder /= _ODD.sub("_", run.name).encode()[:200].decode(errors="ignore").lstrip(".") or "job"
         self._summaries = Summaries(run.run_dir, pictures=options.get("pictures", True))
-        self._params = hparams.chosen(run, options.get("hparams"))
+        self._params = hyperparameters(run, options.get("hparams"))
 
     def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
         """Write everything again."""
@@ -74,7 +74,9 @@ class TensorBoardTracker(Tracker):
                 path.write_bytes(b"")  # a TensorBoard that is open would read no file after one that is deleted
             # It also drops the points that it has read.
             head.append(Event(wall_time=attempt.began, session_log=SessionLog(status=SessionLog.START)))
-            head.append(_event(attempt.began, 0, hparams.session_start(self.run, self._params)))
+            began = self.run.attempts[0].began
+            session = hparams_pb(self._params, trial_id="", start_time_secs=began)  # else equal runs would be one row
+            head.append(_event(attempt.began, 0, session.value[0]))
         else:
             self._write(before, self.memory["size"], ())  # removes the end of the session
         new = self.run.attempts[self.memory.get("attempts", 0) :]
@@ -94,7 +96,7 @@ class TensorBoardTracker(Tracker):
             if not columns and record.mode != "train" and "loss" in record.values:
                 columns = True
                 tags = [f"{mode}/{name}" for mode in ("val", "test") for name in record.values]
-                summary.value.append(hparams.experiment(self.run, self._params, [*tags, "train/loss"]))
+                summary.value.append(experiment(self.run, self._params, [*tags, "train/loss"]))
             events.append(Event(wall_time=record.timestamp, step=record.iteration, summary=summary))
         self.memory.update(size=self._write(self.memory["file"], self.memory["size"], events), columns=columns)
 
@@ -106,7 +108,7 @@ class TensorBoardTracker(Tracker):
         """
         self.open()
         ended = time.time()
-        end = _event(ended, 0, hparams.session_end(finish, ended))
+        end = _event(ended, 0, session_end(finish, ended))
         self._write(self.memory["file"], self.memory["size"], [end])
 
     @property
