@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.cli.arguments import is_sweep
+from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.validate import HOOK_GROUPS
@@ -35,7 +35,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     text = str(error) or str(error.__cause__ or type(error).__name__)
     culprit = _culprit(text, overrides)
     if text.startswith("Ambiguous value") and culprit is not None:
-        return _several_values(culprit)
+        return _several_values(culprit, composer)
     if "requires --multirun" in text and culprit is not None:
         return UserError(f"{culprit.input_line} is a sweep", key=culprit.key_or_group, remedy="Add -m to run it.")
     if culprit is not None and not is_sweep(culprit):
@@ -52,10 +52,10 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     return UserError(problem, remedy="Check the config files, or set HYDRA_FULL_ERROR=1 to see the traceback.")
 
 
-def _several_values(override: Override) -> UserError:
+def _several_values(override: Override, composer: Composer) -> UserError:
     key, _, value = (override.input_line or "").partition("=")
-    if any(mark in value for mark in "[]{}'\""):
-        other = "one of them makes a single run."
+    if key in set(composer.groups()) - set(LIST_GROUPS) or any(mark in value for mark in "[]{}'\""):
+        other = "a single run takes one of them."
     else:
         other = f"for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\""
     return UserError(

@@ -94,6 +94,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=[ema],[profiler]": ("hooks", "For a sweep add -m"),
     "hooks=choice(ema,profiler)": ("hooks", "Add -m to run it."),
     "seed=1,2": ("seed", "For a sweep add -m"),
+    "optimizer=sgd,adamw": ("optimizer", "a single run takes one of them."),
     "optimizer.lr=${nope}": ("optimizer.lr", "Name a key that exists"),
     "foo": ("'foo'", "Write key=value"),
     "=1": ("'=1'", "Write key=value"),
