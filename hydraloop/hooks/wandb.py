@@ -83,22 +83,16 @@ class WandbLoggerHook(TrackerHook):
             "system_metrics": system_metrics,
         }
         super().__init__(flush_timeout=flush_timeout, background=background, options=options)
-        self._disabled = False
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower, unless it is disabled."""
+        """Start the follower, or report that W&B is disabled."""
         self.check_only_one(engine, "make the same W&B run")
-        self._disabled = chosen_mode(self._options["mode"]) == "disabled"
-        if not self._disabled:
-            self._options.setdefault("agent", _run_of_agent())
-            super().before_run(engine)
-
-    def after_run(self, engine: Engine) -> None:
-        """Send the rest, in bounded time, or report that nothing was sent."""
-        super().after_run(engine)
-        if self._disabled:
+        if chosen_mode(self._options["mode"]) == "disabled":
             told = {**(engine.messages.read("tracked") or {}), self.name: "disabled, nothing was sent"}
             engine.messages.provide("tracked", lambda: told)
+            return
+        self._options.setdefault("agent", _run_of_agent())
+        super().before_run(engine)
 
 
 def _run_of_agent() -> dict[str, str] | None:
