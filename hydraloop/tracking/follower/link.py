@@ -78,7 +78,7 @@ class Link:
         self._first = first_message(kind, options)
         self._messages: list[Mapping[str, Any] | None] = [self._first]
         """All messages, for each process that is started; None after the last one."""
-        self._warned = self._given_up = self._over = self._left = False
+        self._warned = self._over = self._left = False
         self._deadline = 0.0
         self._changed = threading.Condition()
         """Held while the process is replaced or sent a message, so that no message is lost."""
@@ -190,7 +190,8 @@ class Link:
         code = child.ended()
         with self._changed:
             self._child = None
-            if self._over or self._given_up or (self._told and code in (0, LEFT)):
+            gives_up = self.trouble is not None  # it has said why
+            if self._over or (code in (0, LEFT) and (self._told or gives_up)):
                 return None
         return self._follow() if code is None else self._problem(code)
 
@@ -208,7 +209,7 @@ class Link:
             if kind == "opened":
                 self.opened, self.died, self.trouble = True, None, None
             elif kind == "trouble":
-                self.trouble, self._given_up = text, bool(message.get("final"))
+                self.trouble = text
             elif kind == "well":
                 self.trouble = None
             self._changed.notify_all()

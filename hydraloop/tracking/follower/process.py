@@ -208,7 +208,7 @@ class _Tell(logging.Handler):
         if trouble is None:
             self.say("well")
         else:
-            self.say("trouble", text=trouble.text, final=trouble.final)
+            self.say("trouble", text=trouble.text)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Forward a warning of hydraloop's modules."""
