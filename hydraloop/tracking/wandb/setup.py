@@ -14,7 +14,7 @@ import yaml
 
 from hydraloop.run.environment import git_remote
 from hydraloop.safety.secrets import masked
-from hydraloop.tracking.tracker import Run, UnusableError, valid_utf8
+from hydraloop.tracking.tracker import Run, UnusableError
 
 Mode = Literal["online", "offline"]
 
@@ -100,19 +100,15 @@ def _has_key() -> bool:
 
 def identity(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Return the names, group, tags and config as arguments of `wandb.init`, with secrets masked."""
-    given = masked(_as_json({name: options[name] for name in NAMES}))
-    group = given["group"] or (None if run.sweep is None else run.sweep.name)
-    return {
+    given = masked({key: options[key] for key in NAMES})
+    group = given["group"] or ("" if run.sweep is None else run.sweep.name)
+    names = {
         **given,
-        "project": given["project"] or valid_utf8(run.experiment).translate(_NOT_IN_PROJECTS)[:LONGEST],
-        "group": None if group is None else _short(group),
-        "name": _short(given["name"] or run.name),
-        "config": config_of(run),
+        "project": given["project"] or run.experiment.translate(_NOT_IN_PROJECTS)[:LONGEST],
+        "group": group[:LONGEST] or None,
+        "name": (given["name"] or run.name)[:LONGEST],
     }
-
-
-def _short(name: str) -> str:
-    return valid_utf8(name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…")
+    return {**_as_json(names), "config": config_of(run)}
 
 
 def config_of(run: Run) -> dict[str, Any]:
