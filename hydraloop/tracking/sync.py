@@ -39,7 +39,7 @@ SYNC = "_sync"
 _TRIES = 3
 """Failures in a row, without progress, after which a tracker is given up. The user can repeat the command."""
 _BUSY = 20.0
-"""Seconds without progress after which a service that is there but refuses is given up."""
+"""Seconds without progress after which a service that is there but refuses is given up; `sync` has no other limit."""
 _OPTION = re.compile(r"(?:default_)?hooks\.(\w+)\.(\w+)=(.*)", re.DOTALL)
 
 
@@ -47,8 +47,6 @@ _OPTION = re.compile(r"(?:default_)?hooks\.(\w+)\.(\w+)=(.*)", re.DOTALL)
 class How:
     """How runs are sent."""
 
-    timeout: float = 600.0
-    """Seconds for each run and tracker."""
     again: bool = False
     """Whether everything is sent again, to a service that has nothing of the run."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -71,7 +69,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--again", action="store_true", help="send everything, because the service has been replaced or has moved"
     )
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run and tracker; default 600")
     parser.add_argument(
         "--trusted", action="append", default=[], metavar="PACKAGE", help="a package with a custom tracker"
     )
@@ -84,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
             directories.append(Path(argument))
         else:
             options.setdefault(option[1], {})[option[2]] = yaml.safe_load(option[3])
-    return send_all(directories, How(args.timeout, args.again, options, args.trusted))
+    return send_all(directories, How(args.again, options, args.trusted))
 
 
 def send_all(directories: Sequence[Path], how: How = How()) -> int:
@@ -120,7 +117,7 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
                 cursor = Cursor(cursor.kind, cursor.options)
                 cursor.save(run_dir, name)
             before, cursor.options = cursor.sent, masked(options)
-            problem = _drained(kind({**options, SYNC: True}, run, cursor.memory), cursor, name, how.timeout)
+            problem = _drained(kind({**options, SYNC: True}, run, cursor.memory), cursor, name)
     except Timeout:
         problem = "the run is still sending its records"
     except Exception as error:
@@ -152,15 +149,15 @@ def _kind(kind: str, run: Run, trusted: Sequence[str]) -> type[Tracker]:
         raise ValueError(f"{error}{remedy}") from error
 
 
-def _drained(tracker: Tracker, cursor: Cursor, name: str, timeout: float) -> str | None:
+def _drained(tracker: Tracker, cursor: Cursor, name: str) -> str | None:
     """Send all that is there. Returns why it is not all that there will be."""
-    run, deadline = tracker.run, time.monotonic() + timeout
+    run = tracker.run
     ended = description.ending(run.run_dir, run.attempt)
     finish = None if ended.status == "killed" and _trains(run.attempt) else ended
     troubles: list[Trouble | None] = [None]
     follower = Follower(tracker, cursor, run.run_dir, name, troubles.append)
     try:
-        while time.monotonic() < deadline:
+        while True:
             state = follower.step(finish)
             hopeless = follower.failing >= _BUSY if follower.is_busy else follower.failures >= _TRIES
             if state == "done":
@@ -168,12 +165,11 @@ def _drained(tracker: Tracker, cursor: Cursor, name: str, timeout: float) -> str
             if state == "caught up":
                 return "the run is still training"
             if state == "given up" or hopeless:
-                break
+                return "the service asks to try later" if troubles[-1] is None else troubles[-1].text
             if state == "in trouble":
-                time.sleep(min(follower.wait(ending=True), max(0.0, deadline - time.monotonic())))
+                time.sleep(min(follower.wait(ending=True), _BUSY))
     finally:
         tracker.close()
-    return "timed out" if troubles[-1] is None else troubles[-1].text
 
 
 def _trains(attempt: Attempt) -> bool:

@@ -20,6 +20,7 @@ from hydraloop.tracking import description, sync
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.tracker import Sweep
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
+from tests.tracking.service import Service
 
 
 def _run(run_dir: Path, *, options: Mapping[str, object] = {}, **changes: object) -> Path:
@@ -125,6 +126,20 @@ def test_no_class_is_taken_from_a_run_or_sweep(tmp_path: Path, inside: str) -> N
     assert not (here / "executed").exists()
     Cursor(TENSORBOARD, {}).save(run_dir, "tensorboard")
     assert subprocess.run([*command, str(run_dir)], cwd=here, check=False).returncode == 0
+
+
+def test_a_service_that_asks_to_wait_for_an_hour_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sync, "_BUSY", 0.5)
+    monkeypatch.chdir(Path(__file__).parents[2])  # the project of the tracker
+    service = Service(lambda number: (503, {"Retry-After": "3600"}))
+    run_dir = _run(tmp_path / "a")
+    with service.up():
+        Cursor("tests.tracking.service.Posting", {"port": service.port}).save(run_dir, "tensorboard")
+        assert sync.send_all([run_dir]) == 1
+    assert service.requests == 1
+    assert "not all: the service asks to try later" in capsys.readouterr().out
 
 
 def test_again_replaces_files(tmp_path: Path) -> None:
