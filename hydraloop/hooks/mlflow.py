@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.model_export import ModelExport
-from hydraloop.hooks.shared.option_checks import check_above_zero
-from hydraloop.tracking.description import check_choice
+from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_above_zero, check_choice
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.mlflow import address
@@ -79,7 +78,7 @@ class MLflowLoggerHook(TrackerHook):
         background: bool = False,
     ) -> None:
         check_above_zero(system_metrics_interval=system_metrics_interval)
-        check_choice(checkpoints)
+        check_choice(CHECKPOINTS, checkpoints=checkpoints)
         if registered_model_name is not None and not log_model:
             raise UserError(
                 "only an exported model can be registered", key="registered_model_name", remedy="Set log_model=true."

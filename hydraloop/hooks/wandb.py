@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.description import check_choice
+from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
 from hydraloop.tracking.wandb.setup import NAMES, chosen_mode
@@ -69,7 +69,7 @@ class WandbLoggerHook(TrackerHook):
     ) -> None:
         if mode not in _MODES:
             raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
-        check_choice(checkpoints)
+        check_choice(CHECKPOINTS, checkpoints=checkpoints)
         names = {"project": project, "entity": entity, "group": group, "job_type": job_type}
         names |= {"notes": notes, "name": name}
         labels = os.environ.get(NAMES["tags"], "").split(",") if tags is None else tags

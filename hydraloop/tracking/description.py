@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.errors import UserError, suggestion
 from hydraloop.run import atomic, attempts
 from hydraloop.run.checkpoint_files import SUFFIX, newest_complete
 from hydraloop.run.config_yaml import plain
@@ -26,8 +25,6 @@ from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
 _UP = 4
 """Number of parents in which a job looks for its sweep's directory: `hydra.sweep.subdir` may have several parts."""
-CHOICES = ("best", "last", "all")
-"""Values of the option `checkpoints`."""
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
@@ -152,17 +149,6 @@ def result_digest(run_dir: Path) -> str | None:
 def finish_of(status: Any, error: str | None) -> Finish:
     """Convert a status of `result.json`, or `killed`, to a `Finish`."""
     return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status])
-
-
-def check_choice(checkpoints: str | None) -> None:
-    """Check the option `checkpoints` of a tracker hook.
-
-    Raises:
-        UserError: it is not `best`, `last`, `all` or None.
-    """
-    if checkpoints is not None and checkpoints not in CHOICES:
-        remedy = suggestion(checkpoints, CHOICES)
-        raise UserError(f"{checkpoints!r} is not one of {', '.join(CHOICES)}", key="checkpoints", remedy=remedy)
 
 
 def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:

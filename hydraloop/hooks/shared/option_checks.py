@@ -1,9 +1,11 @@
-"""Checks of numbers that several hooks take as options."""
+"""Checks of options that several hooks have."""
 
 from __future__ import annotations
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, suggestion
 
+CHECKPOINTS = ("best", "last", "all")
+"""Values of the option `checkpoints` of trackers."""
 _OR_NULL = ", or null to switch it off"
 
 
@@ -30,3 +32,15 @@ def check_above_zero(*, null: bool = False, **options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not value > 0:
             raise UserError(f"{value} is not above 0", key=name, remedy=f"Use a number above 0{_OR_NULL * null}.")
+
+
+def check_choice(choices: tuple[str, ...], **options: str | None) -> None:
+    """Reject options that are not one of `choices`; None is accepted.
+
+    Raises:
+        UserError: names the option.
+    """
+    for name, value in options.items():
+        if value is not None and value not in choices:
+            remedy = suggestion(value, choices)
+            raise UserError(f"{value!r} is not one of {', '.join(choices)}", key=name, remedy=remedy)
