@@ -72,7 +72,8 @@ class WandbLoggerHook(TrackerHook):
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
         names = {"project": project, "entity": entity, "group": group, "job_type": job_type}
         names |= {"notes": notes, "name": name}
-        labels = os.environ.get(NAMES["tags"], "").split(",") if tags is None else tags
+        labels: str | Sequence[str] = os.environ.get(NAMES["tags"], "") if tags is None else tags
+        labels = labels.split(",") if isinstance(labels, str) else labels
         options = {
             "mode": mode,
             **{key: os.environ.get(NAMES[key]) or None if one is None else one for key, one in names.items()},

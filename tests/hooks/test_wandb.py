@@ -68,6 +68,7 @@ def test_variables_of_wandb_count_where_no_option_does(monkeypatch: pytest.Monke
         "tags": ["a", "b"], "notes": None, "name": "mine",
     }  # fmt: skip
     assert WandbLoggerHook(tags=[])._options["tags"] == []
+    assert WandbLoggerHook(tags="one, two")._options["tags"] == ["one", "two"]
 
 
 @pytest.mark.usefixtures("_nobodys_settings")
