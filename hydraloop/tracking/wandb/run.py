@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import logging
@@ -155,7 +154,7 @@ class LiveRun:
         found = checkpoints(self._run, self._options["checkpoints"], best, ended=ended)
         if all(path.name in sent and path.name != named for path in found):
             return
-        found = sorted(filter(is_complete, found), key=lambda path: path.stat().st_mtime_ns)
+        found = [path for path in sorted(found, key=_written_at) if is_complete(path)]
         due = [path for path in found if path.name == named]
         due += [path for path in found if path.name not in (*sent, named)]
         if due and due[-1] != found[-1]:
@@ -204,13 +203,10 @@ class LiveRun:
         sizes = self._run.attempts[0].samples
         for split, given in dict(config_of(self._run).get("data") or {}).items():
             if isinstance(given, Mapping) and "_target_" in given:
-                content, name = json.dumps(given, sort_keys=True), str(given["_target_"]).rpartition(".")[2]
-                digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-                about: dict[str, Any] = {"name": name, "digest": digest, "options": given}
-                about |= {"samples": sizes[split]} if split in sizes else {}
-                artifact = _artifact(f"{name}-{split}", "dataset", about)
+                about = {"options": given, **({"samples": sizes[split]} if split in sizes else {})}
+                artifact = _artifact(f"{str(given['_target_']).rpartition('.')[2]}-{split}", "dataset", about)
                 with artifact.new_file("data_set.json") as file:
-                    file.write(content)
+                    json.dump(given, file, sort_keys=True)
                 self._wandb._log_artifact(artifact, is_user_created=True, use_after_commit=True)
 
     def _output(self, name: str, kind: str, path: Path, *aliases: str) -> None:
@@ -218,6 +214,12 @@ class LiveRun:
         artifact = _artifact(f"{name}-{self._id}", kind, {"file": path.name})
         artifact.add_file(str(path))
         self._wandb.log_artifact(artifact, aliases=list(aliases))
+
+
+def _written_at(path: Path) -> float:
+    with suppress(OSError):  # a checkpoint may be deleted at any time
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _histogram(counted: Mapping[str, Any]) -> Any:

@@ -207,9 +207,7 @@ def test_data_sets_are_inputs(tmp_path: Path) -> None:
         found.append(contents["artifacts"])
     (one,), _ = found
     assert (one["name"], one["type"], one["input"]) == ("Digits-train", "dataset", True)
-    about = one["metadata"]
-    assert (about["name"], about["samples"], about["options"]) == ("Digits", 9, data["train"])
-    assert len(about["digest"]) == 8
+    assert one["metadata"] == {"samples": 9, "options": data["train"]}
     assert found[0] == found[1]
 
 
@@ -342,6 +340,7 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
             file.writestr("data", name)
         os.utime(run_dir / "checkpoints" / name, (1_700_000_000 - age, 1_700_000_000 - age))
     (run_dir / "checkpoints" / "last_checkpoint").write_text("iter_10.pth\n")
+    (run_dir / "checkpoints" / "iter_1.pth").symlink_to("deleted")  # is listed, but cannot be read
     best = {
         "metric": "a",
         "value": 1,
