@@ -10,7 +10,8 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.description import checkpoints
-from hydraloop.tracking.mlflow.calls import Calls
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Files:
         client: MlflowClient,
         run_id: str,
         run: Run,
-        calls: Calls,
+        calls: Callable[[], AbstractContextManager[None]],
         options: Mapping[str, Any],
         memory: dict[str, Any],
     ) -> None:
@@ -115,7 +115,7 @@ class Files:
         if self._memory.get("no_files"):
             return
         try:
-            with self._calls(files=True):
+            with self._calls():
                 self._store(one)
         except GoneError:
             raise

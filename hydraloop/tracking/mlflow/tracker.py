@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run.record_log import Record
 from hydraloop.tracking.mlflow import address, runs
-from hydraloop.tracking.mlflow.calls import Calls, hidden, prepare
+from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
 from hydraloop.tracking.mlflow.files import Files, best_of, result_of
 from hydraloop.tracking.mlflow.models import log_data_sets, send_model
 from hydraloop.tracking.mlflow.names import Names, clean
@@ -67,7 +68,7 @@ class MLflowTracker(Tracker):
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
         super().__init__(runs.without_secrets(options), run, memory)
         self._folder = Path(options.get("folder") or Path.cwd())
-        self._calls = Calls(self._is_gone, self._gone)
+        self._calls = partial(calling, self._is_gone, self._gone)
         self._names = Names(memory.setdefault("names", {}))
         self._uri = ""
         self._database: int | None = None
@@ -140,7 +141,7 @@ class MLflowTracker(Tracker):
         self._send_load(client)
         if files.store(ended=self.memory.get("closed") == self.run.attempt.number):
             return True
-        with self._calls(files=True):
+        with self._calls():
             name = self.options.get("registered_model_name")
             return bool(self.options.get("log_model")) and send_model(client, self.run, name, self.memory)
 

@@ -36,7 +36,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def set_up(patch: pytest.MonkeyPatch) -> None:
     """Prepare MLflow as in a follower. The environment is restored."""
-    for name, value in DEFAULTS.items():
+    for name, value in {**DEFAULTS, "MLFLOW_ENABLE_ASYNC_LOGGING": "false"}.items():
         patch.setenv(name, value)
     with warnings.catch_warnings():
         prepare()

@@ -33,7 +33,9 @@ RECORDS, PICTURES = 402, 10
 
 
 @contextmanager
-def proxy(server: MLflowServer, status: Callable[[int], int] = lambda number: 200, delay: float = 0.0) -> Iterator[str]:
+def proxy(
+    server: MLflowServer, status: Callable[[int, bytes], int] = lambda number, body: 200, delay: float = 0.0
+) -> Iterator[str]:
     """The address of a proxy.
 
     Args:
@@ -48,7 +50,7 @@ def proxy(server: MLflowServer, status: Callable[[int], int] = lambda number: 20
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             time.sleep(delay)
             with lock:
-                answer, content, headers = status(next(requests)), b"busy", {"Content-Type": "text/plain"}
+                answer, content, headers = status(next(requests), body), b"no", {"Content-Type": "text/plain"}
             if answer == 200:
                 connection = HTTPConnection(host, timeout=30)
                 connection.request(self.command, self.path, body, dict(self.headers))
@@ -130,7 +132,27 @@ def test_a_slow_server_has_the_records_and_the_status_when_the_run_ends(folder: 
 def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: Path) -> None:
     run_dir, draw = folder / "outputs" / "run", random.Random(0)
     answers = [draw.choice((429, 500, 503)) if draw.random() < 1 / 3 else 200 for _ in range(5000)]
-    with mlflow_server(tmp_path) as server, proxy(server, lambda number: answers[number]) as uri:
+    with mlflow_server(tmp_path) as server, proxy(server, lambda number, body: answers[number]) as uri:
         finished_run(run_dir, uri)
         assert sync.send_all([run_dir]) == 0
         check(run_dir, server.uri)
+
+
+@pytest.mark.parametrize(("status", "stored"), [(413, PICTURES - 1), (403, 0)])
+def test_a_proxy_that_refuses_a_file(
+    status: int, stored: int, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is too large (413) is left out; without access (403), all are. Everything else arrives."""
+    run_dir = folder / "outputs" / "run"
+    with mlflow_server(tmp_path) as server:
+        finished = finished_run(run_dir, server.uri)
+        large = run_dir / "0.png"
+        Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64)).save(large)
+        refused = large.read_bytes()
+        with proxy(server, lambda number, body: status if body == refused else 200) as uri:
+            Cursor(MLFLOW, {**finished, "tracking_uri": uri}).save(run_dir, "mlflow")
+            assert sync.main([str(run_dir)]) == 0
+        check(run_dir, server.uri, pictures=stored)
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    what = {413: "a file is not stored: 413 Client Error", 403: "only metrics are: the server denies access: set"}
+    assert what[status] in warning
