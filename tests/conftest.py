@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+# torch is imported in the fixtures: the process that only starts the others, with -n, does not need it.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST = ("e2e", "tracking", "launch", "hooks", "engine")
@@ -45,6 +46,8 @@ def _place(folder: str) -> int:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Small tensors are fastest on one thread, and sums have the same bits on any machine."""
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -112,6 +115,8 @@ def _hydra_cleared() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _torch_unchanged() -> Iterator[None]:
+    import torch
+
     before = _torch_settings()
     yield
     after = _torch_settings()
@@ -126,6 +131,8 @@ def _torch_unchanged() -> Iterator[None]:
 
 
 def _torch_settings() -> dict[str, Any]:
+    import torch
+
     return {
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),

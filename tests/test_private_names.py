@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchmetrics
 from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
@@ -99,6 +98,8 @@ def _modules() -> None:
 
 
 def _metrics_reductions() -> None:
+    import torchmetrics
+
     metric = torchmetrics.CatMetric()
     assert metric._reductions == {"value": torchmetrics.utilities.data.dim_zero_cat}
 

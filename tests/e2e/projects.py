@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tests.e2e.warm import SERVER, environment_of_python
+from tests.e2e.warm import SERVER, Script, environment_of_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -112,6 +112,10 @@ class Project:
         who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
         for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all")):
             subprocess.run(["git", *arguments], cwd=self.path, check=True)
+
+    def begin(self, *arguments: str, script: str = "train.py") -> Script:
+        """Start `python train.py …` with torch imported, without waiting for it."""
+        return SERVER.start([script, *arguments], self.path, _environment())
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start `python train.py …` in a new interpreter, without waiting for it.

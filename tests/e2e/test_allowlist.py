@@ -29,7 +29,8 @@ class MyHook(hydraloop.Hook):
     pass
 """
 FROM_PYTHON = """
-import json, re
+import json, re, sys
+sys.path.append(sys.argv[1])
 import hydraloop
 
 def works(start):
@@ -172,7 +173,7 @@ def test_following_the_remedies_works(project: Project) -> None:
     done = project.train("--dry-run", "+hydra.callbacks.x._target_=first.Mine", PYTHONPATH=path)
     assert done.code == 0, done.text
     project.write("script.py", FROM_PYTHON)
-    done = project.python("script.py", PYTHONPATH=path)
+    done = project.python("script.py", str(folder))
     assert done.out.splitlines() == [
         "works with first first_vendored",
         "works with first first_vendored second second_vendored",

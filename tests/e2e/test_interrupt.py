@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.projects import Project
+from tests.e2e.warm import Script
 
 HOOKS = '''
 from __future__ import annotations
@@ -80,7 +81,8 @@ ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000")
 CLOSED = ["on_exception Terminated", "after_train", "after_run"]
 PATIENCE = 120
 """Seconds for a busy machine."""
-Start = Callable[..., subprocess.Popen[str]]
+Process = subprocess.Popen[str] | Script
+Start = Callable[..., Process]
 
 
 @pytest.fixture
@@ -94,10 +96,20 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture
 def start(project: Project) -> Iterator[Start]:
     """Return `project.start`. Kills processes that outlive the test."""
+    yield from _killing(project.start)
+
+
+@pytest.fixture
+def begin(project: Project) -> Iterator[Start]:
+    """Return `project.begin`, which needs no new interpreter. Kills processes that outlive the test."""
+    yield from _killing(project.begin)
+
+
+def _killing(starts: Start) -> Iterator[Start]:
     started = []
 
-    def go(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-        started.append(project.start(*arguments, **options))
+    def go(*arguments: str, **options: Any) -> Process:
+        started.append(starts(*arguments, **options))
         return started[-1]
 
     yield go
@@ -117,7 +129,7 @@ def noted(project: Project) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
+def wait_for(process: Process, reached: Callable[[], object]) -> None:
     """Wait until a condition holds. Fails if the process ends before."""
     until = time.monotonic() + PATIENCE
     while not reached():
@@ -126,7 +138,7 @@ def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> N
         time.sleep(0.02)
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def ended(process: Process) -> str:
     """Wait for the end of a process. Returns its output."""
     return process.communicate(timeout=PATIENCE)[0]
 
@@ -166,9 +178,9 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     "sweep", [pytest.param([], id="run"), pytest.param(["-m", "seed=1,2"], id="sweep", marks=pytest.mark.slow)]
 )
 def test_a_signal_ends_a_run_as_ctrl_c_does(
-    number: signal.Signals, sweep: Sequence[str], project: Project, start: Start
+    number: signal.Signals, sweep: Sequence[str], project: Project, begin: Start
 ) -> None:
-    process = start(*sweep, *ENDLESS, *hooked(project))
+    process = begin(*sweep, *ENDLESS, *hooked(project))
     wait_for(process, lambda: noted(project) == ["training"])
     process.send_signal(number)
     output = ended(process)
@@ -223,12 +235,12 @@ def _ignore(numbers: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def test_a_signal_before_the_first_iteration(project: Project, start: Start) -> None:
+def test_a_signal_before_the_first_iteration(project: Project, begin: Start) -> None:
     """The signal comes while a module that the config names is imported."""
     project.write(
         "my_project/slow.py", f"import time, pathlib\npathlib.Path('witness').touch()\ntime.sleep({PATIENCE})\n"
     )
-    process = start(*ENDLESS, "+hooks.slow._target_=my_project.slow.Slow")
+    process = begin(*ENDLESS, "+hooks.slow._target_=my_project.slow.Slow")
     wait_for(process, (project.path / "witness").exists)
     process.send_signal(signal.SIGTERM)
     output = ended(process)
@@ -245,6 +257,7 @@ def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
     slow = f"def slow():\n    print('composing', flush=True)\n    time.sleep({PATIENCE})\n\n{slow}"
     project.write("train.py", script.replace("import hydraloop\n", f"import hydraloop\n{slow}"))
     process = start(*ENDLESS, "experiment_name=${slow:}")
+    assert isinstance(process, subprocess.Popen)
     assert process.stdout is not None
     assert process.stdout.readline() == "composing\n"
     process.send_signal(signal.SIGTERM)
@@ -255,9 +268,9 @@ def test_a_signal_before_there_is_a_run(project: Project, start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, start: Start) -> None:
+def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, begin: Start) -> None:
     line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_epochs=1", "engine.test=false"]
-    process = start(*line, *hooked(project, "Waiting"))
+    process = begin(*line, *hooked(project, "Waiting"))
     wait_for(process, lambda: "waiting" in noted(project))
     process.send_signal(signal.SIGTERM)
     output = ended(process)
@@ -269,9 +282,9 @@ def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, s
 
 
 @pytest.mark.slow
-def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: Project, start: Start) -> None:
+def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: Project, begin: Start) -> None:
     broken = "optimizer.lr=-1,0.1"  # torch refuses a negative one
-    process = start("-m", broken, *ENDLESS, *hooked(project))
+    process = begin("-m", broken, *ENDLESS, *hooked(project))
     wait_for(process, lambda: "training" in noted(project))
     process.send_signal(signal.SIGINT)
     output = ended(process)
@@ -281,8 +294,8 @@ def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: P
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stuck_in_native_code_ends(project: Project, start: Start) -> None:
-    process = start(*ENDLESS, *hooked(project, "Stuck"))
+def test_a_run_that_is_stuck_in_native_code_ends(project: Project, begin: Start) -> None:
+    process = begin(*ENDLESS, *hooked(project, "Stuck"))
     wait_for(process, lambda: "training" in noted(project))
     time.sleep(1)  # until it is stuck
     process.send_signal(signal.SIGTERM)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.projects import REPOSITORY, Project, Run
+from tests.e2e.projects import Project, Run
+from tests.e2e.warm import Script
 
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000", "default_hooks.checkpoint.interval=1000000",
-           "default_hooks.checkpoint.save_begin=2")  # fmt: skip
+           "default_hooks.checkpoint.save_begin=2", "+hooks.idle._target_=my_project.idle.Idle")  # fmt: skip
 """A run of hours that writes one checkpoint, after its second epoch."""
+IDLE = """
+import time
+
+from hydraloop import Hook
+
+
+class Idle(Hook):
+    def before_train_iter(self, engine, batch_idx, batch):
+        if engine.progress.epoch >= 2:  # the processor is for the processes that the test starts meanwhile
+            time.sleep(0.1)
+"""
 QUICK = ("experiment=spirals", "engine.max_epochs=2", "engine.test=false")
 PATIENCE = 120
 SCRIPT = """
@@ -28,6 +37,13 @@ hydraloop.build(hydraloop.compose(sys.argv[1:]), run_dir=Path("mine")).train()
 """
 
 
+@pytest.fixture
+def project(project: Project) -> Project:
+    """A user's project with the hook above."""
+    project.write("my_project/idle.py", IDLE)
+    return project
+
+
 def until(happened: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened():
@@ -35,9 +51,9 @@ def until(happened: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-def training(project: Project, *arguments: str) -> subprocess.Popen[str]:
+def training(project: Project, *arguments: str) -> Script:
     """Start an endless run in `mine`; return when it has a checkpoint."""
-    process = project.start(*ENDLESS, "hydra.run.dir=mine", *arguments)
+    process = project.begin(*ENDLESS, "hydra.run.dir=mine", *arguments)
     last = project.path / "mine" / "checkpoints" / "last_checkpoint"
     try:
         until(lambda: last.exists() or process.poll() is not None, "it has a checkpoint")
@@ -49,17 +65,15 @@ def training(project: Project, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def running(project: Project) -> Iterator[subprocess.Popen[str]]:
+def running(project: Project) -> Iterator[Script]:
     process = training(project)
     yield process
     end(process)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: Script) -> None:
     process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    process.communicate()
 
 
 def names(folder: Path) -> set[str]:
@@ -67,9 +81,7 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_the_second_process_says_who_trains_and_changes_nothing(
-    project: Project, running: subprocess.Popen[str]
-) -> None:
+def test_the_second_process_says_who_trains_and_changes_nothing(project: Project, running: Script) -> None:
     before = names(project.path / "mine")
     for resume in ("mine", "auto", "mine/checkpoints/epoch_2.pth"):
         line = ["hydra.run.dir=mine"] if resume == "auto" else []
@@ -112,7 +124,7 @@ def test_of_two_first_starts_in_one_directory_one_trains(project: Project) -> No
 
 @pytest.mark.slow
 def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> None:
-    sweep = project.start("-m", *ENDLESS, "seed=1,2", "hydra.sweep.dir=all")
+    sweep = project.begin("-m", *ENDLESS, "seed=1,2", "hydra.sweep.dir=all")
     try:
         until(lambda: list(project.path.glob("all/0/checkpoints/last_checkpoint")), "the first job has a checkpoint")
         for line in (["resume=all/0"], ["-m", "seed=1,2", "hydra.sweep.dir=all"]):
@@ -127,14 +139,7 @@ def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> No
 
 def test_training_from_python_holds_the_lock(project: Project) -> None:
     project.write("own.py", SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, "own.py", *ENDLESS],
-        cwd=project.path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    process = project.begin(*ENDLESS, script="own.py")
     try:
         until(lambda: (project.path / "mine/checkpoints/last_checkpoint").exists(), "it has a checkpoint")
         done = project.train("experiment=spirals", "resume=mine")

@@ -26,10 +26,12 @@ from typing import IO, Any, NoReturn
 
 SECONDS = 300
 """After which a script is killed."""
+RUNS = 1000
+"""In place of the exit code of a script that runs."""
 
 
 class Server:
-    """Runs scripts, one at a time. Started by the first."""
+    """Starts scripts. Started by the first."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -40,20 +42,41 @@ class Server:
         Raises:
             subprocess.TimeoutExpired: it has not ended in time; it is killed.
         """
-        process = self._started()
         with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-            request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)}
-            print(json.dumps({**request, "out": out.name, "err": err.name}), file=process.stdin, flush=True)
-            assert process.stdout is not None
-            pid = int(process.stdout.readline())
-            ended, _, _ = select.select([process.stdout], [], [], SECONDS)
-            if not ended:
-                os.kill(pid, signal.SIGKILL)
-            code = int(process.stdout.readline())
+            script = self._start(arguments, folder, environment, out.name, err.name)
+            code = script.wait(SECONDS)
             printed = [Path(file.name).read_text(encoding="utf-8") for file in (out, err)]
-        if not ended:
-            raise subprocess.TimeoutExpired(list(arguments), SECONDS, *printed)
         return code, printed[0], printed[1]
+
+    def start(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Script:
+        """`python arguments…` in a folder, without waiting for it."""
+        number, path = tempfile.mkstemp()
+        os.close(number)
+        return self._start(arguments, folder, environment, path, path)
+
+    def _start(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: str, err: str
+    ) -> Script:
+        request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)}
+        self.send({**request, "out": out, "err": err})
+        return Script(self, self.answer(), Path(out))
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a request, which is answered by a number."""
+        print(json.dumps(request), file=self._started().stdin, flush=True)
+
+    def answer(self) -> int:
+        """Wait for the answer."""
+        return int(self._answers().readline())
+
+    def has_answered(self, seconds: float) -> bool:
+        """Wait for the answer, at most so long. Returns whether it is there."""
+        return bool(select.select([self._answers()], [], [], seconds)[0])
+
+    def _answers(self) -> IO[str]:
+        stdout = self._started().stdout
+        assert stdout is not None
+        return stdout
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -76,6 +99,56 @@ class Server:
 SERVER = Server()
 
 
+class Script:
+    """A script that the server has started, with the methods of `Popen`."""
+
+    def __init__(self, server: Server, pid: int, output: Path) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server, self._output, self._printed = server, output, ""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        if self.returncode is None:
+            self._server.send({"ended": self.pid, "wait": False})
+            code = self._server.answer()
+            self.returncode = None if code == RUNS else code
+        return self.returncode
+
+    def wait(self, timeout: float = SECONDS) -> int:
+        """Wait for its end. Returns the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time; it is killed.
+        """
+        if self.returncode is None:
+            self._server.send({"ended": self.pid, "wait": True})
+            in_time = self._server.has_answered(timeout)
+            if not in_time:
+                self.kill()
+            self.returncode = self._server.answer()
+            if not in_time:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout, self._output.read_text(encoding="utf-8"))
+        return self.returncode
+
+    def communicate(self, timeout: float = SECONDS) -> tuple[str, None]:
+        """Wait for its end. Returns all that it has printed."""
+        self.wait(timeout)
+        if self._output.exists():
+            self._printed = self._output.read_text(encoding="utf-8")
+            self._output.unlink()
+        return self._printed, None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless its end is known."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, unless its end is known."""
+        self.send_signal(signal.SIGKILL)
+
+
 def environment_of_python() -> dict[str, str]:
     """The environment, with what Python and torch read when they start as the tests want it."""
     root = str(Path(__file__).resolve().parents[2])
@@ -87,16 +160,18 @@ def environment_of_python() -> dict[str, str]:
 
 
 def serve() -> dict[str, Any] | None:
-    """Fork for each request. Returns it in the process that runs it; None when there are no more."""
+    """Fork for each script. Returns the request in the process that runs it; None when there are no more."""
     while line := sys.stdin.readline():
         request: dict[str, Any] = json.loads(line)
+        if "ended" in request:
+            pid, status = os.waitpid(request["ended"], 0 if request["wait"] else os.WNOHANG)
+            print(os.waitstatus_to_exitcode(status) if pid else RUNS, flush=True)
+            continue
         with warnings.catch_warnings(action="ignore"):  # Python 3.12 warns of a fork of a process with threads
             pid = os.fork()
         if pid == 0:
             return request
         print(pid, flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
     return None
 
 
