@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from hydraloop.cli import arguments, command
 from hydraloop.cli.compose import opened
@@ -118,6 +120,13 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
+@cache
+def default() -> DictConfig:
+    """The config without overrides, which most mistakes need for their remedy: composed once for all."""
+    with opened(REPOSITORY / "conf", "config") as composer:
+        return composer.compose([])
+
+
 def mistake(line: str, extra_folder: Path | None = None) -> UserError:
     """Return the error that a command line raises.
 
@@ -125,8 +134,12 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
         extra_folder: more config files, as of --config-dir.
     """
     args = arguments.read(line.split())
-    with opened(REPOSITORY / "conf", "config", extra_folder) as composer, pytest.raises(UserError) as caught:
-        command.check_command(args, composer, check_job=launch_checks.check)
+    composed = default() if extra_folder is None else None
+    with opened(REPOSITORY / "conf", "config", extra_folder) as composer:
+        if composed is not None:
+            composer._last = ([], composed)
+        with pytest.raises(UserError) as caught:
+            command.check_command(args, composer, check_job=launch_checks.check)
     return caught.value
 
 

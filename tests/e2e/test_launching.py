@@ -289,12 +289,13 @@ def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
 # Signals. ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
         (signal.SIGINT, 130, "interrupted by Ctrl-C (SIGINT)"),
-        pytest.param(signal.SIGTERM, 143, "interrupted by SIGTERM", marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 129, "interrupted by SIGHUP", marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, "interrupted by SIGTERM"),
+        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
     ],
 )
 def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:

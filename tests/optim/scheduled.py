@@ -57,9 +57,10 @@ def of(
     return build_schedule(name, made, optimizer, run, **ours)
 
 
-def values(optimizer: Optimizer, key: str = "lr") -> list[Any]:
-    """The value of each group."""
-    return [group[key] for group in optimizer.param_groups]
+def values(optimizer: Optimizer, key: str | Sequence[str] = "lr") -> list[Any]:
+    """The value of each group; with several keys, the list of its values."""
+    groups = optimizer.param_groups
+    return [group[key] if isinstance(key, str) else [group[name] for name in key] for group in groups]
 
 
 def apply(optimizer: Optimizer, schedules: Sequence[Any], step: int, epoch: int = 0) -> None:
@@ -77,7 +78,7 @@ def run(
     last: int = STEPS,
     *,
     first: int = 1,
-    key: str = "lr",
+    key: str | Sequence[str] = "lr",
     losses: Sequence[float] = (),
 ) -> list[list[Any]]:
     """Return the values before step `first` and after each step up to `last`. Each epoch ends with a validation."""
