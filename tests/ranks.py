@@ -20,7 +20,14 @@ from typing import Any
 
 from hydraloop.schemas.distributed import DistributedConf
 
-_PRELOADED = ["pytest", "hydraloop.engine.distributed.process_group", "hydraloop.builder", "torch.distributed.fsdp"]
+_PRELOADED = [
+    "pytest",
+    "hydraloop.engine.distributed.process_group",
+    "hydraloop.builder",
+    "torch.distributed.fsdp",
+    "torch._dynamo",  # DDP imports it, for a second, in each new process
+    "torchmetrics",
+]
 """Modules that the processes are forked with."""
 _SECONDS = 120
 """Ranks that have not answered by then are assumed to wait for each other."""

@@ -87,8 +87,9 @@ class Project:
         return self.python("train.py", *arguments, **environment)
 
     def python(self, *arguments: str, stdin: str | None = None, **environment: str) -> Done:
-        """`python …` in the project's folder, hydraloop being importable. A script starts with torch imported."""
-        if arguments[0].endswith(".py") and stdin is None and "PYTHONPATH" not in environment:
+        """`python …` in the project's folder. A script and hydraloop itself start with torch imported."""
+        is_ours = arguments[0].endswith(".py") or arguments[:2] == ("-m", "hydraloop")
+        if is_ours and stdin is None and "PYTHONPATH" not in environment:
             return Done(*SERVER.run(arguments, self.path, _environment() | environment))
         done = subprocess.run(
             [sys.executable, *arguments],

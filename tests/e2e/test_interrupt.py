@@ -144,7 +144,7 @@ def ended(process: Process) -> str:
 
 
 def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
-    process = project.start(
+    process = project.begin(
         "engine.max_epochs=100000", "data.loader.batch_size=512", "default_hooks.checkpoint.interval=5"
     )
     try:

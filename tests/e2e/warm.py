@@ -177,9 +177,14 @@ def serve() -> dict[str, Any] | None:
 
 def import_everything() -> None:
     """Import what runs import, except for the trackers, which are imported in other processes."""
+    import numpy.random
+    import psutil
     from hydra import compose, initialize_config_dir
 
     import hydraloop
+
+    assert numpy.random
+    assert psutil  # both are imported by every run
 
     for module in pkgutil.walk_packages(hydraloop.__path__, "hydraloop."):
         if not module.name.startswith(("hydraloop.tracking.", "hydraloop.compat.", "hydraloop.__main__")):
@@ -202,6 +207,11 @@ def become(request: dict[str, Any]) -> types.CodeType:
     script = Path(request["arguments"][0]).resolve()
     sys.argv = request["arguments"]
     sys.path[0] = str(script.parent)
+    if sys.argv[0] == "-m":
+        _, package, *arguments = sys.argv
+        script = Path(sys.modules[package].__path__[0], "__main__.py")
+        sys.argv = [str(script), *arguments]
+        sys.path[0] = request["folder"]
     main = types.ModuleType("__main__")
     main.__file__ = str(script)
     sys.modules["__main__"] = main

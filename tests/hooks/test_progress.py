@@ -111,6 +111,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\r\n|\r\x1b\[2K|\r", "\n", text)
 
 
+@pytest.mark.slow
 def test_bar_in_a_terminal(tmp_path: Path) -> None:
     written = _in_terminal(_command(tmp_path))
     lines = _plain(written).split("\n")

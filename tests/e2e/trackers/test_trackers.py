@@ -41,7 +41,7 @@ class Trouble(Hook):
             raise ValueError("it went wrong")
 '''
 SOON = 120.0
-"""Seconds within which the follower of a killed run reports the end."""
+"""Seconds within which followers end, also on a busy machine."""
 
 
 def until(found: Callable[[], object], what: str) -> None:
@@ -100,12 +100,13 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Tracked:
     return Tracked(Project.make(tmp_path_factory.mktemp("tracked") / "project"))
 
 
+@pytest.mark.slow
 def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     done, run, project = tracked.done, tracked.run, tracked.project
     expected, count = points(run), len(run.records)
     assert count == 4
     assert {record["mode"] for record in run.records} == {"train", "val", "test"}
-    assert not re.search(r"WARNING|failed at", done.text), done.text
+    assert not re.search(r"warning:|failed at", done.text), done.text
 
     assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, mlflow ui, http://localhost:5000/#/")
     found = tracked.first
@@ -134,6 +135,7 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     assert nearly(tensorboard_points(run)) == nearly(expected)
 
 
+@pytest.mark.slow
 def test_no_tracker_has_uncommitted_code(tracked: Tracked) -> None:
     """Neither in a database, nor in files to be uploaded, nor in the followers' own files."""
     run = tracked.run
@@ -195,9 +197,13 @@ def test_trackers_have_the_code_of_a_run_with_log_code(tracked: Tracked) -> None
 
 @pytest.mark.slow  # four jobs
 def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
+    for name, cls in (("mlflow", "MLflow"), ("wandb", "Wandb"), ("tensorboard", "TensorBoard")):
+        # The project's own options: typed ones would be a mistake in the jobs without the hooks.
+        options = f"_target_: hydraloop.hooks.{cls}LoggerHook\nflush_timeout: {SOON}\n"
+        project.write(f"conf/hooks/{name}.yaml", f"# @package hooks.{name}\n{options}")
     done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[mlflow,wandb,tensorboard]", "engine.max_epochs=1")
     assert done.code == 0, done.text
-    assert "WARNING" not in done.text, done.text
+    assert "warning:" not in done.text, done.text
     jobs = project.jobs
     (sweep,) = project.path.glob("multirun/*/*")
     parent, *children = mlflow_runs(project.path)
