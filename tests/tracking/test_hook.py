@@ -88,6 +88,7 @@ def _train_and_wait(run_dir: Path, port: int) -> None:
         training(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path: Path) -> None:
     import multiprocessing
 

@@ -131,6 +131,7 @@ def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) ->
     assert client(f"sqlite:///{path}").search_experiments()
 
 
+@pytest.mark.slow
 def test_an_older_database_is_left_alone_and_the_command_that_migrates_it_works(tmp_path: Path) -> None:
     from alembic import command
     from mlflow.store.db.utils import _get_alembic_config

@@ -128,6 +128,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert (found["sent"], found["finished"]) == (400, True)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
     """After a cut: records that were cut are gone, steps are there once, changed parameters name the attempt."""
     run_dir = tmp_path / "run"
@@ -147,6 +148,7 @@ def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
     assert "resume_1/seed" not in contents["config"]
 
 
+@pytest.mark.slow
 def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
     """`wandb sync` leaves a mark. W&B cannot continue the file; `sync --again` writes another one with its own id."""
     run_dir = tmp_path / "run"
@@ -197,6 +199,7 @@ def append(run_dir: Path, record: dict[str, Any], timestamp: float) -> None:
         file.write(json.dumps({**record, "timestamp": round(timestamp, 3)}) + "\n")
 
 
+@pytest.mark.slow
 def test_data_sets_are_inputs(tmp_path: Path) -> None:
     """An artifact for each, without its data; runs with the same options share it."""
     data = {"train": {"_target_": "hydraloop.data.Digits", "split": "train"}, "loader": {"batch_size": 2}, "test": None}
