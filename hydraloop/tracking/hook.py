@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
 from hydraloop.run.processes import is_ancestor
-from hydraloop.run.record_log import count
+from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
@@ -67,8 +67,7 @@ class TrackerHook(Hook):
         self._flush_timeout, self._background = flush_timeout, background
         self._options = {**options, "flush_timeout": flush_timeout, "background": background}
         self._link: Link | None = None
-        self._log = Path()
-        self._begun = self._logged = self._strict = self._leaves = False
+        self._begun = self._logged = self._leaves = False
 
     def before_run(self, engine: Engine) -> None:
         """Start the follower, which imports its library while the run is prepared.
@@ -77,16 +76,14 @@ class TrackerHook(Hook):
             UserError: the run has no `logger` hook, whose records are sent. Or `on_error=raise`, and the library is not
                 installed.
         """
-        path = engine.messages.read("record_log")
-        if path is None:
+        if engine.messages.read("record_log") is None:
             raise UserError(
                 "it sends the records of default_hooks.logger, which this run does not have",
                 key=self.key,
                 remedy="Keep the logger, or remove this hook.",
             )
-        self._log, self._begun, self._logged = path, False, False
+        self._begun = self._logged = False
         on_error = engine.stages.on_error(self.name)
-        self._strict = on_error != "warn"
         sweep = description.sweep_of(engine.run_dir)
         in_sweep = sweep is not None and sweep.ended is None and is_ancestor(sweep.pid, sweep.started)
         self._leaves = self._background or in_sweep
@@ -128,8 +125,9 @@ class TrackerHook(Hook):
             TrackerError: the tracker does not work, and `on_error` is not `warn`.
         """
         self._logged = True
-        if self._strict and self._link is not None and self._link.trouble is not None:
-            raise TrackerError(self._link.trouble)
+        trouble = None if self._link is None else self._link.trouble
+        if trouble is not None and engine.stages.on_error(self.name) != "warn":
+            raise TrackerError(trouble)
 
     def after_run(self, engine: Engine) -> None:
         """Send the rest in bounded time, and add the number of records sent to the summary.
@@ -200,7 +198,7 @@ class TrackerHook(Hook):
         return found is not None and found.origin is not None  # not only a folder of this name
 
     def _summary(self, run_dir: Path, link: Link) -> str:
-        cursor, total = Cursor.load(run_dir, self.name), count(self._log)
+        cursor, total = Cursor.load(run_dir, self.name), count(run_dir / FILENAME)
         sent = 0 if cursor is None else cursor.sent
         text = f"{sent:,} of {total:,} records sent"
         if cursor is not None and cursor.refused:

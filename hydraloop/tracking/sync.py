@@ -2,7 +2,8 @@
 
 Each record is sent exactly once: sending resumes at each tracker's cursor, with the same code as during training.
 Runs that are still training or being followed are skipped. A cursor comes from the disk, so it only selects classes
-that the allowlist permits: hydraloop's own, those in the working directory, and those in `--trusted` packages.
+that the allowlist permits: hydraloop's own, those in the working directory (but not in a folder of runs), and those in
+`--trusted` packages.
 """
 
 from __future__ import annotations
