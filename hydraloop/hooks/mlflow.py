@@ -106,34 +106,31 @@ class MLflowLoggerHook(TrackerHook):
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),
             },
         )
-        self._run_dir: Path | None = None
         self._run_id: str | None = None
+        self._patience = flush_timeout
         self._before: dict[str, str | None] = {}
         """Environment variables before `run_id` was read."""
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run at MLflow. Waits until the service has opened the run, at most `flush_timeout` seconds.
+        """The id of the run at MLflow. The first read waits for the service to open the run, at most `flush_timeout`.
 
         From then on until the run ends, `MLFLOW_RUN_ID` and `MLFLOW_TRACKING_URI` are set, so that `mlflow.log_metric`
         and `mlflow.autolog()` in this process write to the same run.
 
-        Read it after `before_train`. None if the service has not opened the run in time, and on ranks other than 0.
+        Read it after `before_train`. None while the service has not opened the run, and on ranks other than 0.
         """
         link = self._link
-        if self._run_id is None and link is not None and self._run_dir is not None:
-            opened = link.until_opened(self._options["flush_timeout"])
-            cursor = Cursor.load(self._run_dir, self.name) if opened else None
+        if self._run_id is None and link is not None and self._begun:
+            opened = link.until_opened(self._patience)
+            self._patience = 0.0
+            cursor = Cursor.load(link.run_dir, self.name) if opened else None
             if cursor is not None and "run_id" in cursor.memory:
                 self._run_id = str(cursor.memory["run_id"])
                 uri = address.address_of(self._options, cursor.memory)
                 self._before = {name: os.environ.get(name) for name in (_RUN_ID, _URI, *_NO_WAITING)}
                 os.environ.update({_RUN_ID: self._run_id, _URI: uri})
         return self._run_id
-
-    def before_train(self, engine: Engine) -> None:
-        super().before_train(engine)
-        self._run_dir, self._run_id = engine.run_dir, None
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         super().on_log(engine, record)
@@ -156,7 +153,7 @@ class MLflowLoggerHook(TrackerHook):
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-            self._before = {}
+            self._before, self._run_id, self._patience = {}, None, self._flush_timeout
 
     def _end_active_run(self, engine: Engine) -> None:
         """End the run that MLflow has opened in this process, while the environment still has its address."""

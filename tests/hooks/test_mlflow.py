@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from hydraloop.tracking.follower.cursor import Cursor
 from tests.e2e.projects import REPOSITORY
 from tests.helpers import at, batches, make_engine
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, set_up
+from tests.tracking.mlflow.server import silent_server
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -214,3 +216,20 @@ def test_without_the_service_there_is_no_run_id(folder: Path) -> None:
     make_engine(folder / "run", {"logger": LoggerHook(interval=1), "mlflow": hook, "user": after}).train()
     assert set(ids) == {None}
     assert "MLFLOW_RUN_ID" not in os.environ
+
+
+def test_a_service_that_does_not_answer_is_awaited_once(folder: Path) -> None:
+    (folder / "run").mkdir()
+    waited: list[float] = []
+
+    def read(engine: Engine) -> None:
+        begun = time.monotonic()
+        assert hook.run_id is None
+        waited.append(time.monotonic() - begun)
+
+    with silent_server() as uri:
+        hook = MLflowLoggerHook(tracking_uri=uri, flush_timeout=1.0)
+        hooks = {"logger": LoggerHook(interval=1), "mlflow": hook, "user": at("after_train_iter", read, nth=0)}
+        make_engine(folder / "run", hooks, train=batches(3)).train()
+    assert waited[0] >= 0.9
+    assert max(waited[1:]) < 0.5

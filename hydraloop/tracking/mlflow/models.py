@@ -159,8 +159,6 @@ def _write(folder: Path, run: Run, model: LoggedModel, about: dict[str, Any]) ->
 
 def _schema(specs: list[dict[str, Any]]) -> str:
     """Return the tensors of a signature in MLflow's form."""
-    tensors = [{"dtype": spec["dtype"], "shape": spec["shape"]} for spec in specs]
+    tensors = [{"type": "tensor", "tensor-spec": {"dtype": spec["dtype"], "shape": spec["shape"]}} for spec in specs]
     names = [{"name": spec["name"]} if "name" in spec else {} for spec in specs]
-    return json.dumps(
-        [{"type": "tensor", **name, "tensor-spec": one} for name, one in zip(names, tensors, strict=True)]
-    )
+    return json.dumps([{**tensor, **name} for tensor, name in zip(tensors, names, strict=True)])
