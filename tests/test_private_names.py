@@ -131,6 +131,12 @@ def _wandbs_rows_and_inputs() -> None:
     assert "use_after_commit" in inspect.signature(Run._log_artifact).parameters
 
 
+def _mlflows_newest_schema() -> None:
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    assert re.fullmatch("[0-9a-f]{12}", _get_latest_schema_revision())
+
+
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
@@ -145,6 +151,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _scalers_state: ["_growth_tracker"],
     _trees: ["torch.utils._pytree"],
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
+    _mlflows_newest_schema: ["_get_latest_schema_revision"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }
 """The names that each check covers."""

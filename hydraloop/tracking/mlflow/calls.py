@@ -64,12 +64,11 @@ def prepare() -> None:
 
 
 @contextmanager
-def calling(is_gone: Callable[[], bool], gone: Callable[[], Exception]) -> Iterator[None]:
+def calling(gone: Callable[[], Exception | None]) -> Iterator[None]:
     """Translate the errors of the body's calls.
 
     Args:
-        is_gone: asks the server whether the run is gone, after it has refused something.
-        gone: returns the error for that case.
+        gone: asks the server, after it has refused something. Returns the error if the run is gone, else None.
 
     Raises:
         RefusedError: the server will never accept this.
@@ -82,9 +81,8 @@ def calling(is_gone: Callable[[], bool], gone: Callable[[], Exception]) -> Itera
         found = translated(error)
         if found is error:
             raise
-        if isinstance(found, GoneError | RefusedError) and is_gone():
-            found = gone()
-        raise found from error
+        lost = gone() if isinstance(found, GoneError | RefusedError) else None
+        raise (lost or found) from error
 
 
 def translated(error: Exception) -> Exception:

@@ -86,10 +86,11 @@ def test_a_database_that_is_gone(folder: Path, run_dir: Path) -> None:
     check(run_dir, f"sqlite:///{folder}/copy.db")
 
 
-def test_another_address(folder: Path, run_dir: Path, empty_database: Path) -> None:
+@pytest.mark.parametrize("again", [True, False])
+def test_another_address(folder: Path, run_dir: Path, empty_database: Path, again: bool) -> None:
     shutil.copy(empty_database, folder / "moved.db")
     uri = f"sqlite:///{folder}/moved.db"
-    how = sync.How(again=True, options={"mlflow": {"tracking_uri": uri}})
+    how = sync.How(again=again, options={"mlflow": {"tracking_uri": uri}})
     assert sync.send_all([run_dir], how) == 0
     check(run_dir, uri)
     assert sync.send_all([run_dir]) == 0, "the address is kept"

@@ -97,7 +97,7 @@ def test_messages_are_short_and_say_what_to_do_first(error: Exception, expected:
 
 
 def calls(*, gone: bool = False) -> AbstractContextManager[None]:
-    return calling(lambda: gone, lambda: GoneError("it is gone"))
+    return calling(lambda: GoneError("it is gone") if gone else None)
 
 
 @pytest.mark.parametrize(("gone", "kind"), [(True, GoneError), (False, RefusedError)])

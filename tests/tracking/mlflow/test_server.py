@@ -13,7 +13,7 @@ from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import Follower, Trouble
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import MLFLOW, Finish, UnusableError
+from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, UnusableError
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -47,7 +47,7 @@ def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tracker.send(records)
         tracker.send(records)
         assert points(tracker, "train/fine", uri) == [(10 * i, 0.1 + 0.2) for i in range(600)]
-        for key in ("train/loss", "train/up", "train/top_5"):
+        for key in ("train/loss", "train/up", "train/top_5_2f501b"):
             assert len(points(tracker, key, uri)) == 600
         from PIL import Image
 
@@ -71,7 +71,7 @@ def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert [step for step, _ in points(again, key, uri)] == [10 * i for i in range(650)]
 
         client(uri).delete_run(run_id)
-        with pytest.raises(UnusableError, match="deleted"):
+        with pytest.raises(GoneError, match="does not have run"):
             again.send(training(650, 651, index=650))
         client(uri).delete_experiment(experiment)
         with pytest.raises(UnusableError, match="mlflow experiments restore"):

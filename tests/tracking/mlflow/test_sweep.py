@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +14,12 @@ from typing import Any
 import pytest
 from mlflow.entities import Run as MLflowRun
 
-from hydraloop.tracking import description
+from hydraloop.run.processes import started
+from hydraloop.tracking import description, sync
+from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.mlflow.sweep import pages, update_parents
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep
+from hydraloop.tracking.tracker import MLFLOW, Ending, Finish, GoneError, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
 
 __all__ = ["empty_database", "folder"]
@@ -86,13 +90,6 @@ def test_the_parent_has_the_value_of_the_best_job_and_a_table(folder: Path) -> N
         end(jobs[1], 0.9)
         parent = parent_of(jobs[0])
         assert (parent.info.status, parent.data.metrics) == ("FINISHED", {"val/accuracy": 0.9})
-        expected = {
-            "jobs": "3",
-            "jobs_failed": "0",
-            "best_child": "lr=0.1",
-            "best_child_run_id": jobs[1].memory["run_id"],
-        }
-        assert expected.items() <= parent.data.tags.items()
         assert table(parent) == (
             "| job | lr | val/accuracy | status | time |\n"
             "| --- | --- | --- | --- | --- |\n"
@@ -109,7 +106,11 @@ def test_low_values_may_be_better_and_the_best_validation_counts(folder: Path) -
         best = {"metric": "accuracy", "value": 0.1, "iteration": 5, "checkpoint": "x.pth"} if value == 0.4 else None
         end(job, value, rule="less", best=best)
     assert parent_of(jobs[0]).data.metrics == {"val/accuracy": 0.1}
-    assert parent_of(jobs[0]).data.tags["best_child"] == "lr=0.2"
+    assert [row.split(" | ")[:3] for row in table(parent_of(jobs[0])).splitlines()[2:]] == [
+        ["| 2", "0.2", "0.1"],
+        ["| 1", "0.1", "0.2"],
+        ["| 0", "0.0", "0.3"],
+    ]
 
 
 def test_without_a_known_direction_there_is_no_best_job(folder: Path) -> None:
@@ -118,7 +119,7 @@ def test_without_a_known_direction_there_is_no_best_job(folder: Path) -> None:
     end(job, 0.3, monitor=None)
     parent = parent_of(job)
     assert (parent.info.status, parent.data.metrics) == ("FINISHED", {})
-    assert "best_child" not in parent.data.tags
+    assert "val/" not in table(parent)
     assert pages(sweep.folder) == []
 
 
@@ -143,6 +144,66 @@ def test_how_a_sweep_ended(folder: Path, endings: list[Ending], ended: Any, stat
     update_parents(sweep.folder)
     update_parents(folder)  # no sweep
     assert parent_of(jobs[0]).info.status == status
+
+
+def test_a_sweep_whose_controller_was_killed_is_closed(folder: Path) -> None:
+    controller = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = {"host": socket.gethostname(), "pid": controller.pid, "started": started(controller.pid)}
+        sweep = replace(sweep_in(folder), **identity)
+        description.write_sweep(sweep)
+        job = begin(sweep, 0)
+        end(job, 0.5)
+        update_parents(sweep.folder)
+        assert parent_of(job).info.status == "RUNNING"
+    finally:
+        controller.kill()
+        controller.communicate()
+    update_parents(sweep.folder)
+    assert parent_of(job).info.status == "KILLED"
+
+
+def moved_to(folder: Path, empty_database: Path) -> str:
+    """Another address, with an empty database."""
+    shutil.copy(empty_database, folder / "moved.db")
+    return f"sqlite:///{folder}/moved.db"
+
+
+def test_a_sweep_that_was_moved_leaves_its_old_address(
+    folder: Path, empty_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = sweep_in(folder)
+    for number in range(3):
+        job = begin(sweep, number)
+        end(job, number / 10)
+        options = {"system_metrics": False, "tracking_uri": None, "folder": str(folder)}
+        Cursor(MLFLOW, options, memory=job.memory).save(job.run.run_dir, "mlflow")
+    (folder / "mlflow.db").unlink()
+    uri = moved_to(folder, empty_database)
+    again = sync.How(again=True, options={"mlflow": {"tracking_uri": uri}})
+    for how in (again, sync.How()):  # the address is kept
+        assert sync.send_all([sweep.folder], how) == 0, capsys.readouterr().out
+        experiment = client(uri).get_experiment_by_name("digits")
+        assert experiment is not None
+        parents = client(uri).search_runs([experiment.experiment_id], "tags.`hydraloop.run` = 'sweep0'")
+        assert [(one.info.status, one.data.metrics) for one in parents] == [("FINISHED", {"val/accuracy": 0.2})]
+        assert not (folder / "mlflow.db").exists()
+        (line,) = pages(sweep.folder)
+        assert uri in line
+
+
+def test_a_parent_that_is_gone_does_not_keep_others_open(folder: Path, empty_database: Path) -> None:
+    sweep = sweep_in(folder)
+    uri = moved_to(folder, empty_database)
+    gone, there = begin(sweep, 0, tracking_uri=uri), begin(sweep, 1)
+    end(gone, 0.5)
+    end(there, 0.5)
+    (folder / "moved.db").unlink()
+    description.write_sweep(replace(sweep, ended="finished"))
+    with pytest.raises(GoneError, match=r"moved\.db"):
+        update_parents(sweep.folder)
+    assert parent_of(there).info.status == "FINISHED"
+    assert not (folder / "moved.db").exists()
 
 
 def test_jobs_without_this_tracker_count_as_ended(folder: Path) -> None:
@@ -189,7 +250,7 @@ def test_the_table_of_many_jobs_ends_early(folder: Path) -> None:
     end(job, 0.5)
     lines = table(parent_of(job)).splitlines()
     assert lines[2:4] == ["| 0 | 0.0 | 0.5 | finished | 0:01:02 |", "| 1 | a\\|b |  | failed |  |"]
-    assert lines[-1] == "… and 2900 more"
+    assert lines[-1] == "… and 2940 more"
 
 
 def test_a_view_of_the_experiment_has_the_swept_values_and_the_metric(folder: Path) -> None:
@@ -201,7 +262,7 @@ def test_a_view_of_the_experiment_has_the_swept_values_and_the_metric(folder: Pa
     (line,) = pages(sweep.folder)
     key = line.rpartition("viewStateShareKey=")[2]
     assert line == (
-        f"mlflow: the jobs, best first: `mlflow ui`, then http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
+        f"mlflow: the jobs, best first: mlflow ui, http://localhost:5000/#/experiments/{experiment.experiment_id}/runs"
         "?workflowType=machine_learning&viewStateShareKey=val-accuracy-by-lr"
     )
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
