@@ -49,7 +49,7 @@ class How:
     """How runs are sent."""
 
     again: bool = False
-    """Whether everything is sent again, to a service that has nothing of the run."""
+    """Whether everything is sent again, to a service that has nothing of the run; only to those in `options` if any."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options that replace those of the run, by the name of the hook."""
     trusted: Sequence[str] = ()
@@ -68,7 +68,10 @@ def main(argv: Sequence[str]) -> int:
         "hooks.mlflow.tracking_uri=http://localhost:5000",
     )
     parser.add_argument(
-        "--again", action="store_true", help="send everything, because the service has been replaced or has moved"
+        "--again",
+        action="store_true",
+        help="send everything, because the service has been replaced or has moved; with an option of a tracker, to "
+        "that one only",
     )
     parser.add_argument(
         "--trusted", action="append", default=[], metavar="PACKAGE", help="a package with a custom tracker"
@@ -95,7 +98,8 @@ def send_all(directories: Sequence[Path], how: How = How()) -> int:
             return 2
         for run_dir in found:
             for name in hook_names(run_dir):
-                complete &= _send(run_dir, name, how)
+                if not (how.again and how.options) or name in how.options:
+                    complete &= _send(run_dir, name, how)
         complete &= _finish_sweeps(found)
     return 0 if complete else 1
 

@@ -142,6 +142,19 @@ def test_a_service_that_asks_to_wait_for_an_hour_is_not_waited_for(
     assert "not all: the service asks to try later" in capsys.readouterr().out
 
 
+def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None:
+    run_dir = _run(tmp_path / "a")
+    Result("finished").write(run_dir)
+    assert sync.main([str(tmp_path)]) == 0
+    Cursor(TENSORBOARD, {"pictures": True, "hparams": None}).save(run_dir, "other")
+    before = (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns
+    assert sync.main(["--again", str(tmp_path), "hooks.other.pictures=false"]) == 0
+    assert (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns == before
+    other = Cursor.load(run_dir, "other")
+    assert other is not None
+    assert other.sent == 3
+
+
 def test_again_replaces_files(tmp_path: Path) -> None:
     """TensorBoard's event files are written again."""
     run_dir = _run(tmp_path / "a")
