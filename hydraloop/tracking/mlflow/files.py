@@ -1,4 +1,4 @@
-"""A run's files as MLflow artifacts: its config, the objects of its records, its result and its checkpoints.
+"""A run's files as MLflow artifacts: its config, the objects of its records, its result, its checkpoints and its model.
 
 They are listed in the tracker's memory and stored one at a time, so that metrics do not wait for them.
 """
@@ -22,6 +22,7 @@ from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.description import checkpoints
+from hydraloop.tracking.mlflow.models import EXPORTED, send_model
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Files:
 
     Args:
         options: the hook's options.
-        memory: the tracker's memory. `due`: what is to be stored; `stored`: checkpoints and the result by name, with
-            size and time; `tables`: paths of stored tables; `no_files`: whether the server cannot store files.
+        memory: the tracker's memory. `due`: what is to be stored; `stored`: the result, checkpoints and the model by
+            name, with size and time; `tables`: paths of stored tables; `no_files`: whether no files can be stored.
     """
 
     def __init__(
@@ -94,14 +95,14 @@ class Files:
             except FileNotFoundError:
                 continue
             mark = [state.st_size, state.st_mtime_ns]
-            if self._stored.get(path.name) != mark and (path.name == RESULT_FILE or is_complete(path)):
+            if self._stored.get(path.name) != mark and (path.suffix == ".json" or is_complete(path)):
                 self._guarded({"file": path})
                 self._stored[path.name] = mark
                 return True
         return False
 
     def _written(self, ended: bool) -> Iterator[Path]:
-        """Yield the result and the checkpoints that the options select."""
+        """Yield the result, and the checkpoints and the exported model that the options select."""
         result = result_of(self._run)
         if ended and result is not None:
             yield result
@@ -109,6 +110,8 @@ class Files:
         if which is not None:
             best = best_of(self._run).get("checkpoint") if ended else None
             yield from checkpoints(self._run, which, best, ended=ended)
+        if ended and self._options.get("log_model"):
+            yield self._run.run_dir / EXPORTED
 
     def _guarded(self, one: Mapping[str, Any]) -> None:
         """Store a file. If the server cannot store files at all, log one warning and skip all further files."""
@@ -142,6 +145,9 @@ class Files:
             client.log_artifact(run_id, str(patch), None if number == 0 else f"resume_{number}")
         elif "file" not in one:
             self._store_object(one)
+        elif one["file"] == self._run.run_dir / EXPORTED:
+            registered, experiment_id = self._options.get("registered_model_name"), self._memory["experiment_id"]
+            send_model(client, self._run, registered, experiment_id, run_id)
         elif one["file"].name == RESULT_FILE:
             client.log_text(run_id, mask_text(one["file"].read_text(encoding="utf-8")), RESULT_FILE)
         else:

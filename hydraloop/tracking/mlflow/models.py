@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
 
-_FOLDER, _MODEL, _DESCRIPTION = "export", "model.pt2", "model.json"
-"""Files that `hooks/shared/model_export.py` writes in the run directory; the description is written last."""
+EXPORTED, _MODEL = "export/model.json", "model.pt2"
+"""What `hooks/shared/model_export.py` writes last in the run directory, and the file next to it."""
 NAME = "model"
 """Name of the model at MLflow."""
-_EXPORT = "hydraloop.export"
+_MARK = "hydraloop.export"
 """Tag by which a model is found again: when its files were written."""
 
 
@@ -52,48 +52,36 @@ def log_data_sets(client: MlflowClient, run_id: str, attempt: Attempt) -> None:
         client.log_inputs(run_id, inputs)
 
 
-def send_model(client: MlflowClient, run: Run, registered: str | None, memory: dict[str, Any]) -> bool:
-    """Log the exported model of a run, once: as a model of the run, and as a version of a registered model.
+def send_model(client: MlflowClient, run: Run, registered: str | None, experiment_id: str, run_id: str) -> None:
+    """Log the exported model of a run: as a model of the run, and as a version of a registered model.
 
     May be repeated: a model that was created is used again.
 
     Args:
         client: of the run's tracking URI.
-        run: the run. Without `<run_dir>/export/model.json`, nothing is done.
+        run: the run, which has the files `EXPORTED` and `model.pt2`.
         registered: name of the registered model; None does not register it.
-        memory: the tracker's memory. `experiment_id`, `run_id`; `model`: the export that was logged.
-
-    Returns:
-        Whether there was one to log.
+        experiment_id, run_id: of the run at MLflow.
     """
     from mlflow.entities import LoggedModelOutput
 
-    path = run.run_dir / _FOLDER / _DESCRIPTION
-    try:
-        mark, description = str(path.stat().st_mtime_ns), json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    if memory.get("model") == mark:
-        return False
-    experiment_id, run_id = memory["experiment_id"], memory["run_id"]
-    same = f"source_run_id = '{run_id}' AND tags.`{_EXPORT}` = '{mark}'"
-    found = client.search_logged_models([experiment_id], same)
+    path = run.run_dir / EXPORTED
+    mark, about = str(path.stat().st_mtime_ns), json.loads(path.read_text(encoding="utf-8"))
+    found = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}' AND tags.`{_MARK}` = '{mark}'")
     model = (
         found[0]
         if found
-        else client.create_logged_model(experiment_id, NAME, run_id, tags={_EXPORT: mark}, model_type="pytorch")
+        else client.create_logged_model(experiment_id, NAME, run_id, tags={_MARK: mark}, model_type="pytorch")
     )
     with TemporaryDirectory() as temporary:
-        _write(Path(temporary), run, model, description)
+        _write(Path(temporary), path.with_name(_MODEL), model, about)
         client.log_model_artifacts(model.model_id, temporary)
     outputs = client.get_run(run_id).outputs
     if outputs is None or all(one.model_id != model.model_id for one in outputs.model_outputs):
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=description["iteration"])])
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=about["iteration"])])
     client.finalize_logged_model(model.model_id, "READY")
     if registered is not None:
         _register(client, registered, run_id, model)
-    memory["model"] = mark
-    return True
 
 
 def _register(client: MlflowClient, name: str, run_id: str, model: LoggedModel) -> None:
@@ -113,12 +101,12 @@ def _register(client: MlflowClient, name: str, run_id: str, model: LoggedModel) 
         client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": shown})
 
 
-def _write(folder: Path, run: Run, model: LoggedModel, about: dict[str, Any]) -> None:
-    """Write MLflow's folder of a model."""
+def _write(folder: Path, exported: Path, model: LoggedModel, about: dict[str, Any]) -> None:
+    """Write MLflow's folder of an exported model."""
     import mlflow
 
     (folder / "data").mkdir()
-    (folder / "data" / _MODEL).symlink_to(run.run_dir / _FOLDER / _MODEL)
+    (folder / "data" / _MODEL).symlink_to(exported)
     flavors = {
         "pytorch": {"model_data": "data", "pytorch_version": about["torch"], "code": None},
         "python_function": {

@@ -15,7 +15,7 @@ from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
 from hydraloop.tracking.mlflow.files import Files, result_of
 from hydraloop.tracking.mlflow.metrics import Load, Points, milliseconds
-from hydraloop.tracking.mlflow.models import log_data_sets, send_model
+from hydraloop.tracking.mlflow.models import log_data_sets
 from hydraloop.tracking.mlflow.sweep import ensure_parent, update_parent
 from hydraloop.tracking.tracker import Attempt, Finish, GoneError, LostError, RefusedError, Run, Tracker, UnusableError
 
@@ -113,11 +113,7 @@ class MLflowTracker(Tracker):
         """Send system metrics, and the next file that is due."""
         client, _, files = self._opened
         self._send_load(client)
-        if files.store(ended=self.memory.get("closed") == self.run.attempt.number):
-            return True
-        with self._calls():
-            name = self.options.get("registered_model_name")
-            return bool(self.options.get("log_model")) and send_model(client, self.run, name, self.memory)
+        return files.store(ended=self.memory.get("closed") == self.run.attempt.number)
 
     def finish(self, finish: Finish) -> None:
         """Send the final values and the status."""

@@ -20,9 +20,21 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.shared.model_export import ModelExport
 from hydraloop.tasks.task import Task
-from hydraloop.tracking.mlflow.models import log_data_sets, send_model
+from hydraloop.tracking.mlflow.models import log_data_sets
+from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.tracker import Finish
 from tests.helpers import batches, make_engine
-from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, exported_files, folder, opened, run_in
+from tests.tracking.mlflow.runs import (
+    QUIET,
+    attempt,
+    client,
+    empty_database,
+    exported_files,
+    folder,
+    opened,
+    run_in,
+    send_files,
+)
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -51,16 +63,22 @@ def exported(run_dir: Path, task: nn.Module | None = None, **hooks: Any) -> Any:
     return engine
 
 
+def finish(tracker: MLflowTracker) -> None:
+    """Send what a tracker sends at the end of the run."""
+    tracker.finish(Finish("finished"))
+    send_files(tracker)
+
+
 @pytest.mark.slow  # torch.export, and MLflow's loader
 @pytest.mark.usefixtures("loaders")
 def test_the_model_loads_and_gives_the_same_outputs(folder: Path) -> None:
     run = run_in(folder / "run")
     engine = exported(run.run_dir, ema=EMAHook(), checkpoint=CheckpointHook(save_best="loss"))
-    tracker = opened(run)
-    assert send_model(client(), run, "digits", tracker.memory)
-    assert not send_model(client(), run, "digits", tracker.memory), "once"
-    del tracker.memory["model"]  # it failed in the last step
-    assert send_model(client(), run, "digits", tracker.memory)
+    tracker = opened(run, log_model=True, registered_model_name="digits")
+    finish(tracker)
+    del tracker.memory["stored"]["model.json"]  # it failed in the last step
+    assert tracker.send_file()
+    assert not tracker.send_file(), "once"
     (version,) = client().search_model_versions("name = 'digits'")
     (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
     assert (version.run_id, version.source) == (tracker.memory["run_id"], model.artifact_location)
@@ -91,12 +109,24 @@ def test_a_model_is_registered_at_the_address_of_the_run(
     shutil.copy(empty_database, tmp_path / "elsewhere.db")
     run = run_in(tmp_path / "run")
     exported_files(run.run_dir)
-    tracker = opened(run, tracking_uri="sqlite:///elsewhere.db")
+    tracker = opened(run, tracking_uri="sqlite:///elsewhere.db", log_model=True, registered_model_name="digits")
+    finish(tracker)
     there = client(f"sqlite:///{tmp_path}/elsewhere.db")
-    assert send_model(there, run, "digits", tracker.memory)
     (version,) = there.search_model_versions("name = 'digits'")
     assert version.run_id == tracker.memory["run_id"]
     assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_name_that_mlflow_refuses_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model is logged without it, and nothing is tried forever."""
+    run = run_in(folder / "run")
+    exported_files(run.run_dir)
+    tracker = opened(run, log_model=True, registered_model_name="a/b:c")
+    finish(tracker)
+    (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
+    assert model.status == "READY"
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warning == "a file is not stored: Invalid model name 'a/b:c'. Names cannot contain '/' or ':'."
 
 
 def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
@@ -131,8 +161,8 @@ def test_a_model_that_torch_export_refuses_is_a_warning(
     assert "def forward" not in capfd.readouterr().err, "torch prints the graph"
     assert record.getMessage().startswith("hooks.mlflow.log_model: the model is not exported: ")
     assert "\n" not in record.getMessage()
-    tracker = opened(run)
-    assert not send_model(client(), run, None, tracker.memory)
+    tracker = opened(run, log_model=True)
+    finish(tracker)
     assert client().search_logged_models([tracker.memory["experiment_id"]]) == []
 
 
@@ -160,8 +190,8 @@ class _NamedTask(Task):
 def test_several_inputs_and_outputs_have_names(folder: Path) -> None:
     run = run_in(folder / "run")
     exported(run.run_dir, _NamedTask(_Named(), nn.MSELoss()))
-    tracker = opened(run)
-    assert send_model(client(), run, None, tracker.memory)
+    tracker = opened(run, log_model=True)
+    finish(tracker)
     (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
     inputs = torch.randn(5, 3)
     loaded = pytorch.load_model(model.model_uri)
