@@ -16,8 +16,8 @@ import pytest
 # torch is imported in the fixtures: the process that only starts the others, with -n, does not need it.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST = ("e2e", "tracking", "launch", "hooks", "engine")
-"""Folders whose files take longest, in this order."""
+_LONGEST = ("e2e", "tracking", "engine", "cli", "hooks", "test_builder.py", "test_builder_mistakes.py", "optim")
+"""Folders whose files take longest, in this order, and files that are in none."""
 _NOT_OURS = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,13 @@ from tests.config.composed import REPOSITORY
 from tests.ranks import on_ranks
 
 
+@cache
+def _default() -> DictConfig:
+    return hydraloop.compose(["engine.device=cpu"], folder=REPOSITORY)
+
+
 def composed(*lines: str) -> DictConfig:
-    return hydraloop.compose(["engine.device=cpu", *lines], folder=REPOSITORY)
+    return hydraloop.compose(["engine.device=cpu", *lines], folder=REPOSITORY) if lines else copy.deepcopy(_default())
 
 
 def changed(cfg: DictConfig, **values: Any) -> DictConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -44,8 +46,13 @@ MISTAKES: list[tuple[str, Any, str]] = [
 ]
 
 
+@cache
+def _default() -> DictConfig:
+    return hydraloop.compose([], folder=REPOSITORY)
+
+
 def composed(*lines: str) -> DictConfig:
-    return hydraloop.compose(lines, folder=REPOSITORY)
+    return hydraloop.compose(lines, folder=REPOSITORY) if lines else copy.deepcopy(_default())
 
 
 def error_of(cfg: DictConfig, **options: Any) -> UserError:
