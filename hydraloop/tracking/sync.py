@@ -28,7 +28,7 @@ from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text, masked, name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor, hook_names, lock_of, run_dirs
-from hydraloop.tracking.follower.follower import Follower, Trouble, described
+from hydraloop.tracking.follower.follower import Follower, described
 from hydraloop.tracking.follower.process import log_to_stderr
 from hydraloop.tracking.mlflow.sweep import update_parents
 from hydraloop.tracking.tracker import Attempt, Run, Tracker, load_tracker
@@ -159,7 +159,7 @@ def _drained(tracker: Tracker, cursor: Cursor, name: str) -> str | None:
     run = tracker.run
     ended = description.ending(run.run_dir, run.attempt)
     finish = None if ended.status == "killed" and _trains(run.attempt) else ended
-    troubles: list[Trouble | None] = [None]
+    troubles: list[str | None] = [None]
     follower = Follower(tracker, cursor, run.run_dir, name, troubles.append)
     try:
         while True:
@@ -170,7 +170,7 @@ def _drained(tracker: Tracker, cursor: Cursor, name: str) -> str | None:
             if state == "caught up":
                 return "the run is still training"
             if state == "given up" or hopeless:
-                return "the service asks to try later" if troubles[-1] is None else troubles[-1].text
+                return troubles[-1] or "the service asks to try later"
             if state == "in trouble":
                 time.sleep(min(follower.wait(ending=True), _BUSY))
     finally:

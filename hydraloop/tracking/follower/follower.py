@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -33,15 +32,6 @@ _PATIENCE = 3.0
 State = Literal["following", "caught up", "in trouble", "done", "given up"]
 
 
-@dataclass(slots=True)
-class Trouble:
-    """The reason why nothing can be sent."""
-
-    text: str
-    final: bool
-    """Whether the follower gives up."""
-
-
 class Follower:
     """Sends one run to one tracker, step by step.
 
@@ -50,18 +40,17 @@ class Follower:
         cursor: the position in the log.
         run_dir: directory of the run.
         name: name of the tracker hook.
-        told: called with each new trouble, and with None when it is over.
+        told: called with the reason when nothing can be sent, and with None when that is over.
     """
 
     def __init__(
-        self, tracker: Tracker, cursor: Cursor, run_dir: Path, name: str, told: Callable[[Trouble | None], None]
+        self, tracker: Tracker, cursor: Cursor, run_dir: Path, name: str, told: Callable[[str | None], None]
     ) -> None:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
         self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
         self._batch = BATCH
-        self._opened = self._rewound = False
-        self._trouble: Trouble | None = None
+        self._opened = self._rewound = self._in_trouble = False
         self.failures = 0
         """Errors in a row, without a record or file that arrived between them."""
         self.is_busy = False
@@ -91,17 +80,18 @@ class Follower:
             state = self._step(finish)
         except UnusableError as error:
             remedy = f"; `{sync_command(self._run_dir, '--again')}` sends everything again"
-            self._report(Trouble(f"{error}{remedy if isinstance(error, GoneError) else ''}", final=True))
+            self._told(f"{error}{remedy if isinstance(error, GoneError) else ''}")
             return "given up"
         except Exception as error:
             log.debug("to be repeated", exc_info=error)
             self._pause(error)
-            if not self.is_busy or self.failing >= _PATIENCE:
-                self._report(Trouble(described(error), final=False))
+            if not self._in_trouble and (not self.is_busy or self.failing >= _PATIENCE):
+                self._in_trouble = True
+                self._told(described(error))
             return "in trouble"
         self.failures = 0
-        if self._trouble is not None:
-            self._trouble = None
+        if self._in_trouble:
+            self._in_trouble = False
             self._told(None)
         return state
 
@@ -226,11 +216,6 @@ class Follower:
         self._cursor.where = self._tracker.where
         self._cursor.save(self._run_dir, self._name)
         self._saved = repr(self._cursor.memory)
-
-    def _report(self, trouble: Trouble) -> None:
-        if self._trouble is None or trouble.final:
-            self._told(trouble)
-        self._trouble = trouble
 
 
 def described(error: BaseException) -> str:

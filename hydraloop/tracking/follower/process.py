@@ -28,7 +28,7 @@ from hydraloop.run.processes import is_alive, started
 from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor, lock_of, sign
-from hydraloop.tracking.follower.follower import Follower, Trouble, described
+from hydraloop.tracking.follower.follower import Follower, described
 from hydraloop.tracking.follower.spawning import LEFT, MARGIN, NICE
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
@@ -69,7 +69,7 @@ def main(run_dir: Path, name: str) -> int:
         kind = load(first)
     except Exception as error:
         log.info("the tracker cannot be imported", exc_info=error)
-        tell.trouble(Trouble(described(error), final=True))
+        tell.trouble(described(error))
         return LEFT
     if inbox.next() is None:
         return 0
@@ -203,12 +203,9 @@ class _Tell(logging.Handler):
             self._out.write(json.dumps({"kind": kind, **message}) + "\n")
             self._out.flush()
 
-    def trouble(self, trouble: Trouble | None) -> None:
-        """Report that something does not work, or (None) that it works again."""
-        if trouble is None:
-            self.say("well")
-        else:
-            self.say("trouble", text=trouble.text)
+    def trouble(self, text: str | None) -> None:
+        """Report why nothing can be sent, or (None) that it works again."""
+        self.say("well" if text is None else "trouble", text=text or "")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Forward a warning of hydraloop's modules."""

@@ -10,7 +10,7 @@ import pytest
 
 from hydraloop.tracking.follower import follower as module
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.follower.follower import Follower
 from hydraloop.tracking.tracker import BusyError, Finish
 from tests.tracking.runs import Listed, described_run, log_records
 from tests.tracking.service import OK, Answer, Posting, Service
@@ -25,7 +25,7 @@ class Followed:
     def __init__(self, run_dir: Path, service: Service, files: int = 0) -> None:
         self.cursor = Cursor.load(run_dir, NAME) or Cursor("tests.tracking.service.Posting", {})
         options = {"port": service.port, "files": files}
-        self.told: list[Trouble | None] = []
+        self.told: list[str | None] = []
         tracker = Posting(options, described_run(run_dir), self.cursor.memory)
         self.follower = Follower(tracker, self.cursor, run_dir, NAME, self.told.append)
 
@@ -115,7 +115,7 @@ def test_a_busy_service_is_tried_again_soon_and_reported_if_it_stays_busy(
     now = [0.0]
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     run = described_run(tmp_path)
-    tracker, told = Listed(run), list[Trouble | None]()
+    tracker, told = Listed(run), list[str | None]()
     follower = Follower(tracker, Cursor("", {}), tmp_path, NAME, told.append)
     waits, reported = [], []
     tracker.raises = [BusyError("status 503")] * 8
@@ -127,7 +127,7 @@ def test_a_busy_service_is_tried_again_soon_and_reported_if_it_stays_busy(
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert reported == [0, 0, 0, 0, 0, 1, 1, 1]
     assert follower.step(None) == "caught up"
-    assert told == [Trouble("BusyError: status 503", final=False), None]
+    assert told == ["BusyError: status 503", None]
 
 
 def test_an_error_after_progress_is_the_first_one_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.follower.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, UnusableError
 from tests.tracking.mlflow.runs import (
@@ -86,7 +86,7 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: 
         cursor = Cursor(MLFLOW, {})
         tracker = MLflowTracker({"tracking_uri": server.uri, "system_metrics": False}, run, cursor.memory)
         (run.run_dir / "tracking").mkdir()
-        troubles: list[Trouble | None] = []
+        troubles: list[str | None] = []
         follower = Follower(tracker, cursor, run.run_dir, "mlflow", troubles.append)
         log_records(run.run_dir, 50)
         assert follower.step(None) == "following"

@@ -20,7 +20,7 @@ from hydraloop.run.record_log import FILENAME, Position, Reader, count
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower, Trouble
+from hydraloop.tracking.follower.follower import Follower
 from hydraloop.tracking.tracker import WANDB, Finish
 from hydraloop.tracking.wandb.tracker import WandbTracker
 from tests.processes import children
@@ -51,10 +51,7 @@ class Driver:
         self.troubles: list[str | None] = []
         self.states: list[str] = []
         self.found: dict[str, Any] = {}
-        self.follower = Follower(self.tracker, self.cursor, run_dir, "wandb", self._told)
-
-    def _told(self, trouble: Trouble | None) -> None:
-        self.troubles.append(None if trouble is None else trouble.text)
+        self.follower = Follower(self.tracker, self.cursor, run_dir, "wandb", self.troubles.append)
 
     def do(self, action: str) -> None:
         """One of: log=N, odd=JSON, drain, step, kill, fill, free, die, send_and_die, close, read, or a status."""
