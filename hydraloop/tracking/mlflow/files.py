@@ -103,13 +103,12 @@ class Files:
 
     def _written(self, ended: bool) -> Iterator[Path]:
         """Yield the result, and the checkpoints and the exported model that the options select."""
-        result = result_of(self._run)
-        if ended and result is not None:
-            yield result
+        result = description.result_of(self._run.run_dir, self._run.attempt) if ended else {}
+        if result:
+            yield self._run.run_dir / RESULT_FILE
         which = self._options.get("checkpoints")
         if which is not None:
-            best = best_of(self._run).get("checkpoint") if ended else None
-            yield from checkpoints(self._run, which, best, ended=ended)
+            yield from checkpoints(self._run, which, (result.get("best") or {}).get("checkpoint"), ended=ended)
         if ended and self._options.get("log_model"):
             yield self._run.run_dir / EXPORTED
 
@@ -198,9 +197,3 @@ class Files:
 def result_of(run: Run) -> Path | None:
     """Return the path of `result.json` if it belongs to the current attempt, else None."""
     return run.run_dir / RESULT_FILE if description.result_of(run.run_dir, run.attempt) else None
-
-
-def best_of(run: Run) -> dict[str, Any]:
-    """Return `best` of the current attempt's `result.json`, or an empty dict."""
-    best = description.result_of(run.run_dir, run.attempt).get("best")
-    return best if isinstance(best, dict) else {}
