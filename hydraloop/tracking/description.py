@@ -19,8 +19,7 @@ from hydraloop.run.config_yaml import plain
 from hydraloop.run.processes import is_alive
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, secret_names
-from hydraloop.tracking.follower.cursor import FOLDER
-from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
+from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
 _UP = 4

@@ -22,7 +22,6 @@ from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.follower.cursor import (
-    FOLDER,
     Cursor,
     has_ended,
     hook_names,
@@ -33,7 +32,7 @@ from hydraloop.tracking.follower.cursor import (
 from hydraloop.tracking.follower.link import SENDING
 from hydraloop.tracking.follower.spawning import MARGIN, close_fork_servers, spawn
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
-from hydraloop.tracking.tracker import Sweep, SweepEnding
+from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,8 @@ from hydraloop.run.record_log import Record
 from hydraloop.run.result import Status
 from hydraloop.safety.allowlist import ALLOWLIST
 
+FOLDER = "tracking"
+"""Folder in a run directory with the description of the run, and cursors, locks and logs of trackers."""
 MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
 WANDB = "hydraloop.tracking.wandb.tracker.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"

@@ -108,7 +108,8 @@ def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, ca
 
 
 def _fork_server() -> psutil.Process:
-    (server,) = [one for one in psutil.Process().children() if spawning.__name__ in command_line(one)]
+    module = "hydraloop.tracking.follower.fork_server"
+    (server,) = [one for one in psutil.Process().children() if module in command_line(one)]
     return server
 
 

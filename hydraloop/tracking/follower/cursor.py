@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.run import atomic
 from hydraloop.run.environment import shown
 from hydraloop.run.processes import is_alive, started
+from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 log = logging.getLogger(__name__)
 
-FOLDER = "tracking"
-"""Folder in a run directory with the description of the run, and cursors, locks and logs of trackers."""
 PATIENCE = 15.0
 """Seconds to wait for the follower of an earlier process; longer than the default `flush_timeout`."""
 

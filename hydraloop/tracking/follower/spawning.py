@@ -6,7 +6,6 @@ has a single thread, so a fork is safe. If a library has started a thread, follo
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 
 LEFT = 3
 """Exit code of a follower if something was not sent in time."""
@@ -31,8 +30,6 @@ _ROOT = Path(__file__).resolve().parents[3]
 """Folder that hydraloop is imported from."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """numpy and pyarrow start threads when they are imported, unless these variables forbid it."""
-_LOOK = 0.2
-"""Seconds between two looks for followers that have exited."""
 
 
 class Child:
@@ -147,7 +144,7 @@ class ForkServer:
         errors.parent.mkdir(exist_ok=True)
         with theirs, errors.open("ab") as log:
             pipes = (theirs.fileno(), subprocess.DEVNULL, log.fileno())
-            self._process = spawn(__spec__.name, pipes=pipes, **_ONE_THREAD)
+            self._process = spawn("hydraloop.tracking.follower.fork_server", pipes=pipes, **_ONE_THREAD)
         self._socket.send(json.dumps({name: first[name] for name in ("kind", "folders", "trusted")}).encode())
 
     def fork(self, arguments: list[str], pipes: tuple[int, int, int]) -> Callable[[], int | None]:
@@ -194,59 +191,3 @@ def close_fork_servers() -> None:
     with _guard:
         while _servers:
             _servers.popitem()[1].close()
-
-
-def _serve() -> None:
-    """Import the library, and fork followers until the training process closes the socket or exits."""
-    from hydraloop.tracking.follower.process import load
-
-    os.nice(NICE)
-    parent, children = os.getppid(), dict[int, int]()
-    control = socket.socket(fileno=os.dup(0))
-    with suppress(Exception):  # each follower reports it
-        load(json.loads(control.recv(1 << 20)))
-    gc.freeze()  # shares its memory with the followers
-    control.settimeout(_LOOK)
-    while True:
-        for pid in list(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                with suppress(OSError), os.fdopen(children.pop(pid), "w") as answer:
-                    answer.write(str(os.waitstatus_to_exitcode(status)))
-        try:
-            request, passed, _, _ = socket.recv_fds(control, 1 << 16, 4)
-        except TimeoutError:  # a worker of a loader may hold the socket open after the training process has exited
-            if os.getppid() != parent:
-                return
-            continue
-        if not passed:
-            return
-        *pipes, answers = passed
-        pid = -1 if len(os.listdir("/proc/self/task")) > 1 else os.fork()
-        if pid == 0:
-            others = (*passed, *children.values(), control.detach())
-            _follow(json.loads(request), pipes, others)
-        for pipe in pipes:
-            os.close(pipe)
-        if pid > 0:
-            children[pid] = answers
-        else:
-            os.close(answers)
-
-
-def _follow(arguments: list[str], pipes: list[int], others: tuple[int, ...]) -> NoReturn:
-    """Run a follower in the forked process."""
-    from hydraloop.tracking.follower.process import main
-
-    os.setsid()
-    for number, pipe in enumerate(pipes):
-        os.dup2(pipe, number)
-    for handle in others:
-        os.close(handle)
-    with suppress(OSError):  # the training process has exited
-        os.write(1, json.dumps({"pid": os.getpid()}).encode() + b"\n")
-    sys.exit(main(Path(arguments[0]), arguments[1]))
-
-
-if __name__ == "__main__":
-    _serve()

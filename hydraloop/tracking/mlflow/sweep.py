@@ -13,9 +13,8 @@ from filelock import FileLock
 
 from hydraloop.run import atomic
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import FOLDER
 from hydraloop.tracking.mlflow import address, runs, sweep_table
-from hydraloop.tracking.tracker import Ending, GoneError, Run, Sweep
+from hydraloop.tracking.tracker import FOLDER, Ending, GoneError, Run, Sweep
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
