@@ -20,7 +20,7 @@ from hydraloop.tracking.tracker import UnusableError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_VARIABLE = "MLFLOW_TRACKING_URI"
+VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _DEFAULT = f"{_SQLITE}mlflow.db"
 """MLflow's default, in the folder in which `mlflow ui` is started."""
@@ -43,7 +43,7 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
         UnusableError: the address does not name a file for a database.
     """
     chosen, known = options.get("tracking_uri"), memory.get("tracking_uri")
-    then = os.environ.get(_VARIABLE) or options.get("environment")
+    then = os.environ.get(VARIABLE) or options.get("environment")
     uri = with_password(str(chosen or known or then or _DEFAULT))
     path = sqlite_path(uri)
     return uri if path is None else f"{_SQLITE}{Path(options.get('folder') or Path.cwd()) / path}"
@@ -51,7 +51,7 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
 
 def with_password(uri: str) -> str:
     """Return an address with the user and password that `MLFLOW_TRACKING_URI` has for it: they are not stored."""
-    now = os.environ.get(_VARIABLE, "")
+    now = os.environ.get(VARIABLE, "")
     return now if uri in (shown(now), mask_text(now)) else uri
 
 

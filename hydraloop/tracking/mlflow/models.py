@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from hydraloop.tracking.mlflow.address import VARIABLE
 from hydraloop.tracking.tracker import Attempt, Run
 
 if TYPE_CHECKING:
@@ -93,12 +97,27 @@ def _register(client: MlflowClient, name: str, run_id: str, model: LoggedModel) 
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    source = model.artifact_location  # MLflow looks for `models:/<id>` at its global address, not at the client's
+    source = f"models:/{model.model_id}"  # with another one, MLflow's page does not name the model
     versions = client.search_model_versions(f"run_id = '{run_id}'")
     if not any((version.name, version.source) == (name, source) for version in versions):
-        version = client.create_model_version(name, source, run_id, model_id=model.model_id, await_creation_for=0)
+        with _default_address(client.tracking_uri):
+            version = client.create_model_version(name, source, run_id, model_id=model.model_id, await_creation_for=0)
         shown = json.dumps([{"name": name, "version": version.version}])
         client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": shown})
+
+
+@contextmanager
+def _default_address(uri: str) -> Iterator[None]:
+    """Make an address MLflow's default in the body: a database looks for `models:/<id>` there, not at its own."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = uri
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _write(folder: Path, exported: Path, model: LoggedModel, about: dict[str, Any]) -> None:

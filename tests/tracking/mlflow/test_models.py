@@ -81,7 +81,7 @@ def test_the_model_loads_and_gives_the_same_outputs(folder: Path) -> None:
     assert not tracker.send_file(), "once"
     (version,) = client().search_model_versions("name = 'digits'")
     (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
-    assert (version.run_id, version.source) == (tracker.memory["run_id"], model.artifact_location)
+    assert (version.run_id, version.source) == (tracker.memory["run_id"], f"models:/{model.model_id}")
     assert model.source_run_id == tracker.memory["run_id"]
     outputs = client().get_run(tracker.memory["run_id"]).outputs
     assert outputs is not None
