@@ -59,8 +59,9 @@ class Browser:
 
     @property
     def text(self) -> str:
-        """The text of the page."""
-        return self.driver.find_element(By.TAG_NAME, "body").text
+        """The text of the page. Each line has single spaces, as a reader sees them."""
+        lines = self.driver.find_element(By.TAG_NAME, "body").text.splitlines()
+        return "\n".join(" ".join(line.split()) for line in lines)
 
     def shows(self, *words: str) -> None:
         """Wait until the page shows all of these words."""
