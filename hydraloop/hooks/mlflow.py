@@ -132,6 +132,10 @@ class MLflowLoggerHook(TrackerHook):
                 os.environ.update({_RUN_ID: self._run_id, _URI: uri})
         return self._run_id
 
+    def before_run(self, engine: Engine) -> None:
+        self.check_only_one(engine, "use the same run id")
+        super().before_run(engine)
+
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         super().on_log(engine, record)
         # MLflow removes the variable when it opens the run, so autolog would open another one the second time.

@@ -51,6 +51,13 @@ def test_the_experiment_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert MLflowLoggerHook(experiment="mine")._options["experiment"] == "mine"
 
 
+def test_a_second_one_is_refused(tmp_path: Path) -> None:
+    """In a sweep, each would take the other's jobs for its own."""
+    engine = make_engine(tmp_path, {"mlflow": MLflowLoggerHook(), "other": MLflowLoggerHook()}, train=batches(1))
+    with pytest.raises(UserError, match="mlflow and other would use the same run id"):
+        engine.train()
+
+
 def made(run_dir: Path, **options: Any) -> Engine:
     """An engine with the hook."""
     run_dir.mkdir()

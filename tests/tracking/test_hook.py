@@ -212,7 +212,7 @@ def test_a_follower_that_dies_before_it_is_needed_is_started_when_it_is(tmp_path
 def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "_RESTARTS", 1)
+    monkeypatch.setattr(link, "_PAUSES", (0.0,))
 
     def kill(engine: Engine) -> None:
         while _link(engine).trouble is None:

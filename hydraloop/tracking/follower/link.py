@@ -21,8 +21,9 @@ from hydraloop.tracking.tracker import FOLDER, Finish
 
 log = logging.getLogger(__name__)
 
-_RESTARTS = 3
-"""Restarts of a follower that has died, for example because memory was short. Then it is given up."""
+_PAUSES = (0.0, 1.0, 10.0)
+"""Seconds before each restart of a follower that has died, for example because memory or the disk was short. Then it is
+given up."""
 _DELIVERY = 2.0
 """Seconds until the messages are written to a process that is starting, at most."""
 SENDING: list[Link] = []
@@ -143,6 +144,7 @@ class Link:
             self._over = True
             if self._child is not None:
                 self._child.kill()
+            self._changed.notify_all()
 
     def _say(self, *messages: Mapping[str, Any] | None) -> None:
         with self._changed:
@@ -150,6 +152,7 @@ class Link:
             if self._child is not None:
                 for message in messages:
                     self._child.tell(message)
+            self._changed.notify_all()
 
     @property
     def _told(self) -> bool:
@@ -159,10 +162,12 @@ class Link:
     def _run(self) -> None:
         """Start the follower, and restart it if it dies early; runs in the thread."""
         problem = self._follow(fork_server(self._first, self._errors) if self._forked else None)
-        for _ in range(_RESTARTS):
+        for pause in _PAUSES:
             if problem is not None:
                 self.died = problem
                 self._warn(f"{problem} and is restarted{'' if self._told else self._suffix}")
+                with self._changed:
+                    self._changed.wait_for(lambda: self._over or self._told, timeout=pause)
                 problem = self._follow()
         if problem is not None:
             with self._changed:

@@ -69,7 +69,7 @@ class LiveRun:
             for path in set(folder.glob("*run-*")) - before:  # repeated tries would leave many folders
                 shutil.rmtree(path, ignore_errors=True)
             if isinstance(error, wandb.errors.UsageError):
-                raise UnusableError(f"W&B refuses an option: {error}") from error
+                raise UnusableError(f"W&B refuses an option of hooks.wandb: {error}") from error
             raise
         self._wandb.define_metric("iteration", hidden=True)
         self.file = Path(self._wandb.settings.sync_file)

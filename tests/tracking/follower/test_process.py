@@ -260,7 +260,7 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
 def test_a_follower_that_fails_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "_RESTARTS", 0)
+    monkeypatch.setattr(link, "_PAUSES", ())
     (tmp_path / "tracking" / "run.json").mkdir(parents=True)
     failing = link.Link(tmp_path, NAME, TENSORBOARD, {"flush_timeout": 30.0})
     with caplog.at_level("WARNING", "hydraloop"):

@@ -428,7 +428,7 @@ def test_a_name_that_wandb_refuses_is_given_up_with_its_reason(tmp_path: Path) -
     described_run(run_dir)
     found = drive(run_dir, "log=3", "step", "close", project="a/b")
     assert found["states"] == ["given up", "0 cores"]
-    assert "Invalid project name" in found["troubles"][0]
+    assert "W&B refuses an option of hooks.wandb: Invalid project name" in found["troubles"][0]
     assert not list((run_dir / "wandb").glob("*run-*"))
     assert len(rows_of(drive(run_dir, "drain", "finish", "read", project="b", _sync=True))) == 3
 
