@@ -122,10 +122,12 @@ class WandbRun:
 
 def wandb_runs(run: Run) -> list[WandbRun]:
     """The files of a run that `wandb sync` would upload."""
-    return [_wandb_run(path) for path in sorted(run.path.glob("wandb/offline-run-*/run-*.wandb"))]
+    found = [_wandb_run(path) for path in sorted(run.path.glob("wandb/offline-run-*/run-*.wandb"))]
+    return [one for one in found if one is not None]
 
 
-def _wandb_run(path: Path) -> WandbRun:
+def _wandb_run(path: Path) -> WandbRun | None:
+    """Return what a file has; None if W&B has not written the run yet."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     about: Any = None
@@ -148,6 +150,8 @@ def _wandb_run(path: Path) -> WandbRun:
             for key, value in row.items():
                 if key.startswith(("train/", "val/", "test/", "perf/")):
                     found.setdefault(key, []).append((row["iteration"], value))
+    if about is None:
+        return None
     return WandbRun(about.run_id, about.display_name, about.run_group, about.project, config, found, steps, exit_code)
 
 
