@@ -164,9 +164,11 @@ def _keep_answers() -> None:
     if increment.__name__ == "keeping":
         return
 
-    def keeping(self: Retry, *args: Any, response: Any = None, **named: Any) -> Any:
+    def keeping(
+        self: Retry, method: Any = None, url: Any = None, response: Any = None, *args: Any, **named: Any
+    ) -> Any:
         try:
-            return increment(self, *args, response=response, **named)
+            return increment(self, method, url, response, *args, **named)
         except MaxRetryError as error:
             error.answer = response  # type: ignore[attr-defined]  # ours
             raise

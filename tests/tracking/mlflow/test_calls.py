@@ -22,6 +22,7 @@ from mlflow.environment_variables import (
 )
 from mlflow.exceptions import MlflowException, RestException
 from PIL import Image
+from urllib3 import HTTPResponse, Retry
 
 from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.follower.follower import described
@@ -152,6 +153,11 @@ def test_a_busy_server(refusing: str, path: str, retry_after: float | None) -> N
     with pytest.raises(BusyError, match=path[:3]) as raised, calls():
         MlflowClient(tracking_uri=f"{refusing}/{path}").get_run("0" * 32)
     assert raised.value.retry_after == retry_after
+
+
+def test_a_busy_server_of_a_library_that_names_no_argument() -> None:
+    with pytest.raises(BusyError, match="503"), calls():
+        Retry(0).increment("GET", "/", HTTPResponse(status=503))
 
 
 def read(uri: str) -> str:
