@@ -64,11 +64,12 @@ def prepare() -> None:
 
 
 @contextmanager
-def calling(gone: Callable[[], Exception | None]) -> Iterator[None]:
+def calling(gone: Callable[[], Exception | None], *, a_file: bool = False) -> Iterator[None]:
     """Translate the errors of the body's calls.
 
     Args:
         gone: asks the server, after it has refused something. Returns the error if the run is gone, else None.
+        a_file: whether the body stores a file, for which access may be denied although all other calls are permitted.
 
     Raises:
         RefusedError: the server will never accept this.
@@ -78,14 +79,14 @@ def calling(gone: Callable[[], Exception | None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = translated(error)
+        found = translated(error, a_file=a_file)
         if found is error:
             raise
         lost = gone() if isinstance(found, GoneError | RefusedError) else None
         raise (lost or found) from error
 
 
-def translated(error: Exception) -> Exception:
+def translated(error: Exception, *, a_file: bool = False) -> Exception:
     """Translate an error of MLflow to one of a tracker, or to one after which the call is repeated."""
     text = _brief(str(error))
     if isinstance(error, RefusedError | UnusableError):
@@ -100,10 +101,10 @@ def translated(error: Exception) -> Exception:
         return UnusableError(f"{text}; see hooks.mlflow.tracking_uri")
     if "Could not find a registered artifact repository" in text:
         return UnusableError(text.partition(". ")[0])
-    return _answer(text, error) or _unreachable(error) or error
+    return _answer(text, error, a_file) or _unreachable(error) or error
 
 
-def _answer(text: str, error: Exception) -> Exception | None:
+def _answer(text: str, error: Exception, a_file: bool) -> Exception | None:
     """Translate an error that a server has returned. Returns None for other errors."""
     status, retry_after = _status(error)
     code = getattr(error, "error_code", None)
@@ -111,7 +112,10 @@ def _answer(text: str, error: Exception) -> Exception | None:
         return BusyError(f"the server answers {status}", retry_after)
     if code in _NOT_ALLOWED or status in (401, 403):
         remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        return UnusableError(f"the server denies access: {remedy}; {text}")
+        text = f"the server denies access: {remedy}; {text}"
+        if not a_file:
+            return UnusableError(text)
+        return RefusedError(text) if status == 403 or code == "PERMISSION_DENIED" else ConnectionError(text)
     if code == "RESOURCE_DOES_NOT_EXIST":
         return GoneError(f"the run does not exist there any more: {text}")
     if code == "INVALID_PARAMETER_VALUE" or status == 413:  # 413: too large

@@ -46,7 +46,7 @@ class Files:
     Args:
         options: the hook's options.
         memory: the tracker's memory. `due`: what is to be stored; `stored`: the result, checkpoints and the model by
-            name, with size and time; `tables`: paths of stored tables; `no_files`: whether no files can be stored.
+            name, with size and time; `tables`: paths of stored tables.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Files:
         self._options = options
         self._due: list[dict[str, Any]] = memory.setdefault("due", [])
         self._stored: dict[str, list[int]] = memory.setdefault("stored", {})
-        self._warned = self._tagged = False
-        """Whether a skipped file was reported, and whether the run is known to have pictures."""
+        self._warned = self._tagged = self._hopeless = False
+        """Whether a skipped file was reported, the run is known to have pictures, and no files can be stored."""
 
     def add_attempt(self, number: int) -> None:
         """Schedule an attempt's config for storing, and with `log_code` its uncommitted changes."""
@@ -86,7 +86,8 @@ class Files:
             ended: whether the run has ended, so that its result and the chosen checkpoints are stored.
         """
         if self._due:
-            self._guarded(self._due[0])
+            if not self._guarded(self._due[0]):
+                return False
             self._due.pop(0)
             return True
         for path in self._written(ended):
@@ -96,7 +97,8 @@ class Files:
                 continue
             mark = [state.st_size, state.st_mtime_ns]
             if self._stored.get(path.name) != mark and (path.suffix == ".json" or is_complete(path)):
-                self._guarded({"file": path})
+                if not self._guarded({"file": path}):
+                    return False
                 self._stored[path.name] = mark
                 return True
         return False
@@ -112,10 +114,14 @@ class Files:
         if ended and self._options.get("log_model"):
             yield self._run.run_dir / EXPORTED
 
-    def _guarded(self, one: Mapping[str, Any]) -> None:
-        """Store a file. If the server cannot store files at all, log one warning and skip all further files."""
-        if self._memory.get("no_files"):
-            return
+    def _guarded(self, one: Mapping[str, Any]) -> bool:
+        """Store a file, or skip it if it is refused.
+
+        If the server cannot store files at all, log one warning and return False, also for all further files: the
+        next process tries again.
+        """
+        if self._hopeless:
+            return False
         try:
             with self._calls():
                 self._store(one)
@@ -124,8 +130,9 @@ class Files:
         except (RefusedError, FileNotFoundError) as error:
             self._skipped(f"a file is not stored: {error}")
         except (UnusableError, ImportError, PermissionError, NotADirectoryError) as error:
-            self._memory["no_files"] = True
+            self._hopeless = True
             log.warning("files (config, pictures, result, checkpoints) are not stored, only metrics are: %s", error)
+        return not self._hopeless
 
     def _skipped(self, text: str) -> None:
         """Warn about the first skipped file; log the others at level INFO."""

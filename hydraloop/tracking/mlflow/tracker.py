@@ -85,7 +85,8 @@ class MLflowTracker(Tracker):
         except RefusedError as error:
             raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
         points = Points(self._client, self._run_id, self.run, self.memory)
-        files = Files(self._client, self._run_id, self.run, self._calls, self.options, self.memory)
+        storing = partial(calling, self._gone, a_file=True)
+        files = Files(self._client, self._run_id, self.run, storing, self.options, self.memory)
         self._parts = self._client, points, files
         for attempt in new:
             files.add_attempt(attempt.number)

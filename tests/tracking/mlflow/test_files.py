@@ -209,6 +209,23 @@ def test_metrics_arrive_where_files_cannot_be_stored(folder: Path, caplog: pytes
     assert caplog.text.count("are not stored") == 1
 
 
+def test_files_that_could_not_be_stored_are_sent_when_they_can(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The store of the files is a folder that cannot be created at first."""
+    (folder / "store").touch()
+    client().create_experiment("elsewhere", artifact_location=str(folder / "store" / "here"))
+    run = run_in(folder / "run")
+    checkpoint(run.run_dir / "checkpoints" / "epoch_1.pth")
+    tracker = opened(run, experiment="elsewhere", checkpoints="all")
+    tracker.send([picture(run.run_dir, 0)])
+    send_files(tracker)
+    assert caplog.text.count("are not stored") == 1
+    (folder / "store").unlink()
+    later = opened(run, json.loads(json.dumps(tracker.memory)), checkpoints="all")
+    send_files(later)
+    assert artifacts(later) == ["checkpoints", "config.yaml", "images"]
+    assert artifacts(later, "checkpoints") == ["checkpoints/epoch_1.pth"]
+
+
 def test_no_secret_of_the_result_is_stored(folder: Path) -> None:
     run = run_in(folder / "run")
     result = {"error": "https://me:hunter2hunter2@host/x", "best": None}

@@ -138,21 +138,40 @@ def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: P
         check(run_dir, server.uri)
 
 
-@pytest.mark.parametrize(("status", "stored"), [(413, PICTURES - 1), (403, 0)])
+@pytest.mark.parametrize(
+    ("status", "what"), [(413, "413 Client Error"), (403, "the server denies access: set MLFLOW_TRACKING_USERNAME")]
+)
 def test_a_proxy_that_refuses_a_file(
-    status: int, stored: int, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    status: int, what: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file that is too large (413) is left out; without access (403), all are. Everything else arrives."""
+    """A file that is too large (413) or not permitted (403) is left out. Everything else arrives."""
     run_dir = folder / "outputs" / "run"
     with mlflow_server(tmp_path) as server:
-        finished = finished_run(run_dir, server.uri)
-        large = run_dir / "0.png"
-        Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64)).save(large)
-        refused = large.read_bytes()
-        with proxy(server, lambda number, body: status if body == refused else 200) as uri:
-            Cursor(MLFLOW, {**finished, "tracking_uri": uri}).save(run_dir, "mlflow")
-            assert sync.main([str(run_dir)]) == 0
-        check(run_dir, server.uri, pictures=stored)
+        finished_run(run_dir, server.uri)
+        with proxy(server, refusing(run_dir / "0.png", [status] * 9)) as uri:
+            assert sync.main([str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 0
+        check(run_dir, server.uri, pictures=PICTURES - 1)
     (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    what = {413: "a file is not stored: 413 Client Error", 403: "only metrics are: the server denies access: set"}
-    assert what[status] in warning
+    assert warning.startswith(f"a file is not stored: {what}")
+
+
+def test_a_proxy_that_asks_for_credentials_for_a_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file (401) is tried again, because the credentials may be mended."""
+    run_dir = folder / "outputs" / "run"
+    with mlflow_server(tmp_path) as server:
+        finished_run(run_dir, server.uri)
+        with proxy(server, refusing(run_dir / "0.png", [401] * 4)) as uri:
+            assert sync.main([str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
+            assert "not all: ConnectionError: the server denies access: set MLFLOW_TRA" in capsys.readouterr().out
+            assert sync.main([str(run_dir)]) == 0
+        check(run_dir, server.uri)
+    assert "not stored" not in caplog.text
+
+
+def refusing(path: Path, answers: list[int]) -> Callable[[int, bytes], int]:
+    """Replace a picture by a large one. Returns the answers of a proxy that receives it; afterwards it passes."""
+    Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64)).save(path)
+    refused = path.read_bytes()
+    return lambda number, body: answers.pop() if body == refused and answers else 200
