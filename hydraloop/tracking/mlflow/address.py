@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from hydraloop.run import atomic
-from hydraloop.safety.secrets import mask_text
+from hydraloop.safety.secrets import MASK, mask_text
 from hydraloop.tracking.tracker import UnusableError
 
 if TYPE_CHECKING:
@@ -50,9 +50,16 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
 
 
 def with_password(uri: str) -> str:
-    """Return an address with the user and password that `MLFLOW_TRACKING_URI` has for it: they are not stored."""
+    """Return an address with the user and password that `MLFLOW_TRACKING_URI` has for it: they are not stored.
+
+    Without them, a masked one is returned without both: MLflow then takes them from its other variables.
+    """
     now = os.environ.get(VARIABLE, "")
-    return now if uri in (shown(now), mask_text(now)) else uri
+    if uri == mask_text(now):
+        return now
+    if MASK in uri:
+        uri = shown(uri)
+    return now if uri.rstrip("/") == shown(now) else uri
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -70,9 +77,9 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def shown(uri: str) -> str:
-    """Return an address without user and password, for people and files."""
+    """Return an address without user, password and slash at the end, for people and files, and to compare it."""
     user, at, _ = urlsplit(uri).netloc.rpartition("@")
-    return uri.replace(f"//{user}{at}", "//", 1)
+    return uri.replace(f"//{user}{at}", "//", 1).rstrip("/")
 
 
 def page(uri: str, folder: Path, path: str) -> str | None:
@@ -84,7 +91,7 @@ def page(uri: str, folder: Path, path: str) -> str | None:
     """
     if uri.startswith("sqlite:"):
         return f"{command(uri, folder)}, {_LOCAL}/#/{path}"
-    return f"{shown(uri).rstrip('/')}/#/{path}" if uri.startswith(("http:", "https:")) else None
+    return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
 
 
 def command(uri: str, folder: Path) -> str:

@@ -157,8 +157,9 @@ class MLflowTracker(Tracker):
 
     def _leave_other_address(self) -> None:
         """If the address has changed, send everything to the new one."""
-        before, now = self.memory.get("tracking_uri"), address.shown(self._uri)
-        if before not in (None, now):
+        now = address.shown(self._uri)
+        before = address.shown(self.memory.get("tracking_uri", now))
+        if before != now:
             log.warning("everything is sent to %s; the run at %s stays there", now, before)
             self.memory.clear()
             raise LostError(0)

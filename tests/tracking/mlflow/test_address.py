@@ -45,6 +45,25 @@ def test_which_address_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert address.address_of(here, {"tracking_uri": "http://was"}) == "http://me:pass@was"
 
 
+@pytest.mark.parametrize(
+    ("stored", "now", "expected"),
+    [
+        ("http://bob:***@server:5000", "http://server:5000", "http://server:5000"),
+        ("http://bob:***@server:5000", "http://other:5000", "http://server:5000"),
+        ("http://bob:***@server:5000", "", "http://server:5000"),
+        ("http://bob:***@server:5000/", "http://me:pass@server:5000", "http://me:pass@server:5000"),
+        ("http://server:5000/", "http://me:pass@server:5000", "http://me:pass@server:5000"),
+        ("http://server:5000", "http://me:pass@server:5000/", "http://me:pass@server:5000/"),
+        ("http://bob:pass@server:5000", "http://server:5000", "http://bob:pass@server:5000"),
+        ("http://bob:pass@server:5000", "http://me:pass@server:5000", "http://bob:pass@server:5000"),
+    ],
+)
+def test_a_password_that_is_not_stored(stored: str, now: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one in `MLFLOW_TRACKING_URI`, MLflow takes it from `MLFLOW_TRACKING_USERNAME` and `_PASSWORD`."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", now)
+    assert address.address_of({"tracking_uri": stored}, {}) == expected
+
+
 def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
     default = f"sqlite:///{tmp_path}/mlflow.db"
     assert address.command(default, tmp_path) == "mlflow ui"
