@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import sqlite3
@@ -28,6 +29,8 @@ _PATIENCE = 60.0
 """Seconds to wait while another process creates the database, which takes about 2 s."""
 _LOCAL = "http://localhost:5000"
 """Address of `mlflow ui`."""
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
+"""Errors of the file system that may pass. After any other, a database cannot be created."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
 
 
@@ -46,7 +49,12 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     then = os.environ.get(VARIABLE) or options.get("environment")
     uri = with_password(str(chosen or known or then or _DEFAULT))
     path = sqlite_path(uri)
-    return uri if path is None else f"{_SQLITE}{Path(options.get('folder') or Path.cwd()) / path}"
+    if path is None:
+        return uri
+    path = Path(options.get("folder") or Path.cwd()) / path
+    if "?" in str(path):
+        raise UnusableError(f"{path} contains a ?, which would end the address of the database; {_ELSEWHERE}")
+    return f"{_SQLITE}{path}"
 
 
 def with_password(uri: str) -> str:
@@ -113,12 +121,14 @@ def connected(uri: str) -> MlflowClient:
 
     path = sqlite_path(uri)
     if path is not None:
-        if not path.exists():
-            try:
+        try:
+            if not path.exists():
                 _create(path)
-            except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-                text = f"cannot create a database in {path.parent} ({error.strerror}); {_ELSEWHERE}"
-                raise UnusableError(text) from error
+        except OSError as error:
+            if isinstance(error, TimeoutError) or error.errno in _PASSING:
+                raise
+            text = f"cannot create a database in {path.parent} ({error.strerror}); {_ELSEWHERE}"
+            raise UnusableError(text) from error
         _check(path, uri)
     return MlflowClient(tracking_uri=uri)
 

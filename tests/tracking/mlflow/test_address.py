@@ -64,6 +64,14 @@ def test_a_password_that_is_not_stored(stored: str, now: str, expected: str, mon
     assert address.address_of({"tracking_uri": stored}, {}) == expected
 
 
+def test_a_folder_with_a_question_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):
+        address.address_of({"folder": str(tmp_path / "what?")}, {})
+    given = {"folder": str(tmp_path), "tracking_uri": "sqlite:///a.db?timeout=5"}
+    assert address.address_of(given, {}) == f"sqlite:///{tmp_path}/a.db"
+
+
 def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
     default = f"sqlite:///{tmp_path}/mlflow.db"
     assert address.command(default, tmp_path) == "mlflow ui"
@@ -106,7 +114,9 @@ def test_a_place_where_no_database_can_be(folder: Path) -> None:
     (folder / "file").touch()
     (folder / "text.db").write_text("this is no database, whatever its name says" * 10)
     (folder / "folder.db").mkdir()
-    for name in ("file/mlflow.db", "text.db", "folder.db", "/proc/mlflow.db"):
+    (folder / "loop").symlink_to("loop")
+    long = "x" * 300
+    for name in ("file/mlflow.db", "text.db", "folder.db", "/proc/mlflow.db", "loop/a.db", f"{long}/a.db", long):
         with pytest.raises(UnusableError, match=r"hooks\.mlflow\.tracking_uri"):
             opened(run_in(folder / "run"), tracking_uri=f"sqlite:///{name}")
     with pytest.raises(UnusableError, match=r"^cannot create a database in /proc \("):
