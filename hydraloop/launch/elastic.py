@@ -17,7 +17,7 @@ from hydraloop.launch import rank_log
 from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import GRACE
-from hydraloop.launch.training import sweep_value
+from hydraloop.run.result import sweep_value
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from omegaconf import DictConfig
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Ended, Terminated
 from hydraloop.launch.termination import TerminationHandler
-from hydraloop.launch.training import Training, sweep_value
+from hydraloop.launch.training import Training
 from hydraloop.run.directory import Resumed
+from hydraloop.run.result import sweep_value
 
 
 def train(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close: Callable[[Ended], None]) -> Ended:

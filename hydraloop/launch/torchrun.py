@@ -24,10 +24,11 @@ from hydraloop.launch import rank_log
 from hydraloop.launch.failure import Ended, Failure, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler, leave
-from hydraloop.launch.training import sweep_value, train
+from hydraloop.launch.training import train
 from hydraloop.run import directory as run_directory
 from hydraloop.run.directory import Resumed
 from hydraloop.run.processes import is_alive, started
+from hydraloop.run.result import sweep_value
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)

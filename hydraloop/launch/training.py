@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -17,7 +16,7 @@ from hydraloop.launch.failure import Failure
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run.config_yaml import remember_config
-from hydraloop.run.result import FILENAME, INTERRUPTED, describe
+from hydraloop.run.result import INTERRUPTED, describe
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST
 
@@ -40,13 +39,6 @@ class Training:
     def has_trained(self) -> bool:
         """Whether an iteration has been completed."""
         return self.engine is not None and self.engine.progress.iteration > self.engine.began_at
-
-
-def sweep_value(run_dir: Path) -> float | None:
-    """Return what a sweep optimizes, from `result.json`: the best validation, or else the last."""
-    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
-    values = result["val_metrics"].values() if result["best"] is None else [result["best"]["value"]]
-    return next(map(float, values), None)
 
 
 def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:

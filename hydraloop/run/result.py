@@ -124,6 +124,13 @@ class ResultFile:
         atomic.write_bytes(self._path, self._before)
 
 
+def sweep_value(run_dir: Path) -> float | None:
+    """Return the objective of a sweep's job, from `result.json`: the best validation, or else the last."""
+    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    values = result["val_metrics"].values() if result["best"] is None else [result["best"]["value"]]
+    return next(map(float, values), None)
+
+
 def describe(error: BaseException) -> str:
     """Return an error as text: its type and message, or `interrupted by Ctrl-C (SIGINT)`.
 
