@@ -15,6 +15,8 @@ from typing import Any
 from wandb_file import records
 from wandb_service import Service
 
+from hydraloop.run.record_log import read_all
+
 Points = Counter[tuple[str, int]]
 """Number of times that a metric is there at an iteration."""
 
@@ -23,14 +25,8 @@ PREFIX = "train/"
 
 def wanted(log: Path) -> dict[int, set[str]]:
     """Return what a service should have: by iteration, the metrics of each training record in `metrics.jsonl`."""
-    found: dict[int, set[str]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines():
-        record: dict[str, Any] = json.loads(line)
-        if record.pop("mode") == "train":
-            iteration = record.pop("iteration")
-            numbers = {name for name, value in record.items() if isinstance(value, int | float)}
-            found[iteration] = {PREFIX + name for name in numbers - {"epoch", "timestamp"}}
-    return found
+    records = [record for record in read_all(log) if record.mode == "train"]
+    return {one.iteration: {name for name in one.metrics if name.startswith(PREFIX)} for one in records}
 
 
 def there(points: Points, wanted: Mapping[int, set[str]]) -> int:

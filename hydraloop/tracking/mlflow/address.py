@@ -175,6 +175,7 @@ def _check(path: Path, uri: str) -> None:
             database.execute("BEGIN IMMEDIATE")
             is_new = not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
             revision = None if is_new else database.execute("SELECT version_num FROM alembic_version").fetchone()
+            database.execute("CREATE TABLE written (it INTEGER)")  # undone: without it, a read-only disk is not noticed
     except sqlite3.DatabaseError as error:
         text = str(error)
         if any(words in text for words in ("locked", "full", "disk I/O")):

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -218,8 +219,9 @@ def test_eight_processes_open_a_database_that_is_not_there(tmp_path: Path) -> No
         assert len(found.get_metric_history(run.info.run_id, "train/loss")) == 100
 
 
-@pytest.mark.slow
-def test_a_full_disk(tmp_path: Path, empty_database: Path) -> None:
+@pytest.fixture
+def disk(tmp_path: Path, empty_database: Path) -> Iterator[Path]:
+    """A file system of 16 MB with a database."""
     mount = tmp_path / "small"
     mount.mkdir()
     done = subprocess.run(
@@ -229,16 +231,27 @@ def test_a_full_disk(tmp_path: Path, empty_database: Path) -> None:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     try:
         shutil.copy(empty_database, mount)
-        tracker = opened(run_in(tmp_path / "run"), folder=str(mount))
-        filler = mount / "filler"
-        records = training(0, 4000)
-        filler.write_bytes(b"x" * (os.statvfs(mount).f_bavail * os.statvfs(mount).f_frsize - 8192))
-        with pytest.raises(Exception, match="full") as error:
-            tracker.send(records)
-        assert not isinstance(error.value, UnusableError)
-        filler.unlink()
-        tracker.send(records)
-        uri = f"sqlite:///{mount}/mlflow.db"
-        assert len(client(uri).get_metric_history(tracker.memory["run_id"], "train/loss")) == 4000
+        yield mount
     finally:
         subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk(tmp_path: Path, disk: Path) -> None:
+    tracker = opened(run_in(tmp_path / "run"), folder=str(disk))
+    filler = disk / "filler"
+    records = training(0, 4000)
+    filler.write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - 8192))
+    with pytest.raises(Exception, match="full") as error:
+        tracker.send(records)
+    assert not isinstance(error.value, UnusableError)
+    filler.unlink()
+    tracker.send(records)
+    uri = f"sqlite:///{disk}/mlflow.db"
+    assert len(client(uri).get_metric_history(tracker.memory["run_id"], "train/loss")) == 4000
+
+
+def test_a_read_only_disk(tmp_path: Path, disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(UnusableError, match="attempt to write a readonly database; choose another place"):
+        opened(run_in(tmp_path / "run"), folder=str(disk))
