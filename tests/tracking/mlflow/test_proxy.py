@@ -121,8 +121,8 @@ def test_a_slow_server_has_the_records_and_the_status_when_the_run_ends(folder: 
         tracker = MLflowTracker(options, described_run(run_dir), cursor.memory)
         follower = Follower(tracker, cursor, run_dir, "mlflow", lambda trouble: None)
         deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline and follower.step(Finish("finished")) != "done":
-            pass
+        while time.monotonic() < deadline and not cursor.finished:
+            follower.step(Finish("finished"))
         tracker.close()
         check(run_dir, server.uri, pictures=None)
         assert sync.send_all([run_dir]) == 0
