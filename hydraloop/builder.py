@@ -38,6 +38,7 @@ from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.lock import RunLock
+from hydraloop.run.resume import Resumed, settle
 from hydraloop.tasks.building import build_task
 from hydraloop.tasks.task import Task
 from hydraloop.validate import check_strategy, check_trace_paths, validate
@@ -50,7 +51,7 @@ def build(
     cfg: DictConfig,
     *,
     run_dir: Path | None = None,
-    resumed: run_directory.Resumed | None = None,
+    resumed: Resumed | None = None,
     distributed: Distributed | None = None,
 ) -> Engine:
     """Build an engine, ready to train, from a config.
@@ -121,17 +122,17 @@ def _connect(cfg: DictConfig) -> Distributed:
     return distributed
 
 
-def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> run_directory.Resumed:
+def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> Resumed:
     """Return the directory and the checkpoint that rank 0 finds."""
     found: list[str | None] = [None, None]
     if distributed.is_main:
-        settled = run_directory.settle(cfg, run_dir)
+        settled = settle(cfg, run_dir)
         if settled.run_dir is not None:
             with _lock(cfg, settled.run_dir):  # refused before anything is written; training takes it again
-                settled = run_directory.settle(cfg, settled.run_dir if run_dir is None else run_dir)
+                settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
         found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
     shared = distributed.from_main(found)
-    return run_directory.Resumed(*(None if path is None else Path(path) for path in shared))
+    return Resumed(*(None if path is None else Path(path) for path in shared))
 
 
 def _lock(cfg: DictConfig, run_dir: Path) -> RunLock:

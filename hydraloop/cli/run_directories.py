@@ -15,8 +15,9 @@ from hydraloop.cli.hydra_run import quoted, sweep_dir
 from hydraloop.errors import UserError
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
-from hydraloop.run.directory import Resumed
 from hydraloop.run.lock import RunLock
+from hydraloop.run.resume import Resumed
+from hydraloop.run.resume import find as find_resumed
 from hydraloop.validate import hydra_config
 
 _KEY = "hydra.run.dir"
@@ -42,7 +43,7 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
     def find(named: Path | None) -> Resumed:
         if restarted is not None:
             return restarted()
-        return Resumed(None, None) if cfg.resume is None else run_directory.find(cfg, named)
+        return Resumed(None, None) if cfg.resume is None else find_resumed(cfg, named)
 
     found = find(named)
     key = _KEY if cfg.resume is None else "resume"

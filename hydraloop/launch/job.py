@@ -13,10 +13,9 @@ from typing import Any, Self
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import plain, resolved_yaml
-from hydraloop.run.directory import Resumed
 from hydraloop.run.environment import command
+from hydraloop.run.resume import Resumed, newest_checkpoint
 from hydraloop.safety import typed_options as typed
 
 
@@ -79,7 +78,7 @@ class Job:
 
     def restarted(self) -> Self:
         """Return the same job, continued from the newest checkpoint that it has written, if any."""
-        newest = run_directory.newest_checkpoint(Path(self.run_dir), since=self.began)
+        newest = newest_checkpoint(Path(self.run_dir), since=self.began)
         return self if newest is None else replace(self, checkpoint=str(newest.absolute()))
 
     def to_json(self) -> str:

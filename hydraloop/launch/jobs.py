@@ -20,8 +20,8 @@ from hydraloop.launch import elastic, single_process, torchrun
 from hydraloop.launch.failure import Ended, RankError
 from hydraloop.launch.job import Job
 from hydraloop.run import attempts
-from hydraloop.run.directory import Resumed
 from hydraloop.run.result import ResultFile
+from hydraloop.run.resume import Resumed
 from hydraloop.safety import typed_options
 from hydraloop.tracking.sweeps import SweepTrackers
 

@@ -11,8 +11,8 @@ from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Ended, Terminated
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.launch.training import Training
-from hydraloop.run.directory import Resumed
 from hydraloop.run.result import sweep_value
+from hydraloop.run.resume import Resumed
 
 
 def train(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close: Callable[[Ended], None]) -> Ended:

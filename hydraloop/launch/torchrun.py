@@ -25,10 +25,9 @@ from hydraloop.launch.failure import Ended, Failure, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler, leave
 from hydraloop.launch.training import train
-from hydraloop.run import directory as run_directory
-from hydraloop.run.directory import Resumed
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import sweep_value
+from hydraloop.run.resume import Resumed, newest_checkpoint
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)
@@ -257,7 +256,7 @@ def earlier() -> Callable[[], Resumed] | None:
     run_dir, start, began = json.loads(store.get("run"))
 
     def resumed() -> Resumed:
-        newest = run_directory.newest_checkpoint(Path(run_dir), since=began)
+        newest = newest_checkpoint(Path(run_dir), since=began)
         return Resumed(Path(run_dir), newest or (Path(start) if start else None))
 
     return resumed

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from hydraloop.optim.building import Length, build_schedule, build_schedules
-from hydraloop.optim.functions import (
+from hydraloop.optim.optimizers import resolve_fused
+from hydraloop.optim.plateau import Plateau
+from hydraloop.optim.schedule import Schedule
+from hydraloop.optim.schedule_functions import (
     YOLOX,
     Constant,
     Cosine,
@@ -17,9 +20,6 @@ from hydraloop.optim.functions import (
     Step,
     WarmupCosine,
 )
-from hydraloop.optim.optimizers import resolve_fused
-from hydraloop.optim.plateau import Plateau
-from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.optim.torch_schedule import TorchSchedule
 

@@ -15,9 +15,9 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.optim.functions import Function
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
+from hydraloop.optim.schedule_functions import Function
 from hydraloop.optim.torch_schedule import TorchSchedule
 from hydraloop.safety.instantiate import instantiate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from hydraloop.optim.functions import Function
 from hydraloop.optim.option_ranges import BETWEEN_0_AND_1, COUNT_FROM_0, FROM_0, one_of
+from hydraloop.optim.schedule_functions import Function
 
 
 @dataclass

@@ -21,8 +21,8 @@ from hydraloop import UserError
 from hydraloop.launch import rank_log, torchrun
 from hydraloop.launch.failure import Failure
 from hydraloop.launch.job import Job
-from hydraloop.run.directory import Resumed
 from hydraloop.run.processes import started
+from hydraloop.run.resume import Resumed
 
 GIVEN = Path("/given.pth")
 

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from hydraloop.errors import UserError
-from hydraloop.run import attempts
-from hydraloop.run import directory as run_directory
+from hydraloop.run import directory
 
 
 @pytest.fixture(autouse=True)
@@ -17,271 +13,42 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def config(**changed: object) -> DictConfig:
-    cfg = OmegaConf.create(
-        {
-            "experiment_name": "digits",
-            "resume": "auto",
-            "seed": 0,
-            "task": {"model": {"_target_": "m.Net", "width": 4}},
-            "data": {"train": {"_target_": "d.Digits"}, "val": None, "loader": {"batch_size": 64}},
-        }
-    )
-    for key, value in changed.items():
-        OmegaConf.update(cfg, key.replace("__", "."), value)
-    return cfg
-
-
-def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
-    """Make a run directory with complete checkpoints, the first one the oldest."""
-    run_dir = Path("outputs") / name
-    run_directory.record(cfg or config(), run_dir, [] if out_dir is None else [out_dir], resumed=False)
-    folder = out_dir or run_dir / "checkpoints"
-    folder.mkdir()
-    for age, checkpoint in enumerate(checkpoints):
-        torch.save({"format": 1}, folder / checkpoint)
-        os.utime(folder / checkpoint, (1000 + age, 1000 + age))
-    return run_dir
-
-
 def test_two_ids_are_not_the_same() -> None:
-    assert len({run_directory.run_id() for _ in range(100)}) == 100
+    assert len({directory.run_id() for _ in range(100)}) == 100
 
 
 def test_a_new_directory_is_made_under_outputs() -> None:
-    first, second = run_directory.new(), run_directory.new()
+    first, second = directory.new(), directory.new()
     assert first != second
     assert first.is_dir()
     assert first.parts[0] == "outputs"
-    assert not run_directory.holds_run(first)
+    assert not directory.holds_run(first)
 
 
 @pytest.mark.parametrize("what", [".hydra/config.yaml", "result.json", "checkpoints/epoch_1.pth"])
 def test_what_makes_a_directory_a_runs(what: str) -> None:
-    assert not run_directory.holds_run(Path("some"))
+    assert not directory.holds_run(Path("some"))
     path = Path("some") / what
     path.parent.mkdir(parents=True)
     path.touch()
-    assert run_directory.holds_run(Path("some"))
-
-
-def test_auto_takes_the_newest_run_and_in_it_the_newest_complete_checkpoint() -> None:
-    make_run("2026-01-01/10-00-00-ffffff", "epoch_1.pth")
-    make_run("2026-01-02/09-00-00-aaaaaa", "epoch_1.pth")
-    newest = make_run("2026-01-02/10-00-00-000000", "epoch_9.pth", "epoch_10.pth")
-    make_run("2026-01-03/10-00-00-aaaaaa")  # no checkpoint yet
-    (newest / "checkpoints" / "epoch_11.pth").write_bytes(b"cut off")
-    found = run_directory.find(config(), None)
-    assert found == run_directory.Resumed(newest, newest / "checkpoints" / "epoch_10.pth")
-
-
-def test_of_two_runs_of_one_second_the_id_decides_nothing() -> None:
-    newer = make_run("2026-01-02/10-00-00-000000", "epoch_1.pth")
-    older = make_run("2026-01-02/10-00-00-ffffff", "epoch_1.pth")
-    os.utime(older, (1000, 1000))
-    assert run_directory.find(config(), None).run_dir == newer
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"experiment_name": "other"},
-        {"task__model__width": 8},
-        {"task__model__depth": 2},
-        {"data__train__root": "/elsewhere"},
-        {"data__val": {"_target_": "d.Digits"}},
-    ],
-)
-def test_a_run_of_another_experiment_model_or_data_is_not_taken(changed: dict[str, object]) -> None:
-    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(**changed))
-    assert run_directory.find(config(), None).run_dir == mine
-
-
-def test_seed_and_batch_size_make_no_other_run() -> None:
-    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(seed=5, data__loader__batch_size=8))
-    assert run_directory.find(config(), None).run_dir == mine
-
-
-def test_interpolations_count_by_what_they_resolve_to() -> None:
-    mine = make_run(
-        "2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(task__model__width="${data.size}", data__size=4)
-    )
-    assert run_directory.find(config(), None).run_dir == mine
-
-
-def test_what_only_a_job_can_resolve_counts_as_it_is_written() -> None:
-    cfg = config(data__train__root="${hydra:runtime.cwd}/data")
-    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=cfg)
-    assert run_directory.find(cfg, None).run_dir == mine
-
-
-def test_a_config_that_cannot_be_read_is_no_run_of_ours() -> None:
-    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    (make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth") / ".hydra" / "config.yaml").write_text("a: [1")
-    assert run_directory.find(config(), None).run_dir == mine
-
-
-def test_auto_with_nothing_to_resume_is_an_error() -> None:
-    make_run("2026-01-01/10-00-00-aaaaaa")
-    with pytest.raises(UserError) as caught:
-        run_directory.find(config(), None)
-    assert caught.value.key == "resume"
-    assert "resume=outputs/" in str(caught.value.remedy)
-
-
-def test_auto_looks_in_a_named_directory_and_nowhere_else() -> None:
-    make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    assert run_directory.find(config(), Path("new")) == run_directory.Resumed(None, None)
-    named = make_run("mine/run", "epoch_1.pth", "epoch_2.pth", cfg=config(experiment_name="other"))
-    found = run_directory.find(config(), named)
-    assert found == run_directory.Resumed(named, named / "checkpoints" / "epoch_2.pth")
-
-
-def test_a_run_directory_and_a_checkpoint_file() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", "epoch_2.pth")
-    first, second = (run_dir / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
-    assert run_directory.find(config(resume=str(run_dir)), None) == run_directory.Resumed(run_dir, second)
-    found = run_directory.find(config(resume=str(first)), None)
-    assert found.run_dir is not None
-    assert (found.run_dir.resolve(), found.checkpoint) == (run_dir.resolve(), first)
-
-
-def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
-    torch.save({}, "alone.pth")
-    assert run_directory.find(config(resume="alone.pth"), None) == run_directory.Resumed(None, Path("alone.pth"))
-
-
-def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "run_dir").write_text(f"{run_dir}\n")
-    checkpoint = tmp_path / "elsewhere" / "epoch_1.pth"
-    assert run_directory.find(config(), None) == run_directory.Resumed(run_dir, checkpoint)
-    assert run_directory.find(config(resume=str(checkpoint)), None) == run_directory.Resumed(run_dir, checkpoint)
-
-
-def attempt(run_dir: Path, **changed: object) -> None:
-    """The records of an attempt to resume, as Hydra writes them."""
-    folder = attempts.following(run_dir)
-    folder.mkdir()
-    OmegaConf.save(config(**changed), folder / "config.yaml")
-
-
-def test_each_attempt_to_resume_has_a_folder_of_its_own() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    for number in range(1, 12):
-        assert attempts.following(run_dir) == run_dir / ".hydra" / f"resume_{number}"
-        assert attempts.is_attempt(attempts.following(run_dir))
-        attempt(run_dir)
-    assert not attempts.is_attempt(run_dir / ".hydra")
-
-
-def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    attempt(run_dir, task__model__width=32)
-    assert run_directory.find(config(), None).run_dir == run_dir
-    with pytest.raises(UserError, match="same experiment, model and data"):
-        run_directory.find(config(task__model__width=32), None)
-
-
-def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    elsewhere = tmp_path / "elsewhere"
-    run_directory.record(config(), run_dir, [elsewhere], resumed=True)
-    found = run_directory.find(config(), None)
-    assert found.checkpoint == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
-    elsewhere.mkdir()
-    torch.save({"format": 1}, elsewhere / "epoch_2.pth")
-    assert run_directory.find(config(), None).checkpoint == elsewhere / "epoch_2.pth"
-    other = make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth")
-    (elsewhere / "run_dir").write_text(f"{other}\n")
-    assert run_directory.find(config(), None).checkpoint == run_dir / "checkpoints" / "epoch_1.pth"
-
-
-def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_run() -> None:
-    cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
-    run_dir = Path("outputs/2026-01-01/10-00-00-aaaaaa")
-    run_directory.record(cfg, run_dir, [run_dir.absolute() / "ck"], resumed=False)
-    (run_dir / "ck").mkdir()
-    torch.save({"format": 1}, run_dir / "ck" / "epoch_1.pth")
-    assert run_directory.find(cfg, None) == run_directory.Resumed(run_dir, run_dir / "ck" / "epoch_1.pth")
-    moved = run_dir.rename("moved")
-    found = run_directory.find(config(resume="moved"), None)
-    assert found == run_directory.Resumed(moved, moved / "ck" / "epoch_1.pth")
+    assert directory.holds_run(Path("some"))
 
 
 def test_what_is_recorded_without_hydra() -> None:
     run_dir = Path("mine")
-    run_directory.record(config(seed=1), run_dir, [], resumed=False)
-    run_directory.record(config(seed=2), run_dir, [], resumed=True)
+    directory.record(OmegaConf.create({"seed": 1}), run_dir, [], resumed=False)
+    directory.record(OmegaConf.create({"seed": 2}), run_dir, [], resumed=True)
     seeds = [OmegaConf.load(run_dir / ".hydra" / name / "config.yaml").seed for name in ("", "resume_1")]
     assert seeds == [1, 2]
-    run_directory.record(config(seed=3), run_dir, [], resumed=False)
+    directory.record(OmegaConf.create({"seed": 3}), run_dir, [], resumed=False)
     assert OmegaConf.load(run_dir / ".hydra" / "config.yaml").seed == 3
-
-
-def test_a_moved_runs_checkpoint_leads_to_where_it_is_now(tmp_path: Path) -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    (run_dir / "checkpoints" / "run_dir").write_text(f"{tmp_path / 'copied from'}\n")
-    found = run_directory.find(config(resume=str(run_dir / "checkpoints" / "epoch_1.pth")), None)
-    assert found.run_dir == run_dir.resolve()
-
-
-@pytest.mark.parametrize("resume", ["outputs/none", "none.pth"])
-def test_what_is_not_there(resume: str) -> None:
-    with pytest.raises(UserError, match="neither a run directory nor a checkpoint file") as caught:
-        run_directory.find(config(resume=resume), None)
-    assert caught.value.key == "resume"
-
-
-def test_a_run_without_a_complete_checkpoint() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa")
-    (run_dir / "checkpoints" / "epoch_1.pth").write_bytes(b"cut off")
-    with pytest.raises(UserError, match="has no complete checkpoint") as caught:
-        run_directory.find(config(resume=str(run_dir)), None)
-    assert "a checkpoint file" in str(caught.value.remedy)
-
-
-def test_two_directories_are_refused() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    with pytest.raises(UserError, match="continues in its own directory") as caught:
-        run_directory.find(config(resume=str(run_dir)), Path("other"))
-    assert caught.value.key == "hydra.run.dir"
-    assert "load_from=" in str(caught.value.remedy)
-    assert run_directory.find(config(resume=str(run_dir)), run_dir.absolute()).run_dir == run_dir
-
-
-def test_settling_a_run_from_python() -> None:
-    assert run_directory.settle(config(resume=None), Path("x")) == run_directory.Resumed(Path("x"), None)
-    new = run_directory.settle(config(resume=None), None)
-    assert new.run_dir is not None
-    assert new.run_dir.is_dir()
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    assert run_directory.settle(config(), None).run_dir == run_dir
-    assert run_directory.settle(config(), run_dir).checkpoint == run_dir / "checkpoints" / "epoch_1.pth"
-    assert run_directory.settle(config(), Path("empty")) == run_directory.Resumed(Path("empty"), None)
-
-
-@pytest.mark.parametrize("resume", [None, "alone.pth"])
-def test_a_new_run_from_python_overwrites_no_other(resume: str | None) -> None:
-    torch.save({}, "alone.pth")
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    with pytest.raises(UserError, match="holds a run already") as caught:
-        run_directory.settle(config(resume=resume), run_dir)
-    assert caught.value.key == "run_dir"
-    assert f"resume={run_dir}" in str(caught.value.remedy)
-
-
-def test_going_on_elsewhere_is_refused_from_python_too() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    with pytest.raises(UserError, match="continues in its own directory") as caught:
-        run_directory.settle(config(resume=str(run_dir)), Path("other"))
-    assert caught.value.key == "run_dir"
 
 
 def test_a_run_that_names_the_own_folder_of_another_has_no_checkpoint_there() -> None:
     """The attempt was refused; `resume=` does not use the checkpoint of the other run."""
-    other = make_run("2026-01-01/00-00-00-a", "epoch_1.pth")
+    other = Path("outputs/2026-01-01/00-00-00-a")
+    directory.record(OmegaConf.create(), other, [], resumed=False)
+    (other / "checkpoints").mkdir()
     run_dir = Path("outputs/2026-01-02/00-00-00-b")
-    run_directory.record(config(), run_dir, [other / "checkpoints"], resumed=False)
-    assert run_directory.checkpoint_folders(run_dir) == [run_dir / "checkpoints"]
+    directory.record(OmegaConf.create(), run_dir, [other / "checkpoints"], resumed=False)
+    assert directory.checkpoint_folders(run_dir) == [run_dir / "checkpoints"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.hooks.checkpoint.folder import CheckpointFolder
+from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
 
 
 @dataclass(frozen=True, slots=True)

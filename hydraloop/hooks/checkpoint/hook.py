@@ -14,7 +14,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.hooks.checkpoint.best_metrics import SaveBest
 from hydraloop.hooks.checkpoint.file_records import BestFile, Records
-from hydraloop.hooks.checkpoint.folder import CheckpointFolder, in_file_name
+from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
 from hydraloop.hooks.shared.option_checks import check_at_least
