@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import hydraloop
 from hydraloop.cli import arguments, hydra_targets
-from hydraloop.optim import startup
+from hydraloop.optim import avoid_dynamo
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.public_targets import is_public
 
@@ -113,8 +113,8 @@ def _scalers_state() -> None:
 def _optimizers_without_dynamo() -> None:
     def step(self: object) -> None: ...
 
-    assert startup._is_wrapper(torch._disable_dynamo(step), "torch._compile", "inner")
-    assert startup._is_wrapper(_use_grad_for_differentiable(step), "torch.optim.optimizer", "_use_grad")
+    assert avoid_dynamo._is_wrapper(torch._disable_dynamo(step), "torch._compile", "inner")
+    assert avoid_dynamo._is_wrapper(_use_grad_for_differentiable(step), "torch.optim.optimizer", "_use_grad")
 
 
 def _trees() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig
 
-from hydraloop.cli import arguments, hydra_targets, limits
+from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer, jobs, swept
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
 from hydraloop.errors import UserError
@@ -156,7 +156,7 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
 def _check_hydra(cfg: DictConfig, lines: Sequence[str]) -> None:
     keys = keys_of(lines)
     hydra_targets.check_hydra(cfg, keys)
-    limits.check_limits(cfg, keys)
+    config_file_limits.check_limits(cfg, keys)
 
 
 def _explained(compose: Callable[[Sequence[str]], DictConfig], lines: Sequence[str], composer: Composer) -> DictConfig:

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.limits import check_file
+from hydraloop.cli.config_file_limits import check_file
 from hydraloop.errors import UserError
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST

@@ -11,8 +11,8 @@ from hydraloop.hooks.shared.monitoring import check_metric, check_validated, dir
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-    from hydraloop.optim.places import Place
     from hydraloop.optim.schedule import Schedule
+    from hydraloop.optim.scheduled_values import Place
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,15 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.views import Merge, View, Views, check_images, mean_output, mean_probability, named_views
+from hydraloop.hooks.shared.tta_views import (
+    Merge,
+    View,
+    Views,
+    check_images,
+    mean_output,
+    mean_probability,
+    named_views,
+)
 from hydraloop.run.result import describe
 
 if TYPE_CHECKING:

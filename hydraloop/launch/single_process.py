@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Ended, Terminated
+from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
-from hydraloop.launch.training import Training
 from hydraloop.run.result import sweep_value
 from hydraloop.run.resume import Resumed
 

@@ -23,8 +23,8 @@ from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import Ended, Failure, Terminated
 from hydraloop.launch.job import Job
+from hydraloop.launch.rank_training import train
 from hydraloop.launch.termination import TerminationHandler, leave
-from hydraloop.launch.training import train
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import sweep_value
 from hydraloop.run.resume import Resumed, newest_checkpoint

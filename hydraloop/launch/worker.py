@@ -27,8 +27,8 @@ def main(folder: Path) -> int:
     from hydraloop.launch import rank_log, torchrun
     from hydraloop.launch.failure import DONE, Failure, Terminated
     from hydraloop.launch.job import Job
+    from hydraloop.launch.rank_training import train
     from hydraloop.launch.termination import TerminationHandler, leave
-    from hydraloop.launch.training import train
     from hydraloop.run import lock
     from hydraloop.run.environment import set_command
 

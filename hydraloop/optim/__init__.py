@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hydraloop.optim.building import Length, build_schedule, build_schedules
+from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
+from hydraloop.optim.build_schedules import Length, build_schedule, build_schedules
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
@@ -20,7 +21,6 @@ from hydraloop.optim.schedule_functions import (
     Step,
     WarmupCosine,
 )
-from hydraloop.optim.startup import avoid_dynamo_import
 from hydraloop.optim.torch_schedule import TorchSchedule
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hydraloop.errors import UserError
-from hydraloop.optim.places import Place, places
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule_functions import CycledMomentum, Function, OneCycle
+from hydraloop.optim.scheduled_values import Place, places
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.errors import UserError
-from hydraloop.optim.places import Place
 from hydraloop.optim.schedule import another_kind
+from hydraloop.optim.scheduled_values import Place
 
 _LENGTHS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""

@@ -1,7 +1,7 @@
 """Which options were typed on the command line or given to `hydraloop.compose`. Imports no torch.
 
 A resumed run keeps the values of its checkpoint, except for options that were typed when it was resumed. Some options
-may name a file or set an environment variable only if they were typed (`cli/limits.py`).
+may name a file or set an environment variable only if they were typed (`cli/config_file_limits.py`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import EMAHook
-from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.tasks.task import Task
 
 TENSORS = 160

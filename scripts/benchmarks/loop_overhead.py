@@ -44,7 +44,7 @@ from hydraloop.hooks import (
     RuntimeInfoHook,
 )
 from hydraloop.optim import Function, Schedule
-from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.tasks import Classification
 
 Batches = list[tuple[Tensor, Tensor]]

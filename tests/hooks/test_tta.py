@@ -25,7 +25,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.hooks.shared.views import Views, named_views
+from hydraloop.hooks.shared.tta_views import Views, named_views
 from hydraloop.hooks.tta import TestTimeAugmentationHook
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy

@@ -9,7 +9,7 @@ import pytest
 
 _SETUP = """
 import sys, torch
-from hydraloop.optim.startup import avoid_dynamo_import
+from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 """
 _TRAIN = """
 def train(target, **options):
@@ -44,11 +44,11 @@ def test_training_does_not_import_dynamo() -> None:
 
 @pytest.mark.slow
 def test_torch_still_needs_it() -> None:
-    """If this fails, torch's optimizers no longer import the compiler, and startup.py can be removed."""
+    """If this fails, torch's optimizers no longer import the compiler, and avoid_dynamo.py can be removed."""
     run(
         "assert 'torch._dynamo' not in sys.modules, 'imported by something else'\n"
         "train_all()\n"
-        "assert 'torch._dynamo' in sys.modules, 'remove startup.py'\n"
+        "assert 'torch._dynamo' in sys.modules, 'remove avoid_dynamo.py'\n"
     )
 
 
@@ -62,7 +62,7 @@ def test_steps_equal_torchs_before_and_after_dynamo_is_imported() -> None:
         "assert all(torch.equal(a, b) for a, b in zip(without, after, strict=True))\n"
         # Now torch's own wrappers are used, which exclude the function from compilation.
         "kept = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable\n"
-        "assert kept.__module__ != 'hydraloop.optim.startup', kept\n"
+        "assert kept.__module__ != 'hydraloop.optim.avoid_dynamo', kept\n"
     )
 
 

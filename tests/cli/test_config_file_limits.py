@@ -9,8 +9,8 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import command
+from hydraloop.cli.config_file_limits import ENVIRONMENT, check_limits
 from hydraloop.cli.hydra_targets import check_hydra
-from hydraloop.cli.limits import ENVIRONMENT, check_limits
 from hydraloop.errors import UserError
 from hydraloop.safety.typed_options import keys_of
 from tests.config.composed import composer

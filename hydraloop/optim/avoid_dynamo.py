@@ -1,7 +1,7 @@
 """Start without importing `torch._dynamo`, which takes 1.2 s and is only needed by a run that compiles.
 
 Why this file exists: torch's optimizers import its compiler at their first step, even if nothing is compiled. When
-torch no longer does that, tests/optim/test_startup.py fails, and this file can be removed.
+torch no longer does that, tests/optim/test_avoid_dynamo.py fails, and this file can be removed.
 """
 
 from __future__ import annotations
