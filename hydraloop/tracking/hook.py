@@ -211,7 +211,7 @@ class TrackerHook(Hook):
         text += "" if why is None else f" ({mask_text(why)})"
         if link.is_alive():
             return f"{text}; the rest is being sent, for up to {self._flush_timeout:g} s"
-        return f"{text}; {sync_command(run_dir)} sends the rest"
+        return f"{text}; {sync_command(run_dir, [self.kind])} sends the rest"
 
 
 def _ending(engine: Engine) -> Finish:

@@ -117,15 +117,17 @@ def _wait(folder: Path) -> None:
 def _report(folder: Path) -> bool:
     """Log which runs are not complete, and the command that completes them. Returns whether there are any."""
     left: dict[str, list[str]] = {}
-    for run_dir, name, _ in _cursors(folder):
+    kinds = {}
+    for run_dir, name, cursor in _cursors(folder):
         if not _is_complete(run_dir, name):
+            kinds[name] = cursor.kind
             left.setdefault(name, []).append(str(run_dir.relative_to(folder)))
     troubles = {link.name: link.trouble or link.died for link in SENDING}
     for name, runs in left.items():
         named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")
         why = troubles.get(name)
         text = f"{name}: not everything is sent in {named}" + ("" if why is None else f" ({why})")
-        log.warning("%s; %s sends the rest", mask_text(text), sync_command(folder))
+        log.warning("%s; %s sends the rest", mask_text(text), sync_command(folder, kinds.values()))
     return bool(left)
 
 

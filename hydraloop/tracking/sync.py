@@ -1,9 +1,8 @@
 """`python -m hydraloop sync <run or sweep directory>`: send the records and files that trackers do not have yet.
 
 Each record is sent exactly once: sending resumes at each tracker's cursor, with the same code as during training.
-Runs that are still training or being followed are skipped. A cursor comes from the disk, so it only selects classes
-that the allowlist permits: hydraloop's own, those in the working directory (but not in a folder of runs), and those in
-`--trusted` packages.
+Runs that are still training or being followed are skipped. A cursor may come from anywhere, so it only selects
+hydraloop's own classes and those in `--trusted` packages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from hydraloop.tracking.follower.cursor import Cursor, hook_names, lock_of, run_
 from hydraloop.tracking.follower.follower import Follower, described
 from hydraloop.tracking.follower.process import log_to_stderr
 from hydraloop.tracking.mlflow.sweep import update_parents
-from hydraloop.tracking.tracker import Attempt, Run, Tracker, load_tracker
+from hydraloop.tracking.tracker import Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         "that one only",
     )
     parser.add_argument(
-        "--trusted", action="append", default=[], metavar="PACKAGE", help="a package with a custom tracker"
+        "--trusted", action="append", default=[], metavar="PACKAGE", help="a package or file with a custom tracker"
     )
     args = parser.parse_args(argv)
     log_to_stderr(logging.WARNING, "%(message)s")
@@ -114,7 +113,7 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
                 raise ValueError("its description in tracking/ is missing")
             name_secrets(description.names_of_secrets(run_dir))
             remember(how.options)
-            kind = _kind(cursor.kind, run, how.trusted)
+            kind = _kind(cursor.kind, how.trusted)
             options = {**cursor.options, **how.options.get(name, {})}
             if unknown := options.keys() - cursor.options.keys():
                 raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
@@ -139,19 +138,18 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
     return problem is None
 
 
-def _kind(kind: str, run: Run, trusted: Sequence[str]) -> type[Tracker]:
-    """Return the class that a cursor names. A folder of runs is not trusted, because it may come from anywhere.
+def _kind(kind: str, trusted: Sequence[str]) -> type[Tracker]:
+    """Return the class that a cursor names.
 
     Raises:
         ValueError: the class is not permitted.
     """
-    here, runs = Path.cwd().resolve(), (run.run_dir if run.sweep is None else run.sweep.folder).resolve()
-    in_runs = here.is_relative_to(runs) or run.run_dir.resolve().is_relative_to(here / kind.partition(".")[0])
     try:
-        return load_tracker(kind, folders=[] if in_runs else [str(here)], packages=trusted)
+        return load_tracker(kind, packages=trusted)
     except ValueError as error:
-        remedy = "; start the command in the project's folder, which must not be a folder of runs" if in_runs else ""
-        raise ValueError(f"{error}{remedy}") from error
+        package = kind.partition(".")[0]
+        remedy = "start the command in the project's folder" if package in trusted else f"add --trusted {package}"
+        raise ValueError(f"{error}; if you trust its code, {remedy}") from error
 
 
 def _drained(tracker: Tracker, cursor: Cursor, name: str) -> str | None:

@@ -57,7 +57,7 @@ def events(service: Service) -> list[str]:
 
 def sync(project: Project, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hydraloop", "sync", *arguments],
+        [sys.executable, "-m", "hydraloop", "sync", "--trusted", "my_project", *arguments],
         cwd=folder or project.path, env={"PYTHONPATH": str(REPOSITORY), "PATH": "/bin"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -148,7 +148,7 @@ def test_sync_sends_the_rest_also_to_another_address_and_everything_again(projec
 
 
 @pytest.mark.slow
-def test_a_cursor_imports_only_what_the_working_directory_has(project: Project, tmp_path: Path) -> None:
+def test_a_tracker_in_another_directory_is_not_found(project: Project, tmp_path: Path) -> None:
     _recorded(project, url="http://127.0.0.1:9")
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -159,7 +159,7 @@ def test_a_cursor_imports_only_what_the_working_directory_has(project: Project, 
 
 @pytest.mark.slow
 def test_a_class_that_came_with_a_run_is_not_imported(project: Project) -> None:
-    kinds = ["outputs.run.theirs.Evil", "os.system", "hydraloop.app.main", "my_project.webhook.json"]
+    kinds = ["outputs.run.theirs.Evil", "train.Evil", "os.system", "hydraloop.app.main", "my_project.webhook.json"]
     run_dir = _recorded(project)
     (run_dir / "theirs.py").write_text("raise SystemExit('imported')")
     (run_dir / "tracking" / "webhook.cursor.json").unlink()

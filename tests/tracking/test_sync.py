@@ -17,8 +17,7 @@ from hydraloop.run.processes import started
 from hydraloop.run.result import Result
 from hydraloop.safety.secrets import name_secrets
 from hydraloop.tracking import description, sync
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.tracker import Sweep
+from hydraloop.tracking.follower.cursor import Cursor, sync_command
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 from tests.tracking.service import Service
 
@@ -112,10 +111,9 @@ class Evil(TensorBoardTracker): pass
 
 
 @pytest.mark.parametrize("inside", [".", "a", "a/tracking"])
-def test_no_class_is_taken_from_a_run_or_sweep(tmp_path: Path, inside: str) -> None:
-    """A cursor names a file that came with the run. The command is started in the run's or sweep's directory."""
+def test_no_class_is_taken_from_the_working_directory(tmp_path: Path, inside: str) -> None:
+    """A cursor names a file that came with the run. The command is started in its directory, or in that of the run."""
     run_dir = _run(tmp_path / "a")
-    description.write_sweep(Sweep(tmp_path, "uid", "sweep", 0))
     here = tmp_path / inside
     (here / "evil.py").write_text(_EVIL)
     Cursor("evil.Evil", {}).save(run_dir, "tensorboard")
@@ -123,6 +121,7 @@ def test_no_class_is_taken_from_a_run_or_sweep(tmp_path: Path, inside: str) -> N
     done = subprocess.run([*command, str(run_dir)], cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "the tracker 'evil.Evil' cannot be loaded" in done.stdout
+    assert "--trusted evil" in done.stdout
     assert not (here / "executed").exists()
     Cursor(TENSORBOARD, {}).save(run_dir, "tensorboard")
     assert subprocess.run([*command, str(run_dir)], cwd=here, check=False).returncode == 0
@@ -132,12 +131,11 @@ def test_a_service_that_asks_to_wait_for_an_hour_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sync, "_BUSY", 0.5)
-    monkeypatch.chdir(Path(__file__).parents[2])  # the project of the tracker
     service = Service(lambda number: (503, {"Retry-After": "3600"}))
     run_dir = _run(tmp_path / "a")
     with service.up():
         Cursor("tests.tracking.service.Posting", {"port": service.port}).save(run_dir, "tensorboard")
-        assert sync.send_all([run_dir]) == 1
+        assert sync.send_all([run_dir], sync.How(trusted=["tests"])) == 1
     assert service.requests == 1
     assert "not all: the service asks to try later" in capsys.readouterr().out
 
@@ -163,3 +161,8 @@ def test_again_replaces_files(tmp_path: Path) -> None:
         assert sync.send_all([tmp_path], sync.How(again=again)) == 0
         read = EventAccumulator(str(run_dir / "tensorboard")).Reload()
         assert [point.step for point in read.Scalars("train/loss")] == [10, 20, 30]
+
+
+def test_the_printed_command_trusts_the_package_of_a_custom_tracker() -> None:
+    kinds = [TENSORBOARD, "my_project.webhook.WebhookTracker"]
+    assert sync_command(Path("outputs/a"), kinds) == "python -m hydraloop sync --trusted my_project outputs/a"

@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -79,9 +79,11 @@ class Cursor:
             return None
 
 
-def sync_command(run_dir: Path, *flags: str) -> str:
-    """Return the command that sends what a run's trackers do not have."""
-    return shlex.join(["python", "-m", "hydraloop", "sync", *flags, shown(run_dir)])
+def sync_command(folder: Path, kinds: Iterable[str], *flags: str) -> str:
+    """Return the command that sends what trackers of these kinds do not have of a run or sweep."""
+    packages = {kind.partition(".")[0] for kind in kinds} - {"hydraloop"}
+    trusted = [word for package in sorted(packages) for word in ("--trusted", package)]
+    return shlex.join(["python", "-m", "hydraloop", "sync", *flags, *trusted, shown(folder)])
 
 
 def path_of(run_dir: Path, name: str) -> Path:

@@ -79,7 +79,7 @@ class Follower:
         try:
             state = self._step(finish)
         except UnusableError as error:
-            remedy = f"; `{sync_command(self._run_dir, '--again')}` sends everything again"
+            remedy = f"; `{sync_command(self._run_dir, [self._cursor.kind], '--again')}` sends everything again"
             self._told(f"{error}{remedy if isinstance(error, GoneError) else ''}")
             return "given up"
         except Exception as error:
