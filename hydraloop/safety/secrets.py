@@ -1,9 +1,9 @@
 """Mask secrets in configs, overrides, command lines, messages and patches before they are written. Imports no torch.
 
-A value is a secret if its name ends with words that say so (`looks_secret`), if it is the password in a URL, or if it
-is a known secret. Known are the values that `remember` was given with such a name, and those of environment variables
-with such a name. The value itself is not examined, with these exceptions: None, bools and interpolations are never
-secrets, and a number whose name ends with `token` is an id.
+A value is a secret if its name ends with words that say so (`looks_secret`), if it is the password or the signature in
+a URL, or if it is a known secret. Known are the values that `remember` was given with such a name, and those of
+environment variables with such a name. The value itself is not examined, with these exceptions: None, bools and
+interpolations are never secrets, and a number whose name ends with `token` is an id.
 
 All patterns take linear time: no match starts inside a word, and repetitions are possessive or bounded.
 """
@@ -41,6 +41,10 @@ _PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOT
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{1,20}+://[^\s/@:'\"]{0,200}+:)(?!\$?\{|[<%])([^\s/'\"]{1,500})@")
+_SIGNED = re.compile(
+    r"(?<=[?&;])((?:[a-z-]{0,20}-)?(?:signature|security-token)|sig)=(?!\$?\{|%[(s])[^\s&\"'<>]+", re.IGNORECASE
+)
+"""The part of a presigned URL with which anybody can use it. In messages, such a URL may be without its host."""
 _HINTS = "pass|secret|credential|key|token|auth(?!or)|bearer|cookie|jwt|pat(?![a-z])|webhook|session"
 _OPTION = "secrets"
 """The option of the config with names of secrets."""
@@ -156,8 +160,8 @@ def mask_text(text: str) -> str:
 def mask_patch(diff: str) -> str:
     """Return a git diff with each secret replaced by `***`.
 
-    In code, only known secrets and passwords in URLs are masked, because a patch with `token=***` does not apply.
-    Settings files (YAML, JSON, TOML, ini, .env) are masked like other text.
+    In code, only known secrets, and passwords and signatures in URLs, are masked, because a patch with `token=***` does
+    not apply. Settings files (YAML, JSON, TOML, ini, .env) are masked like other text.
     """
     known = tuple(_known_values())
     files = re.split(r"(?m)^(?=diff --git )", diff)
@@ -168,6 +172,7 @@ def _mask_known(text: str, known: Iterable[str]) -> str:
     for value in known:
         if value in text:
             text = text.replace(value, MASK)
+    text = _SIGNED.sub(rf"\1={MASK}", text) if "=" in text else text
     return _URL.sub(rf"\1{MASK}@", text) if "://" in text else text
 
 

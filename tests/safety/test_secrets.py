@@ -206,6 +206,14 @@ def test_a_command_line() -> None:
         ("https://me:pw@host/x", "https://me:***@host/x"),
         ("https://me:p@w@host/x", "https://me:***@host/x"),
         ("https://h/x?n=1&api_key=abc#top", "https://h/x?n=1&api_key=***"),
+        ("https://h/x?X-Amz-Signature=0ab1&n=1", "https://h/x?X-Amz-Signature=***&n=1"),
+        (
+            "for url: /x?X-Amz-Credential=AKIA%2F1&amp;X-Amz-Security-Token=FwoG%2F%3D&X-Amz-Date=1",
+            "for url: /x?X-Amz-Credential=***&amp;X-Amz-Security-Token=***&X-Amz-Date=1",
+        ),
+        ("'https://h/x?X-Goog-Signature=0ab1'", "'https://h/x?X-Goog-Signature=***'"),
+        ("https://h/x?Expires=1&Signature=%2Ba/b%3D", "https://h/x?Expires=1&Signature=***"),
+        ("https://h/x?sv=1&sig=%2Ba%3D (403)", "https://h/x?sv=1&sig=*** (403)"),
     ],
 )
 def test_secrets_in_text(text: str, expected: str) -> None:
@@ -225,6 +233,7 @@ def test_secrets_in_text(text: str, expected: str) -> None:
         "token = tokenizer.encode(text)",
         'f"https://{user}:{password}@host"',
         "http://localhost:8080/x",
+        'f"{url}?sig={sig}&signature=%(signature)s", a?sig_size=4&design=5',
         "if token == 'abc' or key != 'd':",
         "the token is wrong, the password: too short",
         "hf_abcdefghijklmnopqrstuvwxyz0123456789",
@@ -326,6 +335,8 @@ def test_the_longest_is_masked_first() -> None:
         "ab://c:d" * 25_000,
         "ab://a:" + "@" * 200_000,
         "&a=" * 66_000,
+        "?" + "&sig" * 50_000,
+        "?&" + "a-" * 100_000,
         "\n+ token: a" + " b" * 100_000,
     ],
     ids=lambda text: re.sub(r"\s", "_", text[:12]),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
+import threading
 import zlib
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -17,8 +22,10 @@ from PIL import Image
 
 from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking import description
+from hydraloop.tracking.follower.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import Finish
+from hydraloop.tracking.tracker import MLFLOW, Finish
+from tests.e2e.projects import REPOSITORY
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -35,6 +42,7 @@ from tests.tracking.mlflow.runs import (
     text,
     training,
 )
+from tests.tracking.runs import described_run
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -224,6 +232,40 @@ def test_files_that_could_not_be_stored_are_sent_when_they_can(folder: Path, cap
     send_files(later)
     assert artifacts(later) == ["checkpoints", "config.yaml", "images"]
     assert artifacts(later, "checkpoints") == ["checkpoints/epoch_1.pth"]
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A store of files that accepts none."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(413)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_the_signature_of_an_address_is_not_shown(folder: Path) -> None:
+    run = described_run(folder / "run")
+    options = {"system_metrics": False, "folder": str(folder), "experiment": "elsewhere"}
+    Cursor(MLFLOW, options).save(run.run_dir, "mlflow")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        query = "X-Amz-Security-Token=FwoGZXIvYXdz%2F&X-Amz-Signature=0a1b2c3d4e"
+        client().create_experiment("elsewhere", f"http://127.0.0.1:{server.server_port}/store?{query}")
+        done = subprocess.run(
+            [sys.executable, "-m", "hydraloop", "sync", "run"],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        server.shutdown()
+    assert "a file is not stored: 413 Client Error" in done.stderr
+    assert "X-Amz-Security-Token=***&X-Amz-Signature=***" in done.stderr
+    assert not any(secret in done.stdout + done.stderr for secret in ("FwoG", "0a1b"))
 
 
 def test_no_secret_of_the_result_is_stored(folder: Path) -> None:
