@@ -51,7 +51,8 @@ class MLflowLoggerHook(TrackerHook):
     in an iteration. No state. Options: `MLflowLoggerHookConf`.
 
     Raises:
-        UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range.
+        UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range, or
+            `registered_model_name` is not a name for a model, or set without `log_model`.
     """
 
     kind = MLFLOW
@@ -82,6 +83,14 @@ class MLflowLoggerHook(TrackerHook):
         if registered_model_name is not None and not log_model:
             raise UserError(
                 "only an exported model can be registered", key="registered_model_name", remedy="Set log_model=true."
+            )
+        if registered_model_name is not None and (
+            not registered_model_name.strip(" .") or set("/:") & set(registered_model_name)
+        ):
+            raise UserError(
+                f"MLflow does not accept the name {registered_model_name!r}",
+                key="registered_model_name",
+                remedy="Use at least one letter, and neither / nor :.",
             )
         self._export = ModelExport() if log_model else None
         self.idle_points = () if log_model else ("after_train_iter",)

@@ -36,6 +36,10 @@ pytestmark = QUIET
         ({"system_metrics_interval": float("nan")}, "system_metrics_interval", "above 0"),
         ({"checkpoints": "lst"}, "checkpoints", "last"),
         ({"flush_timeout": -1.0}, "flush_timeout", "0 or more"),
+        ({"registered_model_name": "digits"}, "registered_model_name", "log_model=true"),
+        ({"registered_model_name": "a/b", "log_model": True}, "registered_model_name", "neither / nor :"),
+        ({"registered_model_name": "a:1", "log_model": True}, "registered_model_name", "neither / nor :"),
+        ({"registered_model_name": " ", "log_model": True}, "registered_model_name", "at least one letter"),
     ],
 )
 def test_mistakes(options: dict[str, Any], key: str, remedy: str) -> None:

@@ -117,18 +117,6 @@ def test_a_model_is_registered_at_the_address_of_the_run(
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_name_that_mlflow_refuses_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The model is logged without it, and nothing is tried forever."""
-    run = run_in(folder / "run")
-    exported_files(run.run_dir)
-    tracker = opened(run, log_model=True, registered_model_name="a/b:c")
-    finish(tracker)
-    (model,) = client().search_logged_models([tracker.memory["experiment_id"]])
-    assert model.status == "READY"
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert warning == "a file is not stored: Invalid model name 'a/b:c'. Names cannot contain '/' or ':'."
-
-
 def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
     options = {"_target_": "hydraloop.data.Digits", "split": "train"}
     config = json.dumps({"data": {"train": options, "val": {**options, "split": "val"}, "loader": {"batch_size": 4}}})
