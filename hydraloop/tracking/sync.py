@@ -35,7 +35,7 @@ from hydraloop.tracking.tracker import Attempt, Tracker, load_tracker
 log = logging.getLogger(__name__)
 
 SYNC = "_sync"
-"""Option that sync adds to a tracker's: it may take longer, and complete what an earlier process could not."""
+"""Option that sync adds to a tracker's: it may take longer than `flush_timeout`."""
 _TRIES = 3
 """Failures in a row, without progress, after which a tracker is given up. The user can repeat the command."""
 _BUSY = 20.0
@@ -118,7 +118,7 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
             if unknown := options.keys() - cursor.options.keys():
                 raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
             if how.again:
-                cursor = Cursor(cursor.kind, cursor.options)
+                cursor = Cursor(cursor.kind, cursor.options, memory={"again": True})
                 cursor.save(run_dir, name)
             before, cursor.options = cursor.sent, masked(options)
             problem = _drained(kind({**options, SYNC: True}, run, cursor.memory), cursor, name)

@@ -147,7 +147,8 @@ class GoneError(UnusableError):
 class LostError(Exception):
     """The service has lost records that it had accepted. The follower sends the records from `index` on again.
 
-    Every method may raise it. It is not reported as a problem, and the call is repeated after the records were sent.
+    Every method may raise it. The call is repeated after the records were sent. It is only reported as a problem if it
+    is raised again before anything has arrived.
     """
 
     def __init__(self, index: int) -> None:
@@ -173,7 +174,8 @@ class Tracker(ABC):
     Args:
         options: the hook's options, by name.
         run: the run that is sent.
-        memory: the tracker's own state from earlier processes, as plain JSON. Changed in place.
+        memory: the tracker's own state from earlier processes, as plain JSON. Changed in place. `sync --again` begins
+            with `{"again": True}`.
     """
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:

@@ -122,13 +122,13 @@ def wait_for_followers(run_dir: Path) -> bool:
 
 
 def _ended(run_dir: Path, name: str) -> bool:
-    if _is_free(run_dir, name, 0.0):
+    if is_free(run_dir, name, 0.0):
         return True
     log.info("%s: waiting for the follower of an earlier process", name)
-    if _is_free(run_dir, name, PATIENCE):
+    if is_free(run_dir, name, PATIENCE):
         return True
     kill_hanging(run_dir, name)
-    if _is_free(run_dir, name, 1.0):
+    if is_free(run_dir, name, 1.0):
         return True
     log.warning("%s: another process is sending this run's records", name)
     return False
@@ -136,7 +136,7 @@ def _ended(run_dir: Path, name: str) -> bool:
 
 def has_ended(run_dir: Path, name: str) -> bool:
     """Return whether a follower has had the lock and does not have it now."""
-    return _holder(run_dir, name).exists() and _is_free(run_dir, name, 0.0)
+    return _holder(run_dir, name).exists() and is_free(run_dir, name, 0.0)
 
 
 def kill_hanging(run_dir: Path, name: str) -> None:
@@ -151,7 +151,8 @@ def kill_hanging(run_dir: Path, name: str) -> None:
             os.killpg(pid, signal.SIGKILL)  # a follower leads its own session
 
 
-def _is_free(run_dir: Path, name: str, seconds: float) -> bool:
+def is_free(run_dir: Path, name: str, seconds: float) -> bool:
+    """Wait at most `seconds` until nobody holds the lock. Returns whether nobody does."""
     from filelock import Timeout
 
     try:

@@ -51,6 +51,8 @@ class Follower:
         self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
         self._batch = BATCH
         self._opened = self._rewound = self._in_trouble = False
+        self._lost = False
+        """Whether the service has lost records, and nothing has arrived since."""
         self.failures = 0
         """Errors in a row, without a record or file that arrived between them."""
         self.is_busy = False
@@ -119,6 +121,9 @@ class Follower:
             self._go_back(error.index)
             self._cursor.finished = self._cursor.complete = False
             self._save()
+            if self._lost:  # sending again does not help: paused and counted, like other errors
+                raise
+            self._lost = True
             return "following"
 
     def _next(self, finish: Finish | None) -> State:
@@ -171,6 +176,7 @@ class Follower:
         """Store that the service has more than before."""
         self._save()
         self.failures = 0
+        self._lost = False
 
     def _open(self) -> None:
         """Create the run at the service or find it again, after applying the cuts of a resume to the cursor."""

@@ -27,13 +27,15 @@ import psutil
 from hydraloop.run.processes import is_alive, started
 from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor, lock_of, sign
+from hydraloop.tracking.follower.cursor import Cursor, is_free, lock_of, sign
 from hydraloop.tracking.follower.follower import Follower, described
 from hydraloop.tracking.follower.spawning import LEFT, MARGIN, NICE
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
 log = logging.getLogger("hydraloop.tracking.follower.process")  # this module is __main__
 
+_BRIEFLY = 1.0
+"""Seconds to wait for the lock before this is reported: a process that only tests it holds it for a moment."""
 _LOOK = 0.5
 """Seconds between two checks whether the training process is still running."""
 _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
@@ -73,7 +75,11 @@ def main(run_dir: Path, name: str) -> int:
         return LEFT
     if inbox.next() is None:
         return 0
-    with lock_of(run_dir, name):  # a `sync` may hold it; the inbox ends this process in time
+    if not is_free(run_dir, name, _BRIEFLY):
+        log.warning(
+            "another process, probably `python -m hydraloop sync`, is sending this run: waiting until it has ended"
+        )
+    with lock_of(run_dir, name):  # the inbox ends this process in time
         sign(run_dir, name, first["training"])
         run = description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"

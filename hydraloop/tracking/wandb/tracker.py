@@ -46,9 +46,9 @@ class WandbTracker(Tracker):
         memory, agent = self.memory, self.options.get("agent") or {}
         if self.run.sweep is not None:  # the jobs of hydraloop's own sweep would all be the agent's run
             agent = {}
-        if "id" not in memory:  # `sync --again` begins with an empty memory and must not add to the earlier run
-            again = bool(self.options.get("_sync"))
-            memory["id"] = f"{self.run.uid}-{token_hex(2)}" if again else agent.get("run_id", self.run.uid)
+        if "id" not in memory:
+            new = f"{self.run.uid}-{token_hex(2)}"  # must not add to the earlier run
+            memory["id"] = new if "again" in memory else agent.get("run_id", self.run.uid)
         prepare(agent if memory["id"] == agent.get("run_id") else {})
         memory["mode"] = mode_of(self.options["mode"], memory.get("mode"))
         if memory.get("closed") != self.run.attempt.number:

@@ -24,3 +24,21 @@ def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path) -> No
     assert states == ["following", "following", "following", "following", "following", "following", "done"]
     assert [record.index for record in tracker.got] == [0, 1, 2, 3, 4, 2, 3, 4, 4]
     assert (cursor.index, cursor.finished, len(tracker.finished), troubles) == (5, True, 1, [])
+
+
+class _Forgetful(Listed):
+    def open(self) -> None:
+        raise LostError(0)
+
+
+def test_a_service_that_loses_everything_again_is_trouble(tmp_path: Path) -> None:
+    """Nothing has arrived since the last loss, so sending again does not help. It must not be tried without a pause."""
+    log_records(tmp_path, 5)
+    troubles: list[str | None] = []
+    tracker = _Forgetful(described_run(tmp_path))
+    follower = Follower(tracker, Cursor(TENSORBOARD, {}), tmp_path, "tracker", troubles.append)
+    states = [follower.step(Finish("finished")) for _ in range(4)]
+    assert states == ["following", "in trouble", "in trouble", "in trouble"]
+    assert follower.failures == 3
+    assert follower.wait(ending=False) > 1
+    assert troubles == ["LostError: the records from 0 on are sent again"]

@@ -212,8 +212,9 @@ def test_a_follower_waits_for_whoever_is_sending(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 2)
     with cursors.lock_of(tmp_path, NAME):  # as `sync.py` does
-        late = _followed(tmp_path, _first(flush_timeout=0.2), {"say": "begin"}, FINISH)
-        assert late == (LEFT, [])
+        code, (said,) = _followed(tmp_path, _first(flush_timeout=3.0), {"say": "begin"}, FINISH)
+        assert (code, said["kind"]) == (LEFT, "remark")
+        assert "`python -m hydraloop sync`" in said["text"]
         process = _follower(tmp_path)
         assert process.stdin is not None
         process.stdin.write(_line(_first()) + _line({"say": "begin"}) + _line(FINISH))

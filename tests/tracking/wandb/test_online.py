@@ -15,8 +15,11 @@ import pytest
 
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
+from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.tracker import WANDB
 from tests.scripts import load_script
-from tests.tracking.runs import attempt, described_run
+from tests.tracking.runs import attempt, described_run, log_records
+from tests.tracking.wandb.driver import OPTIONS
 from tests.tracking.wandb.test_tracker import KEY, ROOT, append, drive, everything_below
 
 serving = load_script("benchmarks/wandb_service").serving
@@ -89,6 +92,17 @@ def sync(run_dir: Path, *arguments: str, env: dict[str, str]) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+def test_sync_of_a_run_that_was_never_opened_opens_the_one_that_training_continues(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    log_records(run_dir, 10)
+    Cursor(WANDB, {**OPTIONS, "mode": "online"}).save(run_dir, "wandb")
+    with serving() as service:
+        sync(run_dir, env={"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY})
+        assert service.steps() == {UID: list(range(10))}
 
 
 @pytest.mark.slow
