@@ -20,7 +20,7 @@ from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
-from hydraloop.tracking.follower.cursor import wait_for_followers
+from hydraloop.tracking.cursor import wait_for_followers
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -14,7 +14,7 @@ from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.model_export import ModelExport
 from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_above_zero, check_choice
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.mlflow import address
 from hydraloop.tracking.mlflow.tracker import STATUS

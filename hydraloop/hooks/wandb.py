@@ -10,7 +10,8 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
-from hydraloop.tracking.wandb.setup import NAMES, chosen_mode
+from hydraloop.tracking.wandb import chosen_mode
+from hydraloop.tracking.wandb_run import NAMES
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -5,21 +5,32 @@ The training process writes it; followers and `sync.py` read it. Secrets are mas
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
+import secrets
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
+from os import getpid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydraloop.run import atomic, attempts
+import yaml
+
+from hydraloop.run import atomic, attempts, code_patch
 from hydraloop.run.checkpoint_files import SUFFIX, newest_complete
 from hydraloop.run.config_yaml import plain
-from hydraloop.run.processes import is_alive
+from hydraloop.run.environment import command, git_commit, versions
+from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import FILENAME as RESULT_FILE
-from hydraloop.safety.secrets import mask_text, secret_names
+from hydraloop.safety.secrets import mask_command, mask_text, masked, secret_names
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
 _UP = 4
@@ -215,3 +226,72 @@ def _recorded(run_dir: Path) -> tuple[int | None, int]:
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:
     atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def run_of(engine: Engine) -> Run:
+    """Describe the run that an engine is about to train. In a resumed run, this adds an attempt to the"""
+    run_dir = engine.run_dir.absolute()
+    sweep = sweep_of(run_dir)
+    run = read(run_dir)
+    if run is not None:
+        return replace(run, attempts=(*run.attempts, _attempt(engine, run_dir, run.attempt.number + 1)))
+    return Run(
+        run_dir=run_dir,
+        uid=secrets.token_hex(8),
+        experiment=experiment_name(engine),
+        name=mask_text(_job_name(run_dir, sweep) if sweep is not None else run_dir.name),
+        attempts=(_attempt(engine, run_dir, 0),),
+        sweep=sweep,
+    )
+
+
+def experiment_name(engine: Engine) -> str:
+    """Return the experiment of a run whose tracker has no option `experiment`. It is the same on all ranks."""
+    return mask_text(str(engine.settings.metadata.get("experiment_name", "hydraloop")))
+
+
+def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
+    patch = code_patch.find(run_dir)
+    config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
+    samples = {}
+    for split in ("train", "val", "test"):
+        with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no size
+            samples[split] = len(getattr(engine.loaders, split).dataset)
+    return Attempt(
+        number=number,
+        iteration=engine.progress.iteration,
+        params=flattened(config) if config else {},
+        config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        tags=_tags(engine, run_dir),
+        began=time.time(),
+        pid=getpid(),
+        started=started(getpid()),
+        earlier_result=result_digest(run_dir),
+        patch=None if patch is None else str(patch.relative_to(run_dir)),
+        samples=samples,
+    )
+
+
+def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
+    tags = {
+        "command": mask_command([*command(), *attempts.typed_overrides(run_dir)]),
+        "host": socket.gethostname(),
+        "world_size": str(engine.distributed.world_size),
+        "device": str(engine.device),
+        "precision": engine.precision.name,
+        "run_dir": str(run_dir),
+        **{f"version.{package}": version for package, version in versions().items()},
+    }
+    if commit := git_commit(Path.cwd()):
+        tags["git_commit"] = commit
+    with suppress(OSError, KeyError):  # a container's user may have no name
+        tags["user"] = getpass.getuser()
+    return tags
+
+
+def _job_name(run_dir: Path, sweep: Sweep) -> str:
+    """Return a job's swept overrides, as `lr=0.01,hooks=[ema]`; all overrides if the axes are unknown."""
+    values = override_values(run_dir)
+    swept = {key: value for key, value in values.items() if key in sweep.axes} or values
+    names = short_keys({*sweep.axes, *swept})
+    return ",".join(f"{names[key]}={value}" for key, value in swept.items()) or run_dir.name

@@ -16,9 +16,8 @@ from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
-from hydraloop.tracking.describe_engine import run_of
-from hydraloop.tracking.follower.cursor import Cursor, sync_command
-from hydraloop.tracking.follower.link import Link
+from hydraloop.tracking.cursor import Cursor, sync_command
+from hydraloop.tracking.link import Link
 from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class TrackerHook(Hook):
             return
         described = engine.messages.read("described") is not None
         if not described and (trains or description.read(engine.run_dir) is None):
-            description.write(run_of(engine))
+            description.write(description.run_of(engine))
             engine.messages.provide("described", lambda: True)
         if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the follower dies before it writes one
             with suppress(OSError):  # the follower reports a full disk

@@ -21,7 +21,7 @@ from hydraloop.run.processes import started
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import (
+from hydraloop.tracking.cursor import (
     Cursor,
     has_ended,
     hook_names,
@@ -29,9 +29,9 @@ from hydraloop.tracking.follower.cursor import (
     run_dirs,
     sync_command,
 )
-from hydraloop.tracking.follower.link import SENDING
-from hydraloop.tracking.follower.spawning import MARGIN, close_fork_servers, spawn
+from hydraloop.tracking.link import SENDING
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
+from hydraloop.tracking.spawning import MARGIN, close_fork_servers, spawn
 from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
 
 log = logging.getLogger(__name__)

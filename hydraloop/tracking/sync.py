@@ -26,10 +26,10 @@ from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text, masked, name_secrets, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor, hook_names, lock_of, run_dirs
-from hydraloop.tracking.follower.follower import Follower, described
-from hydraloop.tracking.follower.process import log_to_stderr
+from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
+from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.mlflow.sweep import update_parents
+from hydraloop.tracking.process import log_to_stderr
 from hydraloop.tracking.tracker import Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from hydraloop.safety.allowlist import ALLOWLIST
 FOLDER = "tracking"
 """Folder in a run directory with the description of the run, and cursors, locks and logs of trackers."""
 MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
-WANDB = "hydraloop.tracking.wandb.tracker.WandbTracker"
-TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"
+WANDB = "hydraloop.tracking.wandb.WandbTracker"
+TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
 _OWN = (MLFLOW, WANDB, TENSORBOARD)
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""

@@ -37,7 +37,7 @@ from tracker_place import ROOT, Place, template
 from tracker_worker import MEASURED, RUN
 
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 
 GOAL = 20.0
 """µs per record."""
@@ -239,7 +239,7 @@ class Watch:
         if process == self._process:
             return "training"
         line = process.cmdline()
-        return line[-1] if "hydraloop.tracking.follower.process" in line else process.name()
+        return line[-1] if "hydraloop.tracking.process" in line else process.name()
 
 
 def catching_up(places: Places, records: int) -> None:

@@ -19,8 +19,8 @@ import tracking_contents as contents
 from wandb_service import KEY, Service, serving
 
 from hydraloop.run.record_log import FILENAME, STAMP, count
-from hydraloop.tracking.follower import cursor
-from hydraloop.tracking.follower.cursor import wait_for_followers
+from hydraloop.tracking import cursor
+from hydraloop.tracking.cursor import wait_for_followers
 from hydraloop.tracking.mlflow.address import connected
 from hydraloop.tracking.mlflow.calls import prepare
 

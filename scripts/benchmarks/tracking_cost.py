@@ -22,8 +22,8 @@ from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.link import Link
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.link import Link
 from hydraloop.tracking.tracker import MLFLOW, Attempt, Finish, Run
 
 GOAL = 1.2

@@ -19,7 +19,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, MLflowLoggerHook
 from hydraloop.tracking import sync
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from tests.e2e.projects import REPOSITORY
 from tests.helpers import at, batches, make_engine
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, set_up

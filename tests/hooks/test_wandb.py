@@ -13,7 +13,7 @@ import pytest
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, WandbLoggerHook
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from tests.helpers import batches, make_engine
 from tests.scripts import REPOSITORY
 

@@ -43,7 +43,7 @@ def log_records(run_dir: Path, count: int, *, first: int = 0, every: int = 10, *
     log.close()
 
 
-TENSORBOARD = "hydraloop.tracking.tensorboard.tracker.TensorBoardTracker"
+TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
 
 
 class Listed(Tracker):

@@ -13,7 +13,7 @@ import pytest
 
 from hydraloop.run.record_log import FILENAME, read_all
 from hydraloop.run.result import Result
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project
 from tests.tracking.runs import described_run, log_records

@@ -14,7 +14,7 @@ import pytest
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import Result
 from hydraloop.tracking import description
-from hydraloop.tracking.describe_engine import experiment_name, run_of
+from hydraloop.tracking.description import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep
 from tests.helpers import make_engine
 from tests.tracking.runs import described_run

@@ -17,10 +17,9 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import Result
-from hydraloop.tracking import description, sync
-from hydraloop.tracking.follower import cursor as cursors
-from hydraloop.tracking.follower import link
-from hydraloop.tracking.follower.cursor import Cursor, lock_of, wait_for_followers
+from hydraloop.tracking import cursor as cursors
+from hydraloop.tracking import description, link, sync
+from hydraloop.tracking.cursor import Cursor, lock_of, wait_for_followers
 from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine

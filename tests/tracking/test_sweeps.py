@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from hydraloop.engine.engine import Engine
-from hydraloop.tracking import description, sweeps
-from hydraloop.tracking.follower import link, spawning
-from hydraloop.tracking.follower.cursor import Cursor, lock_of
+from hydraloop.tracking import description, link, spawning, sweeps
+from hydraloop.tracking.cursor import Cursor, lock_of
 from hydraloop.tracking.sweeps import SweepTrackers
 from tests.helpers import at
 from tests.processes import command_line
@@ -108,7 +107,7 @@ def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, ca
 
 
 def _fork_server() -> psutil.Process:
-    module = "hydraloop.tracking.follower.fork_server"
+    module = "hydraloop.tracking.process"
     (server,) = [one for one in psutil.Process().children() if module in command_line(one)]
     return server
 
@@ -206,7 +205,7 @@ def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed
 def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
     (tmp_path / "threads.py").write_text(
         "import threading, time\n"
-        "from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker\n"
+        "from hydraloop.tracking.tensorboard import TensorBoardTracker\n"
         "class Mine(TensorBoardTracker): pass\n"
         "threading.Thread(target=time.sleep, args=[100], daemon=True).start()\n"
     )
@@ -221,7 +220,7 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
 _EXITS = """
 import sys
 from pathlib import Path
-from hydraloop.tracking.follower.link import Link
+from hydraloop.tracking.link import Link
 from hydraloop.tracking.tracker import Finish
 
 link = Link(Path(sys.argv[1]), "tracker", sys.argv[2], {"flush_timeout": 80.0}, forked=sys.argv[3] == "True")

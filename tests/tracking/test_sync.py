@@ -17,7 +17,7 @@ from hydraloop.run.processes import started
 from hydraloop.run.result import Result
 from hydraloop.safety.secrets import name_secrets
 from hydraloop.tracking import description, sync
-from hydraloop.tracking.follower.cursor import Cursor, sync_command
+from hydraloop.tracking.cursor import Cursor, sync_command
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 from tests.tracking.service import Service
 
@@ -102,7 +102,7 @@ def test_a_secret_that_the_config_names_is_not_stored(tmp_path: Path) -> None:
 
 _EVIL = """
 from pathlib import Path
-from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
+from hydraloop.tracking.tensorboard import TensorBoardTracker
 
 Path(__file__).with_name("executed").touch()
 

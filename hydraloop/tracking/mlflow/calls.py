@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from hydraloop.tracking.follower.follower import causes, reason
+from hydraloop.tracking.follower import causes, reason
 from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
 
 DEFAULTS = {

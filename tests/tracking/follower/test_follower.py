@@ -10,8 +10,8 @@ import pytest
 
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import BATCH, Follower, described
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import BATCH, Follower, described
 from hydraloop.tracking.tracker import Finish, UnusableError
 from tests.tracking.runs import TENSORBOARD, Listed, attempt, described_run, log_records
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import Finish, LostError
 from tests.tracking.runs import TENSORBOARD, Listed, described_run, log_records
 

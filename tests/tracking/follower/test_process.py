@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower import cursor as cursors
-from hydraloop.tracking.follower import link
-from hydraloop.tracking.follower.cursor import Cursor, path_of
-from hydraloop.tracking.follower.spawning import LEFT, spawn
+from hydraloop.tracking import cursor as cursors
+from hydraloop.tracking import link
+from hydraloop.tracking.cursor import Cursor, path_of
+from hydraloop.tracking.spawning import LEFT, spawn
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
 from tests.tracking.training import until
 
@@ -43,7 +43,7 @@ def _follower(run_dir: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as errors:
         pipes = (subprocess.PIPE, subprocess.PIPE, errors.fileno())
-        return spawn("hydraloop.tracking.follower.process", str(run_dir), NAME, pipes=pipes)
+        return spawn("hydraloop.tracking.process", str(run_dir), NAME, pipes=pipes)
 
 
 def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
@@ -155,7 +155,7 @@ def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
 _WRITES = """
 import logging, sys, threading, traceback
 from hydraloop.safety.secrets import remember
-from hydraloop.tracking.follower.process import log_to_stderr
+from hydraloop.tracking.process import log_to_stderr
 
 secret = "kQ81sdf" + "7Zp02"
 remember({"password": secret})
@@ -194,7 +194,7 @@ def test_whatever_a_process_writes_is_masked() -> None:
 _ORPHANS = """
 import subprocess, sys, time
 from pathlib import Path
-from hydraloop.tracking.follower.spawning import spawn
+from hydraloop.tracking.spawning import spawn
 from tests.tracking.follower import test_process as test
 
 run_dir = Path(sys.argv[1])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.tracking.follower import follower as module
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking import follower as module
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import BusyError, Finish
 from tests.tracking.runs import Listed, described_run, log_records
 from tests.tracking.service import OK, Answer, Posting, Service

@@ -17,7 +17,7 @@ from PIL import Image
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.result import Result
 from hydraloop.tracking import sync
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.e2e.projects import REPOSITORY
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, exported_files, folder

@@ -24,8 +24,8 @@ from mlflow.exceptions import MlflowException, RestException
 from PIL import Image
 from urllib3 import HTTPResponse, Retry
 
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import described
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import described
 from hydraloop.tracking.mlflow.calls import calling, prepare, translated
 from hydraloop.tracking.tracker import MLFLOW, BusyError, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET, empty_database, exported_files, folder
@@ -207,7 +207,7 @@ def test_the_follower_s_process_has_no_pandas(folder: Path) -> None:
         "from pathlib import Path",
         "from hydraloop.run.record_log import LoggedObject, Record",
         "from hydraloop.tracking import description",
-        "from hydraloop.tracking.follower import process",
+        "from hydraloop.tracking import process",
         "from hydraloop.tracking.tracker import Finish",
         f"kind = process.load({{'kind': {MLFLOW!r}, 'folders': [], 'trusted': []}})",
         "assert 'mlflow.store.tracking.sqlalchemy_store' in sys.modules",

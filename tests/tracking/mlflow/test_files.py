@@ -22,7 +22,7 @@ from PIL import Image
 
 from hydraloop.run.record_log import LoggedObject, Record
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish
 from tests.e2e.projects import REPOSITORY

@@ -19,8 +19,8 @@ from PIL import Image
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.result import Result
 from hydraloop.tracking import sync
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.run.record_log import LoggedObject, Record
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, UnusableError
 from tests.tracking.mlflow.runs import (

@@ -16,7 +16,7 @@ from mlflow.entities import Run as MLflowRun
 
 from hydraloop.run.processes import started
 from hydraloop.tracking import description, sync
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.sweep import pages, update_parents
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Ending, Finish, GoneError, Run, Sweep

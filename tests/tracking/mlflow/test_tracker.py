@@ -19,7 +19,7 @@ import pytest
 
 from hydraloop.run.record_log import Record
 from hydraloop.run.record_writer import RecordLog
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, LostError, RefusedError, UnusableError
 from tests.e2e.projects import REPOSITORY

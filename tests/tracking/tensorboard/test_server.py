@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from hydraloop.run.record_log import LoggedObject, Record
-from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
+from hydraloop.tracking.tensorboard import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 from tests.helpers import make_engine
 

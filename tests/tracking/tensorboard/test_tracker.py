@@ -27,7 +27,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api_pb2, metadata
 
 from hydraloop.run.record_log import LoggedObject, Record
-from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker
+from hydraloop.tracking.tensorboard import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, LostError, Run, Sweep, UnusableError
 
 BEGAN = 1_700_000_000.5
@@ -554,7 +554,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['tensorflow'] = None; from pathlib import Path\n"
-        "from hydraloop.tracking.tensorboard.tracker import TensorBoardTracker as Tracker\n"
+        "from hydraloop.tracking.tensorboard import TensorBoardTracker as Tracker\n"
         "from hydraloop.tracking.tracker import Attempt, Finish, Record, Run\n"
         "run = Run(Path(sys.argv[1]), '', '', '', (Attempt(0, 0, {}, '', {}, 1.0, 1),))\n"
         "tracker = Tracker({}, run, {}); tracker.open()\n"

@@ -19,10 +19,10 @@ import psutil
 from hydraloop.run.record_log import FILENAME, Position, Reader, count
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor
-from hydraloop.tracking.follower.follower import Follower
+from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import WANDB, Finish
-from hydraloop.tracking.wandb.tracker import WandbTracker
+from hydraloop.tracking.wandb import WandbTracker
 from tests.processes import children
 from tests.scripts import load_script
 from tests.tracking.runs import log_records

@@ -15,7 +15,7 @@ import pytest
 
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB
 from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run, log_records

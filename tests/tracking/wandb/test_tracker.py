@@ -17,9 +17,10 @@ import yaml
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
-from hydraloop.tracking.wandb.setup import Mode, config_of, identity, mode_of
+from hydraloop.tracking.wandb import Mode, mode_of
+from hydraloop.tracking.wandb_run import config_of, identity
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
 

@@ -16,7 +16,7 @@ from hydraloop.run.environment import shown
 from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, masked, secret_names
-from hydraloop.tracking.follower.spawning import LEFT, MARGIN, Child, ForkServer, fork_server
+from hydraloop.tracking.spawning import LEFT, MARGIN, Child, ForkServer, fork_server
 from hydraloop.tracking.tracker import FOLDER, Finish
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hydraloop.run import record_cuts
 from hydraloop.run.record_log import FILENAME, Position, Reader, Record
-from hydraloop.tracking.follower.cursor import Cursor, sync_command
+from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
 
 log = logging.getLogger(__name__)

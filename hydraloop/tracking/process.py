@@ -1,5 +1,6 @@
-"""The process of a follower: `python -m hydraloop.tracking.follower.process <run directory> <hook name>`. No torch.
+"""The process of a follower: `python -m hydraloop.tracking.process <run directory> <hook name>`. No torch.
 
+Without arguments, it is the process that is forked for each follower of a sweep's jobs (`spawning.ForkServer`).
 It exchanges lines of JSON with the training process. In: the hook's options; `begin` when the run is described and its
 log is cut; `finish` when the run has ended. Out: what is to be logged in the terminal. The end of the input means that
 the training process has exited; the follower then sends the rest and closes the run within the same time limit.
@@ -7,10 +8,12 @@ the training process has exited; the follower then sends the rest and closes the
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import select
+import socket
 import sys
 import threading
 import time
@@ -27,26 +30,24 @@ import psutil
 from hydraloop.run.processes import is_alive, started
 from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
-from hydraloop.tracking.follower.cursor import Cursor, is_free, lock_of, sign
-from hydraloop.tracking.follower.follower import Follower, described
-from hydraloop.tracking.follower.spawning import LEFT, MARGIN, NICE
+from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
+from hydraloop.tracking.follower import Follower, described
+from hydraloop.tracking.spawning import LEFT, MARGIN, NICE
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
-log = logging.getLogger("hydraloop.tracking.follower.process")  # this module is __main__
+log = logging.getLogger("hydraloop.tracking.process")  # this module is __main__
 
 _BRIEFLY = 1.0
 """Seconds to wait for the lock before this is reported: a process that only tests it holds it for a moment."""
 _LOOK = 0.5
 """Seconds between two checks whether the training process is still running."""
+_REAP = 0.2
+"""Seconds between two looks for forked followers that have exited."""
 _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 
 
 def load(first: Mapping[str, Any]) -> type[Tracker]:
-    """Import a tracker and its library, which takes seconds.
-
-    Args:
-        first: `kind`, and the `folders` and `trusted` packages of the allowlist.
-    """
+    """Import the tracker that the first message names, and its library, which takes seconds."""
     kind = load_tracker(first["kind"], folders=first["folders"], packages=first["trusted"])
     kind.preload()
     return kind
@@ -249,6 +250,51 @@ def _uncaught(kind: type[BaseException], error: BaseException | None, found: Tra
     sys.stderr.flush()
 
 
+def _serve() -> None:
+    """Import the library, and fork followers until the training process closes the socket or exits."""
+    parent, children = os.getppid(), dict[int, int]()
+    control = socket.socket(fileno=os.dup(0))
+    with suppress(Exception):  # each follower reports it
+        load(json.loads(control.recv(1 << 20)))
+    gc.freeze()  # shares its memory with the followers
+    control.settimeout(_REAP)
+    while True:
+        for pid in list(children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                with suppress(OSError), os.fdopen(children.pop(pid), "w") as answer:
+                    answer.write(str(os.waitstatus_to_exitcode(status)))
+        try:
+            request, passed, _, _ = socket.recv_fds(control, 1 << 16, 4)
+        except TimeoutError:  # a worker of a loader may hold the socket open after the training process has exited
+            if os.getppid() != parent:
+                return
+            continue
+        if not passed:
+            return
+        *pipes, answers = passed
+        pid = -1 if len(os.listdir("/proc/self/task")) > 1 else os.fork()
+        if pid == 0:
+            os.setsid()
+            for number, pipe in enumerate(pipes):
+                os.dup2(pipe, number)
+            for handle in (*passed, *children.values(), control.detach()):
+                os.close(handle)
+            with suppress(OSError):  # the training process has exited
+                os.write(1, json.dumps({"pid": os.getpid()}).encode() + b"\n")
+            run_dir, name = json.loads(request)
+            sys.exit(main(Path(run_dir), name))
+        for pipe in pipes:
+            os.close(pipe)
+        if pid > 0:
+            children[pid] = answers
+        else:
+            os.close(answers)
+
+
 if __name__ == "__main__":
     os.nice(NICE)
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    if len(sys.argv) == 1:
+        _serve()
+    else:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

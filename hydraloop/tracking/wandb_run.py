@@ -11,9 +11,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
+import yaml
 
 from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.code_patch import FILENAME as PATCH_FILE
@@ -22,13 +23,27 @@ from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking.description import checkpoints, result_of
 from hydraloop.tracking.tracker import Finish, Run, UnusableError, valid_utf8
-from hydraloop.tracking.wandb.setup import LONGEST, Mode, config_of, identity, settings_of
 
 log = logging.getLogger(__name__)
+
+Mode = Literal["online", "offline"]
 
 FOLDER = "wandb"
 """Folder of W&B's files in the run directory."""
 _NOT_IN_ARTIFACTS = re.compile(r"[^\w.-]", re.ASCII)
+_LONGEST = 128
+"""Most characters of the name of a project, group, run or artifact at W&B."""
+NAMES = {
+    "project": "WANDB_PROJECT",
+    "entity": "WANDB_ENTITY",
+    "group": "WANDB_RUN_GROUP",
+    "job_type": "WANDB_JOB_TYPE",
+    "tags": "WANDB_TAGS",
+    "notes": "WANDB_NOTES",
+    "name": "WANDB_NAME",
+}
+"""Options that name a run, and W&B's variables. The hook reads these, because `sync` may run in another environment."""
+_NOT_IN_PROJECTS = str.maketrans(dict.fromkeys("/\\#?%:", "-"))
 _CHUNK = 1000
 """Records read at once."""
 
@@ -38,16 +53,13 @@ class LiveRun:
 
     Args:
         options: the hook's options.
-        run: the run that is sent.
-        run_id: W&B's id of the run.
-        mode: online or offline.
-        how: further arguments for `wandb.init`: `resume`, `resume_from`.
+        how: further arguments for `wandb.init`.
 
     Raises:
         UnusableError: W&B does not accept a name.
     """
 
-    def __init__(self, options: dict[str, Any], run: Run, run_id: str, mode: Mode, **how: Any) -> None:
+    def __init__(self, options: dict[str, Any], run: Run, run_id: str, mode: Mode, settings: Any, **how: Any) -> None:
         import wandb
 
         self._options, self._run, self._id = options, run, run_id
@@ -61,7 +73,7 @@ class LiveRun:
                 mode=mode,
                 id=None if "resume_from" in how else run_id,
                 reinit="create_new",
-                settings=settings_of(options, run, mode),
+                settings=settings,
                 **how,
             )
         except BaseException as error:
@@ -73,7 +85,6 @@ class LiveRun:
             raise
         self._wandb.define_metric("iteration", hidden=True)
         self.file = Path(self._wandb.settings.sync_file)
-        """W&B's own file, in a folder of `<run_dir>/wandb/`."""
         self.url = self._wandb.url if mode == "online" else None
         self.starts_at = int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
         """The step after the last one that the service had when the run was opened."""
@@ -104,7 +115,6 @@ class LiveRun:
         self._wandb.summary.update(last)
 
     def _row(self, record: Record) -> dict[str, Any]:
-        """Return the values of a row; secrets in texts are masked."""
         texts = {f"{record.mode}/{name}": text for name, text in masked(record.texts).items()}
         row: dict[str, Any] = {valid_utf8(name): value for name, value in record.metrics.items()}
         row.update((valid_utf8(name), valid_utf8(text)) for name, text in texts.items())
@@ -181,7 +191,6 @@ class LiveRun:
         self._wandb.finish(exit_code=finish.exit_code)
 
     def _save_code(self) -> None:
-        """Save the uncommitted changes of each attempt's code."""
         for attempt in self._run.attempts:
             if attempt.patch is not None:
                 with suppress(OSError):
@@ -189,7 +198,6 @@ class LiveRun:
                     self._save(f"resume_{attempt.number}/{PATCH_FILE}" if attempt.number else PATCH_FILE, content)
 
     def _save(self, name: str, content: bytes) -> None:
-        """Save a file of the run."""
         copy = Path(self._wandb.dir, name)
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(content)
@@ -232,7 +240,7 @@ def _histogram(counted: Mapping[str, Any]) -> Any:
 def _artifact(name: str, kind: str, about: Mapping[str, Any]) -> Any:
     import wandb
 
-    return wandb.Artifact(_NOT_IN_ARTIFACTS.sub("-", name)[-LONGEST:], kind, metadata=dict(about))
+    return wandb.Artifact(_NOT_IN_ARTIFACTS.sub("-", name)[-_LONGEST:], kind, metadata=dict(about))
 
 
 def _best_value(run_dir: Path, metric: str, rule: str) -> dict[str, float]:
@@ -252,3 +260,38 @@ def kill_core() -> None:
             if child.name() == "wandb-core":
                 child.kill()
                 child.wait(timeout=5)
+
+
+def identity(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return the names, group, tags and config as arguments of `wandb.init`, with secrets masked."""
+    given = masked({key: options[key] for key in NAMES})
+    group = given["group"] or ("" if run.sweep is None else run.sweep.name)
+    names = {
+        **given,
+        "project": given["project"] or run.experiment.translate(_NOT_IN_PROJECTS)[:_LONGEST],
+        "group": group[:_LONGEST] or None,
+        "name": (given["name"] or run.name)[:_LONGEST],
+    }
+    return {**_as_json(names), "config": config_of(run)}
+
+
+def config_of(run: Run) -> dict[str, Any]:
+    """Return the first attempt's config. What later attempts changed is named `resume_<n>/optimizer/lr`.
+
+    `hydraloop` has the uid, the command, the commit, …
+    """
+    first, *resumed = run.attempts
+    config: dict[str, Any] = yaml.safe_load(first.config) or {}
+    current = first.params
+    for attempt in resumed:
+        for name, value in attempt.params.items():
+            if name not in current or current[name] != value:
+                config[f"resume_{attempt.number}/{name.replace('.', '/')}"] = value  # W&B accepts no dots in names
+        current = attempt.params
+    found: dict[str, Any] = _as_json({**config, "hydraloop": {"uid": run.uid, **first.tags}})
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value without surrogates; NaN and infinity become text."""
+    return json.loads(json.dumps(value, ensure_ascii=False, default=str).encode(errors="replace"), parse_constant=str)

@@ -57,7 +57,7 @@ class Child:
                 if server is not None:
                     self._wait = server.fork(arguments, pipes)
                 else:
-                    process = spawn("hydraloop.tracking.follower.process", *arguments, pipes=pipes)
+                    process = spawn("hydraloop.tracking.process", *arguments, pipes=pipes)
                     self._wait, self._pid = process.wait, process.pid
         except BaseException:
             os.close(self._in)
@@ -144,7 +144,7 @@ class ForkServer:
         errors.parent.mkdir(exist_ok=True)
         with theirs, errors.open("ab") as log:
             pipes = (theirs.fileno(), subprocess.DEVNULL, log.fileno())
-            self._process = spawn("hydraloop.tracking.follower.fork_server", pipes=pipes, **_ONE_THREAD)
+            self._process = spawn("hydraloop.tracking.process", pipes=pipes, **_ONE_THREAD)
         self._socket.send(json.dumps({name: first[name] for name in ("kind", "folders", "trusted")}).encode())
 
     def fork(self, arguments: list[str], pipes: tuple[int, int, int]) -> Callable[[], int | None]:

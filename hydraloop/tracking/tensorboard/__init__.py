@@ -1,1 +1,0 @@
-"""The TensorBoard tracker."""

@@ -1,1 +1,0 @@
-"""The W&B tracker."""
