@@ -26,13 +26,13 @@ class Classification(Task):
         """Return the logits `[N, C]`.
 
         Raises:
-            UserError: the model's output is not a tensor `[N, C]`.
+            UserError: the model's output is not a tensor `[N, C]`, or C is 1: cross-entropy would be 0.
         """
         logits = self.model(inputs)
-        if isinstance(logits, Tensor) and logits.ndim == 2:
+        if isinstance(logits, Tensor) and logits.ndim == 2 and logits.size(1) > 1:
             return logits
         raise UserError(
-            f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C]",
+            f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C], C > 1",
             key="task.model",
             remedy="Let the model's forward return one row of C logits for each sample, or use another task.",
         )

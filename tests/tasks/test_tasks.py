@@ -174,7 +174,12 @@ def test_a_metric_can_be_removed_but_not_called_loss() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [(None, "a NoneType"), (torch.zeros(3), r"a tensor of shape \[3\]"), ({"logits": LOGITS}, "a dict")],
+    [
+        (None, "a NoneType"),
+        (torch.zeros(3), r"a tensor of shape \[3\]"),
+        (torch.zeros(3, 1), r"a tensor of shape \[3, 1\]"),  # the loss of one class is always 0
+        ({"logits": LOGITS}, "a dict"),
+    ],
 )
 def test_a_model_that_does_not_return_logits_is_refused(answer: Any, said: str) -> None:
     task = Classification(Returns(answer), nn.CrossEntropyLoss(), {})
