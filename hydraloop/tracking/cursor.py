@@ -117,21 +117,17 @@ def sign(run_dir: Path, name: str, training: Sequence[float | None]) -> None:
 
 def wait_for_followers(run_dir: Path) -> bool:
     """Wait for followers of an earlier process, and kill those that hang. Returns whether all of them have ended."""
-    ended = [_ended(run_dir, path.stem) for path in sorted((run_dir / FOLDER).glob("*.lock"))]
-    return all(ended)
-
-
-def _ended(run_dir: Path, name: str) -> bool:
-    if is_free(run_dir, name, 0.0):
-        return True
-    log.info("%s: waiting for the follower of an earlier process", name)
-    if is_free(run_dir, name, PATIENCE):
-        return True
-    kill_hanging(run_dir, name)
-    if is_free(run_dir, name, 1.0):
-        return True
-    log.warning("%s: another process is sending this run's records", name)
-    return False
+    sending = []
+    for name in sorted(path.stem for path in (run_dir / FOLDER).glob("*.lock")):
+        if is_free(run_dir, name, 0.0):
+            continue
+        log.info("%s: waiting for the follower of an earlier process", name)
+        if not is_free(run_dir, name, PATIENCE):
+            kill_hanging(run_dir, name)
+            if not is_free(run_dir, name, 1.0):
+                log.warning("%s: another process is sending this run's records", name)
+                sending.append(name)
+    return not sending
 
 
 def has_ended(run_dir: Path, name: str) -> bool:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
-_UP = 4
-"""Number of parents in which a job looks for its sweep's directory: `hydra.sweep.subdir` may have several parts."""
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
@@ -44,8 +42,7 @@ def write(run: Run) -> None:
     folder.mkdir(exist_ok=True)
     for attempt in run.attempts:
         _put(folder / _ATTEMPT.format(attempt.number), asdict(attempt))
-    stored = {"uid": run.uid, "experiment": run.experiment, "name": run.name, "secrets": secret_names()}
-    _put(folder / _RUN, stored)
+    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name, "secrets": secret_names()})
 
 
 def read(run_dir: Path) -> Run | None:
@@ -75,7 +72,7 @@ def sweep_of(run_dir: Path) -> Sweep | None:
     Hydra's own record of the directory has precedence: a single run may lie in a sweep's directory.
     """
     run_dir = run_dir.absolute()
-    for depth, folder in enumerate(list(run_dir.parents)[:_UP], start=1):
+    for depth, folder in enumerate(run_dir.parents, start=1):
         sweep = read_sweep(folder)
         if sweep is not None:
             recorded, job = _recorded(run_dir)
@@ -105,7 +102,7 @@ def read_sweep(folder: Path) -> Sweep | None:
     """Return the sweep of a directory, with job 0, or None if the directory is not a sweep's."""
     try:
         found = json.loads((folder / FOLDER / SWEEP_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # also a folder of this name that belongs to someone else
         return None
     return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
 
@@ -162,12 +159,9 @@ def finish_of(status: Any, error: str | None) -> Finish:
 
 
 def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
-    """Return the checkpoint files that are to be stored now.
+    """Return the checkpoint files that the option `checkpoints` selects; until the run has ended, only `all` does.
 
-    Args:
-        which: the option `checkpoints`: None, `best`, `last` or `all`.
-        best: path of the best checkpoint in `result.json`.
-        ended: whether the run has ended. Until then, only `all` selects files.
+    `best` is the path of the best checkpoint in `result.json`.
     """
     chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
     folder = run.run_dir / "checkpoints" if chosen is None else Path(str(chosen)).expanduser()

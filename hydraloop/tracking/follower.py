@@ -35,12 +35,8 @@ State = Literal["following", "caught up", "in trouble", "done", "given up"]
 class Follower:
     """Sends one run to one tracker, step by step.
 
-    Args:
-        tracker: the service. Its `memory` is the cursor's.
-        cursor: the position in the log.
-        run_dir: directory of the run.
-        name: name of the tracker hook.
-        told: called with the reason when nothing can be sent, and with None when that is over.
+    The tracker's `memory` is the cursor's. `told` is called with the reason when nothing can be sent, and with None
+    when that is over.
     """
 
     def __init__(

@@ -153,14 +153,10 @@ class TrackerHook(Hook):
             engine.messages.provide("tracked", lambda: told)
 
     def check_only_one(self, engine: Engine, what: str) -> None:
-        """Check that a run has only one tracker hook of this class.
-
-        Args:
-            engine: the engine of the run.
-            what: what two such hooks would do, for the message.
+        """Check that a run has only one hook of this class.
 
         Raises:
-            UserError: the run has another hook of the class.
+            UserError: it has another one. The message says `what` both would do.
         """
         same = [name for name, other in engine.hooks.items() if type(other) is type(self)]
         if len(same) > 1:

@@ -49,15 +49,8 @@ def first_message(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
 class Link:
     """Starts a follower, restarts it if it dies, logs its messages, and ends it in time.
 
-    Only `until_opened`, `wait` and `leave` wait, in bounded time.
-
-    Args:
-        run_dir: directory of the run.
-        name: name of the tracker hook, for messages.
-        kind: dotted path of the tracker.
-        options: the hook's options. `flush_timeout` is the time that the follower has after the run's end, in seconds.
-        training_continues: whether training continues if the follower fails.
-        forked: whether the follower is forked from a process that the jobs of a sweep share.
+    Only `until_opened`, `wait` and `leave` wait, in bounded time. After the run's end, the follower has `flush_timeout`
+    seconds. With `forked`, it is forked from a process that the jobs of a sweep share.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def main(run_dir: Path, name: str) -> int:
         cursor = _cursor(run_dir, name, first)
         tracker = kind(first["options"], run, cursor.memory)
         try:
-            state = _follow(Follower(tracker, cursor, run_dir, name, tell.trouble), inbox, run, tell, tracker)
+            state = _follow(Follower(tracker, cursor, run_dir, name, tell.trouble), inbox, run, tell)
         finally:
             tracker.close()
     return 0 if state == "done" else LEFT
@@ -177,7 +177,7 @@ def _cursor(run_dir: Path, name: str, first: Mapping[str, Any]) -> Cursor:
     return cursor
 
 
-def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell, tracker: Tracker) -> str:
+def _follow(follower: Follower, inbox: Inbox, run: Run, tell: _Tell) -> str:
     finish: Finish | None = None
     opened = False
     while True:
@@ -205,17 +205,14 @@ class _Tell(logging.Handler):
         os.dup2(2, 1)
 
     def say(self, kind: str, **message: Any) -> None:
-        """Send one message."""
         with suppress(OSError):
             self._out.write(json.dumps({"kind": kind, **message}) + "\n")
             self._out.flush()
 
     def trouble(self, text: str | None) -> None:
-        """Report why nothing can be sent, or (None) that it works again."""
         self.say("well" if text is None else "trouble", text=text or "")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Forward a warning of hydraloop's modules."""
         self.say("remark", text=record.getMessage())
 
 

@@ -33,13 +33,9 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_
 
 
 class Child:
-    """A follower's process, with which lines of JSON are exchanged.
+    """A follower's process, with which lines of JSON are exchanged. Its stderr is appended to the file `errors`.
 
-    Args:
-        run_dir: directory of the run.
-        name: name of the tracker hook.
-        errors: file to which the process's stderr is appended.
-        server: forks the process; None: a Python process is started.
+    It is forked by `server`, or, if that is None, started as a Python process.
     """
 
     def __init__(self, run_dir: Path, name: str, errors: Path, server: ForkServer | None = None) -> None:
@@ -113,12 +109,7 @@ class Child:
 
 
 def spawn(module: str, *arguments: str, pipes: tuple[int, int, int], **environment: str) -> subprocess.Popen[bytes]:
-    """Start `python -m module arguments` in a new session, in which it does not receive Ctrl-C.
-
-    Args:
-        pipes: its stdin, stdout and stderr.
-        environment: variables in addition to those of this process.
-    """
+    """Start `python -m module arguments` in a new session, in which it does not receive Ctrl-C."""
     stdin, stdout, stderr = pipes
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -132,12 +123,7 @@ def spawn(module: str, *arguments: str, pipes: tuple[int, int, int], **environme
 
 
 class ForkServer:
-    """A process that imports a tracker and its library, and is forked for each follower. It ends with this process.
-
-    Args:
-        first: what it needs to find the tracker: `kind`, `folders` and `trusted`.
-        errors: file to which the process's stderr is appended.
-    """
+    """A process that imports a tracker and its library, and is forked for each follower. It ends with this process."""
 
     def __init__(self, first: Mapping[str, Any], errors: Path) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,10 +134,9 @@ class ForkServer:
         self._socket.send(json.dumps({name: first[name] for name in ("kind", "folders", "trusted")}).encode())
 
     def fork(self, arguments: list[str], pipes: tuple[int, int, int]) -> Callable[[], int | None]:
-        """Fork a follower. The server may still be importing the library.
+        """Fork a follower, as soon as the library is imported.
 
-        Returns:
-            A function that waits until the follower exits, and returns its exit code; None if it was not forked.
+        Returns a function that waits until the follower exits, and returns its exit code; None if it was not forked.
         """
         answers, theirs = os.pipe()
         try:

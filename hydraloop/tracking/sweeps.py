@@ -132,7 +132,6 @@ def _report(folder: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Start `sync` in the background."""
     with (folder / FOLDER / "sync.log").open("ab") as output:
         pipes = (subprocess.DEVNULL, output.fileno(), output.fileno())
         process = spawn("hydraloop", "sync", str(folder), pipes=pipes)
@@ -149,7 +148,6 @@ def _cursors(folder: Path) -> Iterator[tuple[Path, str, Cursor]]:
 
 
 def _is_over(run_dir: Path, name: str) -> bool:
-    """Return whether a follower has sent everything or has ended."""
     return _is_complete(run_dir, name) or has_ended(run_dir, name)
 
 

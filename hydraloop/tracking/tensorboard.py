@@ -241,10 +241,8 @@ _SHOWN: dict[ObjectKind, Any] = {"image": _image, "text": _text, "table": _table
 def _hyperparameters(run: Run, wanted: Sequence[str] | None) -> dict[str, str | int | float | bool]:
     """Return the options that are a run's hyperparameters.
 
-    Args:
-        run: the run.
-        wanted: keys, or the first parts of keys. None: the typed keys, the sweep's axes and `_WELL_KNOWN`. The whole
-            config would be about 150 columns, nearly all of them equal in every run.
+    `wanted` has keys, or the first parts of keys. None: the typed keys, the sweep's axes and `_WELL_KNOWN`. The whole
+    config would be about 150 columns, nearly all of them equal in every run.
     """
     typed = {key: value or "removed" for key, value in override_values(run.run_dir).items()}
     # The choice of a group (`model=gpt`, `hooks=[ema]`) is not in the config: its typed value is shown.

@@ -47,13 +47,7 @@ class WandbTracker(Tracker):
         import wandb  # noqa: F401  # it reads the environment when it is imported
 
     def open(self) -> None:
-        """Create the W&B run or continue it.
-
-        Raises:
-            UnusableError: W&B is disabled, or there is no key for an online run.
-            GoneError: W&B cannot continue the run.
-            LostError: W&B has fewer records than were handed to it.
-        """
+        """Create the W&B run or continue it."""
         memory, agent = self.memory, self.options.get("agent") or {}
         if self.run.sweep is not None:  # the jobs of hydraloop's own sweep would all be the agent's run
             agent = {}
@@ -66,11 +60,7 @@ class WandbTracker(Tracker):
             self._running()
 
     def send(self, records: Sequence[Record]) -> None:
-        """Log each record that W&B does not have yet as a row.
-
-        Raises:
-            LostError: W&B has fewer records than were handed to it.
-        """
+        """Log each record that W&B does not have yet as a row."""
         live = self._running()
         with self._or_let_go():
             live.log([record for record in records if record.index >= self.memory["next"]])
@@ -128,7 +118,7 @@ class WandbTracker(Tracker):
 
         Raises:
             GoneError: W&B cannot continue the run.
-            LostError: the run has fewer records than were handed to the previous live run.
+            LostError: W&B has fewer records than were handed to it.
         """
         if self._live is None:
             memory, handed = self.memory, self.memory.get("next", 0)
@@ -156,7 +146,7 @@ class WandbTracker(Tracker):
     def _online(self, handed: int) -> LiveRun:
         """Open the run, or continue it after the service's last step.
 
-        If the log was cut by a resume, the service has rows that must be taken back. Not every service can do this.
+        If a resume has cut the log, the service must take back rows. Not every service can do this.
         """
         run_id, memory = self.memory["id"], self.memory
         if "attempt" not in memory:
@@ -190,10 +180,8 @@ class WandbTracker(Tracker):
 def prepare(agent: Mapping[str, str]) -> None:
     """Remove from this process's environment what belongs to a single W&B run, and turn off W&B's error reports.
 
-    Must be called before wandb is imported for the first time, because it reads the environment then.
-
-    Args:
-        agent: the run of a `wandb agent`: its variables, without `WANDB_`. W&B reads them only from the environment.
+    Must be called before wandb is imported for the first time, because it reads the environment then. `agent` has the
+    variables of a `wandb agent`'s run, without `WANDB_`. W&B reads them only from the environment.
     """
     for name in (*(f"WANDB_{name}" for name in _OF_ONE_RUN), *NAMES.values()):
         if name != NAMES["entity"]:  # like the key, it may be that of the user of `sync`
@@ -209,11 +197,9 @@ def chosen_mode(option: str) -> str:
 
 
 def mode_of(option: str, began: Mode | None) -> Mode:
-    """Return the mode of a run: the one in which it began, else by the option. Never asks for a key.
+    """Return the mode of a run: the one in which it `began`, else by the option. Never asks for a key.
 
-    Args:
-        option: the option `mode`; `auto` is `WANDB_MODE`, else online if a key is configured.
-        began: the mode in which the run began; None for a new run.
+    `auto` is `WANDB_MODE`, else online if a key is configured.
 
     Raises:
         UnusableError: W&B is disabled, or a run that must be online cannot be.

@@ -154,11 +154,6 @@ class LiveRun:
 
         W&B's library moves the alias `latest` to each artifact that it logs. So the newest file comes last, and is
         logged again after the best one gets its alias. W&B does not store an equal file twice.
-
-        Args:
-            sent: names of the files that are at W&B.
-            best: path of the best checkpoint, which gets the alias `best` at the end.
-            ended: whether the run has ended.
         """
         named = None if best is None else Path(best).name
         found = checkpoints(self._run, self._options["checkpoints"], best, ended=ended)
