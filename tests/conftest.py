@@ -1,7 +1,8 @@
-"""Guards around every test: a test that leaves the process changed fails. Also the order of the files."""
+"""Guards around every test: a test that leaves the process changed fails. Also how the files share the processes."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -16,7 +17,14 @@ import pytest
 # torch is imported in the fixtures: the process that only starts the others, with -n, does not need it.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST = ("e2e", "tracking", "engine", "cli", "hooks", "test_builder.py", "test_builder_mistakes.py", "optim")
+_TESTS = Path(__file__).parent
+_SHARED = {
+    "mlflow": "from tests.tracking.mlflow.runs import",
+    "ranks": "from tests.ranks import",
+    "e2e": "from tests.e2e.projects import",
+}
+"""What takes seconds to start in a process (MLflow, the ranks, the server of scripts), by what its files import."""
+_LONGEST = (*_SHARED, "tracking", "engine", "cli", "hooks", "test_builder_mistakes.py", "optim")
 """Folders whose files take longest, in this order, and files that are in none."""
 _NOT_OURS = (
     "PYTEST_CURRENT_TEST",
@@ -30,8 +38,22 @@ _NOT_OURS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, so that all processes of scripts/test.sh end at about the same time."""
-    tests = Path(__file__).parent
-    items.sort(key=lambda item: _place(item.path.relative_to(tests).parts[0]))
+    items.sort(key=lambda item: _place(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run all files that share something in one process, so that it is started once."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByShared(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return _shared(config.rootpath / file) or file
+
+    return ByShared(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -39,8 +61,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _place(folder: str) -> int:
-    return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
+def _place(file: Path) -> int:
+    first = _shared(file) or file.relative_to(_TESTS).parts[0]
+    return _LONGEST.index(first) if first in _LONGEST else len(_LONGEST)
+
+
+@functools.cache
+def _shared(file: Path) -> str | None:
+    text = file.read_text(encoding="utf-8")
+    return next((name for name, line in _SHARED.items() if line in text), None)
 
 
 @pytest.fixture(autouse=True, scope="session")
