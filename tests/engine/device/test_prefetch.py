@@ -168,7 +168,9 @@ def test_leaving_the_loop_ends_the_workers() -> None:
     assert set(multiprocessing.active_children()) == before
 
 
-def test_an_error_in_a_worker_arrives_at_its_batch_and_ends_the_workers() -> None:
+def test_an_error_in_a_worker_arrives_at_its_batch_and_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch gives the worker 5 s to end and then terminates it.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
     before = set(multiprocessing.active_children())
     loader = build_loader(Squares(broken=4), shuffle=False, batch_size=2, num_workers=1)
     seen, error = read(one_ahead(iter(loader), mover(CPU), lambda batch: batch))

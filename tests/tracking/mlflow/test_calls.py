@@ -140,7 +140,7 @@ class Refusing(BaseHTTPRequestHandler):
 @pytest.fixture
 def refusing() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -185,7 +185,7 @@ def test_the_message_for_an_address_that_does_not_speak_http() -> None:
             self.wfile.write(b"hello\r\n\r\n")
 
     with ThreadingTCPServer(("127.0.0.1", 0), Garbage) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         place = f"127.0.0.1:{server.server_address[1]}"
         text = read(f"http://{place}")
         server.shutdown()
