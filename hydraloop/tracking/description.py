@@ -69,15 +69,14 @@ def names_of_secrets(run_dir: Path) -> list[str]:
 def sweep_of(run_dir: Path) -> Sweep | None:
     """Return the sweep that a run directory belongs to, or None if it does not belong to one.
 
-    Hydra's own record of the directory has precedence: a single run may lie in a sweep's directory.
+    It is the nearest marked parent directory. A single run may also lie in a sweep's directory.
     """
     run_dir = run_dir.absolute()
-    for depth, folder in enumerate(run_dir.parents, start=1):
+    for folder in run_dir.parents:
         sweep = read_sweep(folder)
         if sweep is not None:
-            recorded, job = _recorded(run_dir)
-            if recorded in (None, depth):
-                return replace(sweep, job=job)
+            job = _job_number(run_dir)
+            return None if job is None else replace(sweep, job=job)
     return None
 
 
@@ -198,24 +197,16 @@ def _attempts(folder: Path) -> Iterator[Attempt]:
         number += 1
 
 
-def _recorded(run_dir: Path) -> tuple[int | None, int]:
-    """Return how many levels a run is below its sweep's directory (0: it is a single run), and the number of its job.
+def _job_number(run_dir: Path) -> int | None:
+    """Return the number of a sweep's job, as Hydra has recorded it; None for a single run.
 
-    If Hydra has no record of it (a run started from Python), the level is None, and the number is the directory's name.
+    If Hydra has no record of it (a run started from Python), the number is the directory's name.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     try:
-        hydra = OmegaConf.load(run_dir / ".hydra" / "hydra.yaml").hydra
-        if "MULTIRUN" not in str(hydra.mode):
-            return 0, 0
-        sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
-        inside = Path(hydra.runtime.output_dir).relative_to(sweep)  # stays the same if the sweep is moved
-        return len(inside.parts), int(hydra.job.num)
-    except (OSError, AttributeError, TypeError, ValueError, OmegaConfBaseException, YAMLError):
-        return None, int(run_dir.name) if run_dir.name.isdigit() else 0
+        hydra = yaml.safe_load((run_dir / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]
+        return int(hydra["job"]["num"]) if "MULTIRUN" in str(hydra["mode"]) else None
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return int(run_dir.name) if run_dir.name.isdigit() else 0
 
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:

@@ -119,13 +119,17 @@ def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     job = _hydra(folder / "3", "MULTIRUN", "outputs", folder / "3")
     alone = _hydra(folder / "day" / "run", "RUN", "???", folder / "day" / "run", "???")
     deeper = _hydra(folder / "lr=1" / "seed=2", "MULTIRUN", str(folder), folder / "lr=1" / "seed=2")
-    other = _hydra(folder / "b" / "0", "MULTIRUN", "outputs/b", tmp_path / "outputs" / "b" / "0")
-    (folder / "b" / "0" / ".hydra" / "hydra.yaml").write_text(
-        (other / ".hydra" / "hydra.yaml").read_text().replace('outputs/b"', f'{folder}/b"')
-    )
+    other = _hydra(folder / "b" / "0", "MULTIRUN", f"{folder}/b", folder / "b" / "0", "5")
+    description.write_sweep(Sweep(folder / "b", "other", "b", 0))
     python = folder / "7"
     found = [description.sweep_of(run_dir) for run_dir in (job, alone, deeper, other, python)]
-    assert [None if sweep is None else sweep.job for sweep in found] == [3, None, 3, None, 7]
+    assert [sweep and (sweep.uid, sweep.job) for sweep in found] == [
+        ("uid", 3),
+        None,
+        ("uid", 3),
+        ("other", 5),
+        ("uid", 7),
+    ]
     moved = tmp_path / "elsewhere"
     folder.rename(moved)
     sweep = description.sweep_of(moved / "3")
