@@ -168,7 +168,8 @@ def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
         (tmp_path / "tracking").rename(tmp_path / "gone")  # no cursor can be written any more
         until(lambda: engine.hooks[NAME]._link.trouble is not None)  # type: ignore[attr-defined]
 
-    engine = training(tmp_path, on_error="raise", more={"break": at("after_train_iter", break_it, nth=4)})
+    more = {"break": at("after_train_iter", break_it, nth=4)}
+    engine = training(tmp_path, on_error="raise", more=more, flush_timeout=1.0)
     with pytest.raises(TrackerError, match="FileNotFoundError"):
         engine.train()
     assert engine.progress.iteration == 4
