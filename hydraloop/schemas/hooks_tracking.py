@@ -47,7 +47,7 @@ class MLflowLoggerHookConf(_TrackerConf):
     """Whether to log CPU, memory, disk, network and NVIDIA GPUs of rank 0's machine. True: they show why a run is slow,
     and a separate process reads them."""
     system_metrics_interval: float = 10.0
-    """Seconds between two system metrics, above 0; each is a mean. 10, as in MLflow."""
+    """Seconds between two system metrics, above 0. 10, as in MLflow."""
     checkpoints: Optional[str] = None
     """Checkpoint files to store as artifacts: `best` or `last` (at the end of the run) or `all` (as they are written).
     Null: none, because they are large and are in the run directory."""

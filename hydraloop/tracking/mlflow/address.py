@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shlex
 import sqlite3
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from hydraloop.run import atomic
-from hydraloop.safety.secrets import MASK, mask_text
+from hydraloop.safety.secrets import MASK
 from hydraloop.tracking.tracker import UnusableError
 
 if TYPE_CHECKING:
@@ -25,22 +24,20 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _DEFAULT = f"{_SQLITE}mlflow.db"
 """MLflow's default, in the folder in which `mlflow ui` is started."""
-_PATIENCE = 60.0
-"""Seconds to wait while another process creates the database, which takes about 2 s."""
 _LOCAL = "http://localhost:5000"
 """Address of `mlflow ui`."""
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
-"""Errors of the file system that may pass. After any other, a database cannot be created."""
+_PATIENCE = 60.0
+"""Seconds to wait while another process creates the database, which takes about 2 s."""
+_PASSING = ("lock", "full", "disk I/O", "No space", "quota", "Input/output", "Too many open files")
+"""Parts of the errors of a database that may pass. After any other, it cannot be used."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
 
 
 def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     """Return the tracking URI: that of the option, of the existing run, of the environment, or else `mlflow.db`.
 
-    Args:
-        options: `tracking_uri`; `folder`, the absolute path of the folder in which the command was typed;
-            `environment`, the address in the environment of that command.
-        memory: the tracker's memory, which may contain `tracking_uri`.
+    A relative path belongs to the option `folder`. The option `environment` is the address in the environment of the
+    command that started the run.
 
     Raises:
         UnusableError: the address does not name a file for a database.
@@ -49,12 +46,7 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     then = os.environ.get(VARIABLE) or options.get("environment")
     uri = with_password(str(chosen or known or then or _DEFAULT))
     path = sqlite_path(uri)
-    if path is None:
-        return uri
-    path = Path(options.get("folder") or Path.cwd()) / path
-    if "?" in str(path):
-        raise UnusableError(f"{path} contains a ?, which would end the address of the database; {_ELSEWHERE}")
-    return f"{_SQLITE}{path}"
+    return uri if path is None else f"{_SQLITE}{Path(options.get('folder') or Path.cwd()) / path}"
 
 
 def with_password(uri: str) -> str:
@@ -62,11 +54,7 @@ def with_password(uri: str) -> str:
 
     Without them, a masked one is returned without both: MLflow then takes them from its other variables.
     """
-    now = os.environ.get(VARIABLE, "")
-    if uri == mask_text(now):
-        return now
-    if MASK in uri:
-        uri = shown(uri)
+    uri, now = shown(uri) if MASK in uri else uri, os.environ.get(VARIABLE, "")
     return now if uri.rstrip("/") == shown(now) else uri
 
 
@@ -74,13 +62,13 @@ def sqlite_path(uri: str) -> Path | None:
     """Return the file of an SQLite address, which may be relative, or None for any other address.
 
     Raises:
-        UnusableError: the address does not name a file, so its contents would be lost.
+        UnusableError: the address does not name a file, so its contents would be lost, or it contains a `?`.
     """
     if not uri.startswith("sqlite:"):
         return None
-    name = uri.removeprefix(_SQLITE).partition("?")[0]
-    if name in ("", ":memory:", uri):
-        raise UnusableError(f"{uri!r} does not name a file; {_ELSEWHERE}")
+    name = uri.removeprefix(_SQLITE)
+    if name in ("", ":memory:", uri) or "?" in name:
+        raise UnusableError(f"{uri!r} does not name a file, or contains a ?; {_ELSEWHERE}")
     return Path(name)
 
 
@@ -91,31 +79,25 @@ def shown(uri: str) -> str:
 
 
 def page(uri: str, folder: Path, path: str) -> str | None:
-    """Return where a person finds a page of MLflow; for an SQLite database, after the command that starts the server.
+    """Return where a person finds a page of MLflow; for an SQLite database, after the command to type in `folder`.
 
-    Args:
-        folder: the folder in which the command is typed.
-        path: path of the page. MLflow 3 opens *GenAI* unless it has `workflowType=machine_learning`.
+    MLflow 3 opens *GenAI* unless the path has `workflowType=machine_learning`.
     """
-    if uri.startswith("sqlite:"):
-        return f"{command(uri, folder)}, {_LOCAL}/#/{path}"
-    return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
-
-
-def command(uri: str, folder: Path) -> str:
-    """Return the command that shows an SQLite database, for a user in `folder`."""
+    if not uri.startswith("sqlite:"):
+        return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
+    command = "mlflow ui"
     if uri != f"{_SQLITE}{folder / 'mlflow.db'}":
-        return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    # Without an address, `mlflow ui` would look at the files of an earlier MLflow, if there are any.
-    old = any(path.parent.name.isdigit() for path in (folder / "mlruns").glob("*/meta.yaml"))
-    return f"mlflow ui --backend-store-uri {_DEFAULT}" if old else "mlflow ui"
+        command += f" --backend-store-uri {shlex.quote(uri)}"
+    elif any(file.parent.name.isdigit() for file in (folder / "mlruns").glob("*/meta.yaml")):
+        command += f" --backend-store-uri {_DEFAULT}"  # else, it would look at these files of an earlier MLflow
+    return f"{command}, {_LOCAL}/#/{path}"
 
 
 def connected(uri: str) -> MlflowClient:
     """Return a client. A local SQLite database is created if necessary, by one process at a time.
 
     Raises:
-        UnusableError: a database cannot be created, or it belongs to another version of MLflow.
+        UnusableError: a database cannot be created or written, or it belongs to another version of MLflow.
     """
     from mlflow import MlflowClient
 
@@ -124,12 +106,12 @@ def connected(uri: str) -> MlflowClient:
         try:
             if not path.exists():
                 _create(path)
-        except OSError as error:
-            if isinstance(error, TimeoutError) or error.errno in _PASSING:
+            _check(path, uri)
+        except (OSError, sqlite3.DatabaseError) as error:
+            text = getattr(error, "strerror", None) or str(error)
+            if any(part in text for part in _PASSING):
                 raise
-            text = f"cannot create a database in {path.parent} ({error.strerror}); {_ELSEWHERE}"
-            raise UnusableError(text) from error
-        _check(path, uri)
+            raise UnusableError(f"{path}: {text}; {_ELSEWHERE}") from error
     return MlflowClient(tracking_uri=uri)
 
 
@@ -170,17 +152,10 @@ def _check(path: Path, uri: str) -> None:
     import mlflow
     from mlflow.store.db.utils import _get_latest_schema_revision
 
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            is_new = not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
-            revision = None if is_new else database.execute("SELECT version_num FROM alembic_version").fetchone()
-            database.execute("CREATE TABLE written (it INTEGER)")  # undone: without it, a read-only disk is not noticed
-    except sqlite3.DatabaseError as error:
-        text = str(error)
-        if any(words in text for words in ("locked", "full", "disk I/O")):
-            raise
-        raise UnusableError(f"{path}: {text}; {_ELSEWHERE}") from error
+    with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        revision = database.execute("SELECT version_num FROM alembic_version").fetchone()
+        database.execute("CREATE TABLE written (it INTEGER)")  # undone: without it, a read-only disk is not noticed
     newest = _get_latest_schema_revision()  # type: ignore[no-untyped-call]  # MLflow's function has no types
     if revision is not None and revision[0] != newest:
         raise UnusableError(

@@ -65,16 +65,11 @@ def prepare() -> None:
 
 @contextmanager
 def calling(gone: Callable[[], Exception | None], *, a_file: bool = False) -> Iterator[None]:
-    """Translate the errors of the body's calls.
+    """Translate the errors of the body's calls to those of a tracker.
 
     Args:
         gone: asks the server, after it has refused something. Returns the error if the run is gone, else None.
         a_file: whether the body stores a file, for which access may be denied although all other calls are permitted.
-
-    Raises:
-        RefusedError: the server will never accept this.
-        BusyError: the server is overloaded, or fails now.
-        UnusableError: nothing can be sent with these settings.
     """
     try:
         yield
@@ -88,41 +83,38 @@ def calling(gone: Callable[[], Exception | None], *, a_file: bool = False) -> It
 
 def translated(error: Exception, *, a_file: bool = False) -> Exception:
     """Translate an error of MLflow to one of a tracker, or to one after which the call is repeated."""
-    text = _brief(str(error))
+    import requests
+
     if isinstance(error, RefusedError | UnusableError):
         return error
-    if type(error) is ValueError or isinstance(error.__cause__, OverflowError):  # a number that is too large
-        return RefusedError(text)
+    text, code, (status, retry_after) = _brief(str(error)), getattr(error, "error_code", None), _status(error)
     if isinstance(error, ModuleNotFoundError):
         return UnusableError(f"{text}: install it, or use another hooks.mlflow.tracking_uri")
     if (uri := _UNSUPPORTED.search(str(error))) is not None:
-        text = f"MLflow does not know the address {uri[1]}"
-    if uri is not None or type(error).__name__ == "InvalidUrlException":
+        return UnusableError(f"MLflow does not know the address {uri[1]}; see hooks.mlflow.tracking_uri")
+    if type(error).__name__ == "InvalidUrlException":
         return UnusableError(f"{text}; see hooks.mlflow.tracking_uri")
     if "Could not find a registered artifact repository" in text:
         return UnusableError(text.partition(". ")[0])
-    return _answer(text, error, a_file) or _unreachable(error) or error
-
-
-def _answer(text: str, error: Exception, a_file: bool) -> Exception | None:
-    """Translate an error that a server has returned. Returns None for other errors."""
-    status, retry_after = _status(error)
-    code = getattr(error, "error_code", None)
     if status in _BUSY:
         return BusyError(f"the server answers {status}", retry_after)
+    if code == "RESOURCE_ALREADY_EXISTS":  # another job has just created the experiment
+        return BusyError(text)
     if code in _NOT_ALLOWED or status in (401, 403):
         remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        text = f"the server denies access: {remedy}; {text}"
-        if not a_file:
-            return UnusableError(text)
-        return RefusedError(text) if status == 403 or code == "PERMISSION_DENIED" else ConnectionError(text)
+        return (RefusedError if a_file else UnusableError)(f"the server denies access: {remedy}; {text}")
     if code == "RESOURCE_DOES_NOT_EXIST":
         return GoneError(f"the run does not exist there any more: {text}")
     if code == "INVALID_PARAMETER_VALUE" or status == 413:  # 413: too large
         return RefusedError(text)
     if status == 404 or "not in a valid JSON format" in text:
         return ConnectionError(f"the answer is not from an MLflow server; see hooks.mlflow.tracking_uri ({text})")
-    return None
+    for cause in causes(error):
+        if isinstance(cause, requests.ConnectionError | requests.Timeout) and cause.request is not None:
+            at = urlsplit(str(cause.request.url))
+            place = f"{at.scheme}://{at.netloc.rpartition('@')[2]}"
+            return ConnectionError(f"cannot reach {place}: {_brief(reason(error))}")
+    return error
 
 
 def _status(error: Exception) -> tuple[int | None, float | None]:
@@ -139,18 +131,6 @@ def _status(error: Exception) -> tuple[int | None, float | None]:
             return cause.response.status_code, None
     found = _STATUS.search(str(error))
     return None if found is None else int(found[1]), None
-
-
-def _unreachable(error: Exception) -> Exception | None:
-    """Return the error for a server that cannot be reached; None for other errors."""
-    import requests
-
-    for cause in causes(error):
-        if isinstance(cause, requests.ConnectionError | requests.Timeout) and cause.request is not None:
-            uri = urlsplit(str(cause.request.url))
-            place = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}"
-            return ConnectionError(f"cannot reach {place}: {_brief(reason(error))}")
-    return None
 
 
 def _brief(text: str) -> str:

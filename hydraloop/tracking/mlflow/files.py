@@ -21,7 +21,6 @@ from hydraloop.run.record_log import Record
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
-from hydraloop.tracking.description import checkpoints
 from hydraloop.tracking.mlflow.models import EXPORTED, send_model
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
@@ -43,10 +42,8 @@ _TABLES = 40
 class Files:
     """The artifacts of one run.
 
-    Args:
-        options: the hook's options.
-        memory: the tracker's memory. `due`: what is to be stored; `stored`: the result, checkpoints and the model by
-            name, with size and time; `tables`: paths of stored tables.
+    `memory`: `due`, what is to be stored; `stored`, the result, checkpoints and the model by name, with size and time;
+    `tables`, paths of stored tables.
     """
 
     def __init__(
@@ -80,11 +77,7 @@ class Files:
                     self._due.append({"kind": one.kind, "name": one.name, "path": one.path, **place})
 
     def store(self, *, ended: bool) -> bool:
-        """Store the next file. Returns whether there was one.
-
-        Args:
-            ended: whether the run has ended, so that its result and the chosen checkpoints are stored.
-        """
+        """Store the next file; after the run has ended, also its result. Returns whether there was one."""
         if self._due:
             if not self._guarded(self._due[0]):
                 return False
@@ -108,14 +101,13 @@ class Files:
         result = description.result_of(self._run.run_dir, self._run.attempt) if ended else {}
         if result:
             yield self._run.run_dir / RESULT_FILE
-        which = self._options.get("checkpoints")
-        if which is not None:
-            yield from checkpoints(self._run, which, (result.get("best") or {}).get("checkpoint"), ended=ended)
+        best = (result.get("best") or {}).get("checkpoint")
+        yield from description.checkpoints(self._run, self._options.get("checkpoints"), best, ended=ended)
         if ended and self._options.get("log_model"):
             yield self._run.run_dir / EXPORTED
 
     def _guarded(self, one: Mapping[str, Any]) -> bool:
-        """Store a file, or skip it if it is refused.
+        """Store a file, or skip it if it is refused; only the first skipped file is a warning.
 
         If the server cannot store files at all, log one warning and return False, also for all further files: the
         next process tries again.
@@ -128,16 +120,12 @@ class Files:
         except GoneError:
             raise
         except (RefusedError, FileNotFoundError) as error:
-            self._skipped(f"a file is not stored: {error}")
+            log.log(logging.INFO if self._warned else logging.WARNING, "a file is not stored: %s", error)
+            self._warned = True
         except (UnusableError, ImportError, PermissionError, NotADirectoryError) as error:
             self._hopeless = True
             log.warning("files (config, pictures, result, checkpoints) are not stored, only metrics are: %s", error)
         return not self._hopeless
-
-    def _skipped(self, text: str) -> None:
-        """Warn about the first skipped file; log the others at level INFO."""
-        log.log(logging.INFO if self._warned else logging.WARNING, "%s", text)
-        self._warned = True
 
     def _store(self, one: Mapping[str, Any]) -> None:
         client, run_id = self._client, self._run_id
@@ -165,18 +153,21 @@ class Files:
         if one["kind"] == "image":
             self._store_picture(path, one)
         elif one["kind"] == "table":
-            try:
-                table = json.loads(path.read_bytes())
-                shown = {"columns": table["columns"], "data": table["rows"]}  # as `log_table` writes it
-            except (ValueError, KeyError, TypeError) as error:
-                raise RefusedError(f"{path} does not contain a table ({error!r})") from error
-            self._client.log_text(self._run_id, json.dumps(shown, ensure_ascii=False), one["path"])
-            tables = [name for name in self._memory.get("tables", []) if name != one["path"]]
-            self._memory["tables"] = [*tables, one["path"]][-_TABLES:]
-            listed = [{"path": name, "type": "table"} for name in self._memory["tables"]]
-            self._client.set_tag(self._run_id, "mlflow.loggedArtifacts", json.dumps(listed))
+            self._store_table(path, one["path"])
         else:
             self._client.log_artifact(self._run_id, str(path), one["path"].rpartition("/")[0] or None)
+
+    def _store_table(self, path: Path, name: str) -> None:
+        """Store a table in the form of `log_table`, which imports pandas."""
+        try:
+            table = json.loads(path.read_bytes())
+            shown = {"columns": table["columns"], "data": table["rows"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise RefusedError(f"{path} does not contain a table ({error!r})") from error
+        self._client.log_text(self._run_id, json.dumps(shown, ensure_ascii=False), name)
+        self._memory["tables"] = [*(one for one in self._memory.get("tables", []) if one != name), name][-_TABLES:]
+        listed = [{"path": one, "type": "table"} for one in self._memory["tables"]]
+        self._client.set_tag(self._run_id, "mlflow.loggedArtifacts", json.dumps(listed))
 
     def _store_picture(self, path: Path, one: Mapping[str, Any]) -> None:
         """Store a picture and a small copy of it as `log_image` does, but under the same names if it is repeated."""
@@ -192,15 +183,9 @@ class Files:
                     small.thumbnail((_SMALL, _SMALL))
                     small.save(Path(folder, f"{name}+compressed.webp"))
             except Exception as error:  # decoders raise any error for a damaged file
-                self._skipped(f"a picture is not stored: {path}: {getattr(error, 'strerror', None) or error}")
-                return
+                raise RefusedError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
             shutil.copyfile(path, Path(folder, name + path.suffix))
             self._client.log_artifacts(self._run_id, folder, "images")
         if not self._tagged:
             self._client.set_tag(self._run_id, "mlflow.loggedImages", "True")
             self._tagged = True
-
-
-def result_of(run: Run) -> Path | None:
-    """Return the path of `result.json` if it belongs to the current attempt, else None."""
-    return run.run_dir / RESULT_FILE if description.result_of(run.run_dir, run.attempt) else None

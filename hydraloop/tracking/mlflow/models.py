@@ -62,21 +62,17 @@ def send_model(client: MlflowClient, run: Run, registered: str | None, experimen
     May be repeated: a model that was created is used again.
 
     Args:
-        client: of the run's tracking URI.
-        run: the run, which has the files `EXPORTED` and `model.pt2`.
         registered: name of the registered model; None does not register it.
-        experiment_id, run_id: of the run at MLflow.
     """
     from mlflow.entities import LoggedModelOutput
 
     path = run.run_dir / EXPORTED
     mark, about = str(path.stat().st_mtime_ns), json.loads(path.read_text(encoding="utf-8"))
     found = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}' AND tags.`{_MARK}` = '{mark}'")
-    model = (
-        found[0]
-        if found
-        else client.create_logged_model(experiment_id, NAME, run_id, tags={_MARK: mark}, model_type="pytorch")
-    )
+    if found:
+        model = found[0]
+    else:
+        model = client.create_logged_model(experiment_id, NAME, run_id, tags={_MARK: mark}, model_type="pytorch")
     with TemporaryDirectory() as temporary:
         _write(Path(temporary), path.with_name(_MODEL), model, about)
         client.log_model_artifacts(model.model_id, temporary)
@@ -126,20 +122,13 @@ def _write(folder: Path, exported: Path, model: LoggedModel, about: dict[str, An
 
     (folder / "data").mkdir()
     (folder / "data" / _MODEL).symlink_to(exported)
-    flavors = {
-        "pytorch": {"model_data": "data", "pytorch_version": about["torch"], "code": None},
-        "python_function": {
-            "loader_module": "mlflow.pytorch",
-            "pickle_module_name": "mlflow.pytorch.pickle_module",
-            "python_version": about["python"],
-            "data": "data",
-            "env": {"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
-            "config": {"device": None},
-        },
-    }
+    function = {"loader_module": "mlflow.pytorch", "data": "data", "env": {"virtualenv": "python_env.yaml"}}
     content: dict[str, Any] = {
         "artifact_path": model.artifact_location,
-        "flavors": flavors,
+        "flavors": {
+            "pytorch": {"model_data": "data", "pytorch_version": about["torch"], "code": None},
+            "python_function": {**function, "python_version": about["python"]},
+        },
         "mlflow_version": mlflow.__version__,
         "model_id": model.model_id,
         "model_uuid": model.model_id,
@@ -150,17 +139,11 @@ def _write(folder: Path, exported: Path, model: LoggedModel, about: dict[str, An
         content["signature"] = {"inputs": _schema(about["inputs"]), "outputs": outputs, "params": None}
     if about["example"] is not None:
         (folder / "input_example.json").write_text(json.dumps(about["example"]))
-        (folder / "serving_input_example.json").write_text(json.dumps({"inputs": about["example"]}))
-        content["saved_input_example_info"] = {
-            "artifact_path": "input_example.json",
-            "serving_input_path": "serving_input_example.json",
-            "type": "ndarray",
-        }
+        content["saved_input_example_info"] = {"artifact_path": "input_example.json", "type": "ndarray"}
     packages = [f"mlflow=={mlflow.__version__}", f"torch=={about['torch'].partition('+')[0]}"]
     (folder / "requirements.txt").write_text("\n".join(packages) + "\n")
     python = {"python": about["python"], "dependencies": ["-r requirements.txt"]}
-    conda = {"name": "mlflow-env", "dependencies": [f"python={about['python']}", "pip", {"pip": packages}]}
-    for name, part in (("MLmodel", content), ("python_env.yaml", python), ("conda.yaml", conda)):
+    for name, part in (("MLmodel", content), ("python_env.yaml", python)):
         (folder / name).write_text(yaml.safe_dump(part))
 
 

@@ -1,14 +1,20 @@
-"""Experiments and runs at MLflow: finds or creates them, with valid names, parameters and tags."""
+"""Experiments and runs at MLflow: finds or creates them, with valid names, parameters, tags and metrics."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shlex
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.run.record_log import FILENAME, Record, read_all
+from hydraloop.tracking import description
 from hydraloop.tracking.mlflow.address import shown, sqlite_path
 from hydraloop.tracking.tracker import Run, UnusableError
 
@@ -19,13 +25,12 @@ UID = "hydraloop.run"
 """Tag by which a run is found again."""
 NOTE = "mlflow.note.content"
 """Tag with the description of a run."""
-_PLUMBING = frozenset({"_partial_", "_convert_", "_recursive_"})
 _TARGET = "_target_"
 _TRACKERS = ("MLflowLoggerHook", "TensorBoardLoggerHook", "WandbLoggerHook")
-_PARAMS_AT_ONCE = 100
-"""Most that a server accepts in one call."""
 _LONGEST_NAME, _LONGEST_TAG = 250, 8000
 """Most characters of a name and of a tag. MLflow shortens values itself, except for the tags of a new run."""
+_FIRST = 1.0
+"""Most seconds to the first point of the load, so that a run that is shorter than the interval has one, too."""
 _BAD = re.compile(r"[^\w.\- :/]")
 
 
@@ -50,20 +55,12 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
     Raises:
         UnusableError: the experiment was deleted. MLflow reserves its name until it is deleted permanently.
     """
-    from mlflow.exceptions import MlflowException
-
     found = client.get_experiment_by_name(name)
     if found is None:
         path = sqlite_path(uri)
         # Next to the database. MLflow's default is the working directory of the process that creates the experiment.
         files = None if path is None else str(path.parent / "mlruns" / clean(name).replace("/", "_"))
-        try:
-            return str(client.create_experiment(name, artifact_location=files))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        found = client.get_experiment_by_name(name)  # another job has just created it
-    assert found is not None, "it exists already"
+        return str(client.create_experiment(name, artifact_location=files))
     if found.lifecycle_stage == "deleted":
         command = f"MLFLOW_TRACKING_URI={shlex.quote(shown(uri))} mlflow experiments restore -x {found.experiment_id}"
         raise UnusableError(
@@ -79,32 +76,26 @@ def find(client: MlflowClient, experiment_id: str, uid: str) -> str | None:
     return str(found[0].info.run_id) if found else None
 
 
-def create(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str], began: float) -> str:
-    """Create a run. Returns its id."""
-    run = client.create_run(experiment_id, start_time=round(began * 1000), tags=dict(tags), run_name=name)
+def ensure(client: MlflowClient, experiment_id: str, uid: str, name: str, tags: Mapping[str, Any], began: float) -> str:
+    """Return the id of the run with a tag `hydraloop.run`, which is created if it does not exist."""
+    if (run_id := find(client, experiment_id, uid)) is not None:
+        return run_id
+    given = {clean(str(key)): str(value)[:_LONGEST_TAG] for key, value in tags.items()}
+    run = client.create_run(experiment_id, start_time=round(began * 1000), tags={**given, UID: uid}, run_name=name)
     return str(run.info.run_id)
 
 
-def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, str]:
+def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a new run's tags: those of the run, under MLflow's names where it has them, and the user's."""
-    chosen = dict(options.get("tags") or {})
-    if options.get("description"):
-        chosen[NOTE] = options["description"]
-    given = dict(run.attempts[0].tags)
-    script = shlex.split(given.get("command", ""))[1:2]
-    ours = {"mlflow.source.git.commit": given.pop("git_commit", None), "mlflow.user": given.pop("user", None)}
-    if script:
-        ours |= {"mlflow.source.name": script[0], "mlflow.source.type": "LOCAL"}
+    tags: dict[str, Any] = dict(run.attempts[0].tags)
+    names = {"git_commit": "mlflow.source.git.commit", "user": "mlflow.user"}
+    tags |= {name: tags.pop(key) for key, name in names.items() if key in tags}
+    if script := shlex.split(tags.get("command", ""))[1:2]:
+        tags |= {"mlflow.source.name": script[0], "mlflow.source.type": "LOCAL"}
     if run.sweep is not None:
-        given |= {"sweep": run.sweep.name, "job": str(run.sweep.job)}
-    given |= {name: value for name, value in ours.items() if value is not None}
-    return tags_with(run.uid, given, chosen)
-
-
-def tags_with(uid: str, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of a new run, the user's among them. None of them overrides the one by which it is found."""
-    tags = {clean(str(name)): str(value)[:_LONGEST_TAG] for name, value in {**given, **chosen}.items()}
-    return {**tags, UID: uid}
+        tags |= {"sweep": run.sweep.name, "job": run.sweep.job}
+    tags |= options.get("tags") or {}
+    return {**tags, NOTE: options["description"]} if options.get("description") else tags
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -118,25 +109,106 @@ def params_of(config: Mapping[str, Any]) -> dict[str, str]:
     params = {}
     for key, value in config.items():
         node, _, name = key.rpartition(".")
-        if value in (None, "{}", "[]") or name in _PLUMBING or key.startswith(trackers):
+        if value in (None, "{}", "[]") or key.startswith(trackers):
             continue
-        if name != _TARGET:
+        if not name.startswith("_"):
             params[key] = str(value).lower() if isinstance(value, bool) else str(value)  # as in the config
-        elif not node.startswith(("hooks.", "default_hooks.")):
+        elif name == _TARGET and not node.startswith(("hooks.", "default_hooks.")):
             params[node or name] = str(value).rpartition(".")[2]
     return params
 
 
-def changed_params(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters of a resumed run that differ from those of the attempt before; removed ones are `null`."""
-    new, old = params_of(config), params_of(before)
-    return {key: value for key, value in (dict.fromkeys(old, "null") | new).items() if value != old.get(key)}
-
-
 def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
-    """Log parameters, a hundred at a time."""
+    """Log parameters."""
     from mlflow.entities import Param
 
-    all_of_them = [Param(clean(key), text) for key, text in params.items()]
-    for start in range(0, len(all_of_them), _PARAMS_AT_ONCE):
-        client.log_batch(run_id, params=all_of_them[start : start + _PARAMS_AT_ONCE])
+    client.log_batch(run_id, params=[Param(clean(key), text) for key, text in params.items()])
+
+
+def send_records(client: MlflowClient, run_id: str, records: Sequence[Record]) -> None:
+    """Send the numbers of records. May be repeated: MLflow stores points of equal name, value, time and step once."""
+    from mlflow.entities import Metric
+
+    points = [
+        Metric(clean(name), value, round(record.timestamp * 1000), record.iteration)
+        for record in records
+        for name, value in record.metrics.items()
+    ]
+    client.log_batch(run_id, points)
+
+
+def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -> None:
+    """Send the best value as a metric such as `best/accuracy`, and make the run's last values the latest at MLflow.
+
+    MLflow shows the value of the highest step. If an earlier attempt, or a test after more iterations, had reached a
+    higher step, the last value is sent once more, at that step.
+
+    Args:
+        ended: when the run ended, in milliseconds.
+    """
+    from mlflow.entities import Metric
+
+    result = description.result_of(run.run_dir, run.attempt)
+    last = {f"test/{name}": float(value) for name, value in (result.get("test_metrics") or {}).items()}
+    if run.attempt.number > 0:
+        for record in read_all(run.run_dir / FILENAME):
+            last |= record.metrics
+    best = result.get("best") or {}
+    if "metric" in best:
+        name, value = f"best/{best['metric']}", float(best["value"])
+        client.log_batch(run_id, [Metric(clean(name), value, ended, best["iteration"])])
+        last[name] = value
+    shown = client.get_run(run_id).data.metrics if last else {}
+    late = []
+    for key, value in ((clean(name), value) for name, value in last.items()):
+        if key in shown and _as_kept(shown[key]) != _as_kept(value):
+            step = max(point.step for point in client.get_metric_history(run_id, key))
+            late.append(Metric(key, value, ended, step))
+    client.log_batch(run_id, late)
+
+
+def _as_kept(value: float) -> float | str:
+    """Return a value as a database returns it, without infinity, and in a form that compares equal to itself."""
+    return "nan" if math.isnan(value) else max(min(value, sys.float_info.max), -sys.float_info.max)
+
+
+class Load:
+    """The load of the machine (CPU, memory, disk, network, GPUs), read by MLflow's collectors.
+
+    MLflow's own monitor is not used, because it stops after one failed request. `memory["system_step"]` counts the
+    points of all attempts.
+    """
+
+    def __init__(self, interval: float, memory: dict[str, Any]) -> None:
+        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+        self._interval, self._memory = interval, memory
+        self._due = time.monotonic() + min(interval, _FIRST)
+        self._collectors: list[Any] = []
+        for make in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
+            with suppress(Exception):  # GPUMonitor: there is none, or nvidia-ml-py is not installed
+                self._collectors.append(make())
+        self._read()  # the first CPU reading is always 0: it is a mean since the previous reading
+
+    def send(self, client: MlflowClient, run_id: str, *, ended: bool = False) -> None:
+        """Send a point of each metric if the interval has passed, or if the run has ended."""
+        from mlflow.entities import Metric
+
+        now = time.monotonic()
+        if ended or now >= self._due:
+            step, now_ms = self._memory.get("system_step", 0), round(time.time() * 1000)
+            points = [Metric(f"system/{name}", float(value), now_ms, step) for name, value in self._read().items()]
+            client.log_batch(run_id, points)
+            self._memory["system_step"], self._due = step + 1, now + self._interval
+
+    def _read(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for collector in self._collectors:
+            collector.clear_metrics()
+            with suppress(Exception):  # a container without network counters, a GPU that was reset
+                collector.collect_metrics()
+                found |= collector.aggregate_metrics()
+        return found

@@ -1,10 +1,16 @@
-"""The parent run of a sweep at MLflow. The follower of each job creates it, and updates it when the job has ended."""
+"""The parent run of a sweep at MLflow. The follower of each job creates it, and updates it when the job has ended.
+
+It shows the value of the best job and a table of the jobs. The page of the experiment gets a view of them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +19,8 @@ from filelock import FileLock
 
 from hydraloop.run import atomic
 from hydraloop.tracking import description
-from hydraloop.tracking.mlflow import address, runs, sweep_table
+from hydraloop.tracking.mlflow import address, runs
+from hydraloop.tracking.mlflow.runs import clean
 from hydraloop.tracking.tracker import FOLDER, Ending, GoneError, Run, Sweep
 
 if TYPE_CHECKING:
@@ -24,37 +31,31 @@ FILENAME = "mlflow.json"
 jobs. The lock next to it is held while a parent run is created or updated."""
 _PATIENCE = 120.0
 """Seconds to wait for another process that creates or updates the parent run."""
+_RUNNING = "running"
+"""Status of a job that has not ended."""
+_MOST_ROWS = 60
+"""Most rows of the table: a description may have 8,000 characters."""
+
+_Job = Mapping[str, Any]
+"""What is known of a job: `values` (swept, by key), `status`, `metric`, `rule`, `value` (null: none) and `seconds`."""
 
 
 def ensure_parent(client: MlflowClient, uri: str, run: Run, experiment_id: str, tags: Mapping[str, Any]) -> str:
-    """Return the id of the parent run of a sweep's job, which is created if necessary. Called before the job's run is.
-
-    Args:
-        client, uri: a client for a tracking URI.
-        run, experiment_id: the job and its experiment.
-        tags: additional tags of a new parent run.
-    """
+    """Return the id of the parent run of a sweep's job, which is created if necessary, with the user's tags."""
     with _parent(run, uri, experiment_id) as (parent, sweep):
-        parent["jobs"].setdefault(str(sweep.job), sweep_table.job_of(run, sweep_table.RUNNING))
-        found = runs.find(client, experiment_id, sweep.uid)
-        if found is None:
-            given = {"sweep": sweep.name, "sweep_dir": str(sweep.folder)}
-            began = run.attempts[0].began if sweep.began is None else sweep.began
-            name = sweep.name.rpartition("/")[2]
-            found = runs.create(client, experiment_id, name, runs.tags_with(sweep.uid, given, tags), began)
-        return found
+        parent["jobs"].setdefault(str(sweep.job), _job_of(run, _RUNNING))
+        given = {"sweep": sweep.name, "sweep_dir": sweep.folder, **tags}
+        began = run.attempts[0].began if sweep.began is None else sweep.began
+        return runs.ensure(client, experiment_id, sweep.uid, sweep.name.rpartition("/")[2], given, began)
 
 
 def update_parent(client: MlflowClient, uri: str, run: Run, experiment_id: str, status: Ending) -> None:
-    """Add a job that has ended to its parent run: value of the best job, table of the jobs, and status.
-
-    Called when the job's final values and status are sent. May be repeated.
-    """
+    """Add a job that has ended to its parent run: value of the best job, table of the jobs, and status."""
     with _parent(run, uri, experiment_id) as (parent, sweep):
-        parent["jobs"][str(sweep.job)] = job = sweep_table.job_of(run, status)
+        parent["jobs"][str(sweep.job)] = job = _job_of(run, status)
         _send(client, parent, sweep)
         if job["metric"] is not None:
-            key, view = sweep_table.view(job, run, _now())
+            key, view = _view(job, run)
             page = f"experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
             if parent.get("page") != page:
                 client.set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{key}", view)  # in the menu *Views*
@@ -65,23 +66,18 @@ def update_parents(folder: Path) -> None:
     """Send the parent runs of the sweep in a directory again: the last job may have ended before the sweep did.
 
     Raises:
-        Exception: that of the last parent run that could not be sent. The others are sent.
+        GoneError: a local database was deleted.
     """
-    sweep, problem = description.read_sweep(folder), None
+    sweep = description.read_sweep(folder)
     if sweep is None or not (folder / FOLDER / FILENAME).exists():
         return
     with _parents(folder) as parents:
         for parent in parents:
             uri = address.with_password(parent["tracking_uri"])
             path = address.sqlite_path(uri)
-            try:
-                if path is not None and not path.exists():
-                    raise GoneError(f"{path} does not exist any more")
-                _send(address.connected(uri), parent, sweep)
-            except Exception as error:
-                problem = error
-    if problem is not None:
-        raise problem
+            if path is not None and not path.exists():
+                raise GoneError(f"{path} does not exist any more")
+            _send(address.connected(uri), parent, sweep)
 
 
 def has_open_parent(folder: Path) -> bool:
@@ -133,14 +129,14 @@ def _send(client: MlflowClient, parent: dict[str, Any], sweep: Sweep) -> None:
     """Send what is known of the jobs. A parent run that was deleted is created again by the next job."""
     from mlflow.entities import Metric, RunTag
 
-    jobs: dict[str, sweep_table.Job] = parent["jobs"]
+    jobs: dict[str, _Job] = parent["jobs"]
     run_id = runs.find(client, parent["experiment_id"], sweep.uid)
     if run_id is None:
         return
-    metric, order = sweep_table.best_first(jobs)
-    ended = sum(job["status"] != sweep_table.RUNNING for job in jobs.values())
-    best = [] if metric is None else [Metric(runs.clean(f"val/{metric}"), jobs[order[0]]["value"], _now(), ended)]
-    client.log_batch(run_id, best, tags=[RunTag(runs.NOTE, sweep_table.table(jobs, order, metric))])
+    metric, order = _best_first(jobs)
+    ended = sum(job["status"] != _RUNNING for job in jobs.values())
+    best = [] if metric is None else [Metric(clean(f"val/{metric}"), jobs[order[0]]["value"], _now(), ended)]
+    client.log_batch(run_id, best, tags=[RunTag(runs.NOTE, _table(jobs, order, metric))])
     parent["status"] = status = _status(jobs, sweep)
     if status == "RUNNING":
         client.update_run(run_id, status=status)
@@ -148,17 +144,86 @@ def _send(client: MlflowClient, parent: dict[str, Any], sweep: Sweep) -> None:
         client.set_terminated(run_id, status, _now())
 
 
-def _status(jobs: Mapping[str, sweep_table.Job], sweep: Sweep) -> str:
+def _status(jobs: Mapping[str, _Job], sweep: Sweep) -> str:
     """Return the status of the parent run: RUNNING until all jobs have ended, or no more are started."""
     sweep = description.read_sweep(sweep.folder) or sweep
     statuses = {job["status"] for job in jobs.values()}
     begun = max(len(jobs), len([*sweep.folder.glob("*/result.json")]))  # also jobs without this tracker
     incomplete = sweep.jobs is None or begun < sweep.jobs
-    if sweep_table.RUNNING in statuses or (incomplete and description.is_controlled(sweep)):
+    if _RUNNING in statuses or (incomplete and description.is_controlled(sweep)):
         return "RUNNING"
     if "interrupted" in {sweep.ended, *statuses} or (incomplete and sweep.ended is None):
         return "KILLED"
     return "FAILED" if sweep.ended == "failed" or statuses & {"failed", "killed"} else "FINISHED"
+
+
+def _job_of(run: Run, status: str) -> _Job:
+    """Describe a job, with its best value of the monitored metric if it has ended."""
+    typed, axes = description.override_values(run.run_dir), () if run.sweep is None else run.sweep.axes
+    result = description.result_of(run.run_dir, run.attempt)
+    monitor, best = result.get("monitor") or {}, result.get("best") or {}
+    metric = monitor.get("metric")
+    value = float(best.get("value", (result.get("val_metrics") or {}).get(metric, "nan")))
+    return {
+        "values": {key: text for key, text in typed.items() if key in axes or not axes},
+        "status": status,
+        "metric": metric,
+        "rule": monitor.get("rule"),
+        "value": value if math.isfinite(value) else None,
+        "seconds": result.get("seconds"),
+    }
+
+
+def _best_first(jobs: Mapping[str, _Job]) -> tuple[str | None, list[str]]:
+    """Return the metric by which jobs are compared, None if there is none, and the numbers of the jobs in order.
+
+    Jobs without a value of that metric come last.
+    """
+    first = next((job for job in jobs.values() if job["value"] is not None), {"metric": None, "rule": None})
+    metric, sign = first["metric"], -1 if first["rule"] == "greater" else 1
+
+    def rank(number: str) -> tuple[float, int]:
+        value = jobs[number]["value"] if jobs[number]["metric"] == metric else None
+        return math.inf if value is None else sign * value, int(number)
+
+    return metric, sorted(jobs, key=rank)
+
+
+def _table(jobs: Mapping[str, _Job], order: Sequence[str], metric: str | None) -> str:
+    """Return a Markdown table of jobs."""
+    keys = dict.fromkeys(key for number in order for key in jobs[number]["values"])
+    short = description.short_keys(keys)
+    header = ["job", *(short[key] for key in keys), *([f"val/{metric}"] if metric else []), "status", "time"]
+    lines = [_line(header), "| --- " * len(header) + "|"]
+    for number in order[:_MOST_ROWS]:
+        job = jobs[number]
+        value = "" if job["value"] is None or job["metric"] != metric else f"{job['value']:.5g}"
+        took = "" if job["seconds"] is None else timedelta(seconds=round(job["seconds"]))
+        values = [job["values"].get(key, "") for key in keys]
+        lines.append(_line([number, *values, *([value] if metric else []), job["status"], took]))
+    rest = len(order) - _MOST_ROWS
+    return "\n".join(lines) + (f"\n\n… and {rest} more" if rest > 0 else "")
+
+
+def _line(cells: Iterable[object]) -> str:
+    # MLflow's page has no space between two columns; Markdown keeps a non-breaking one.
+    return "| " + " | ".join(str(cell).replace("|", "\\|") + "\u00a0" for cell in cells) + " |"
+
+
+def _view(job: _Job, run: Run) -> tuple[str, str]:
+    """Return the key and content of a view of the experiment's page, best runs first.
+
+    It has the monitored metric and the swept values, which MLflow's default columns do not show. Sweeps over the same
+    keys share a view.
+    """
+    short, metric = description.short_keys(job["values"]), f"val/{job['metric']}"
+    params = runs.params_of(run.attempt.params)
+    name = f"{metric} by {', '.join(short.values())}" if short else metric
+    column = f"metrics.`{clean(metric)}`"
+    columns = [column, *(f"params.`{clean(axis)}`" for axis in short if axis in params)]
+    state = {"orderByKey": column, "orderByAsc": job["rule"] == "less", "selectedColumns": columns}
+    content = {"name": name, "createdAt": _now(), "updatedAt": _now(), "state": json.dumps(state)}
+    return re.sub(r"\W+", "-", name)[:100], json.dumps(content)
 
 
 def _now() -> int:

@@ -65,24 +65,25 @@ def test_a_password_that_is_not_stored(stored: str, now: str, expected: str, mon
     assert address.address_of({"tracking_uri": stored}, {}) == expected
 
 
-def test_a_folder_with_a_question_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):
-        address.address_of({"folder": str(tmp_path / "what?")}, {})
-    given = {"folder": str(tmp_path), "tracking_uri": "sqlite:///a.db?timeout=5"}
-    assert address.address_of(given, {}) == f"sqlite:///{tmp_path}/a.db"
+def test_an_address_with_a_question_mark(folder: Path) -> None:
+    for options in ({"tracking_uri": "sqlite:///a.db?timeout=5"}, {"folder": str(folder / "what?")}):
+        with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):
+            opened(run_in(folder / "run"), **options)
 
 
 def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
+    def command(uri: str) -> str:
+        return str(address.page(uri, tmp_path, "x")).removesuffix(", http://localhost:5000/#/x")
+
     default = f"sqlite:///{tmp_path}/mlflow.db"
-    assert address.command(default, tmp_path) == "mlflow ui"
-    assert address.command("sqlite:////a/b.db", tmp_path) == "mlflow ui --backend-store-uri sqlite:////a/b.db"
-    assert address.command("sqlite:////a b/x.db", tmp_path) == "mlflow ui --backend-store-uri 'sqlite:////a b/x.db'"
+    assert command(default) == "mlflow ui"
+    assert command("sqlite:////a/b.db") == "mlflow ui --backend-store-uri sqlite:////a/b.db"
+    assert command("sqlite:////a b/x.db") == "mlflow ui --backend-store-uri 'sqlite:////a b/x.db'"
     (tmp_path / "mlruns" / "digits" / "a").mkdir(parents=True)
-    assert address.command(default, tmp_path) == "mlflow ui"
+    assert command(default) == "mlflow ui"
     (tmp_path / "mlruns" / "0").mkdir()
     (tmp_path / "mlruns" / "0" / "meta.yaml").touch()
-    assert address.command(default, tmp_path) == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
+    assert command(default) == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
 
 
 def test_a_scheme_that_is_none_is_what_is_said(folder: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_place_where_no_database_can_be(folder: Path) -> None:
     for name in ("file/mlflow.db", "text.db", "folder.db", "/proc/mlflow.db", "loop/a.db", f"{long}/a.db", long):
         with pytest.raises(UnusableError, match=r"hooks\.mlflow\.tracking_uri"):
             opened(run_in(folder / "run"), tracking_uri=f"sqlite:///{name}")
-    with pytest.raises(UnusableError, match=r"^cannot create a database in /proc \("):
+    with pytest.raises(UnusableError, match=r"^/proc/mlflow\.db: .*; choose another place"):
         opened(run_in(folder / "run"), tracking_uri="sqlite:////proc/mlflow.db")
 
 
@@ -191,8 +192,12 @@ def test_eight_processes_open_a_database_that_is_not_there(tmp_path: Path) -> No
         "import sys\n"
         "from pathlib import Path\n"
         "from tests.tracking.mlflow.runs import opened, run_in, training\n"
-        "from hydraloop.tracking.tracker import Finish\n"
-        "tracker = opened(run_in(Path(sys.argv[1]) / sys.argv[2], uid=sys.argv[2]), folder=sys.argv[1])\n"
+        "from hydraloop.tracking.tracker import BusyError, Finish\n"
+        "run = run_in(Path(sys.argv[1]) / sys.argv[2], uid=sys.argv[2])\n"
+        "try:\n"
+        "    tracker = opened(run, folder=sys.argv[1])\n"
+        "except BusyError:  # another process has just created the experiment: the follower calls again\n"
+        "    tracker = opened(run, folder=sys.argv[1])\n"
         "tracker.send(training(0, 100))\n"
         "tracker.finish(Finish('finished'))\n"
     )

@@ -139,7 +139,8 @@ def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("status", "what"), [(413, "413 Client Error"), (403, "the server denies access: set MLFLOW_TRACKING_USERNAME")]
+    ("status", "what"),
+    [(413, "413 Client Error"), (403, "the server denies access: set MLFLOW_TRACKING_USERNAME")],
 )
 def test_a_proxy_that_refuses_a_file(
     status: int, what: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -153,21 +154,6 @@ def test_a_proxy_that_refuses_a_file(
         check(run_dir, server.uri, pictures=PICTURES - 1)
     (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert warning.startswith(f"a file is not stored: {what}")
-
-
-def test_a_proxy_that_asks_for_credentials_for_a_file(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The file (401) is tried again, because the credentials may be mended."""
-    run_dir = folder / "outputs" / "run"
-    with mlflow_server(tmp_path) as server:
-        finished_run(run_dir, server.uri)
-        with proxy(server, refusing(run_dir / "0.png", [401] * 4)) as uri:
-            assert sync.main([str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
-            assert "not all: ConnectionError: the server denies access: set MLFLOW_TRA" in capsys.readouterr().out
-            assert sync.main([str(run_dir)]) == 0
-        check(run_dir, server.uri)
-    assert "not stored" not in caplog.text
 
 
 def refusing(path: Path, answers: list[int]) -> Callable[[int, bytes], int]:
