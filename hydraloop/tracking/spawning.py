@@ -26,7 +26,7 @@ MARGIN = 1.0
 NICE = 5
 """Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
 the run, training waits for these processes."""
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[2]
 """Folder that hydraloop is imported from."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """numpy and pyarrow start threads when they are imported, unless these variables forbid it."""

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+import hydraloop
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import link
@@ -274,3 +275,12 @@ def test_a_follower_that_fails_says_why(
     assert [record.getMessage() for record in caplog.records] == [
         f"{NAME}: {failing.trouble}; training continues, the records stay in the run directory"
     ]
+
+
+def test_a_follower_finds_the_hydraloop_that_starts_it(tmp_path: Path) -> None:
+    """Also if hydraloop is not installed, and the working directory is elsewhere: it gets the folder in PYTHONPATH."""
+    folder = Path(hydraloop.__file__).parents[1]
+    with (tmp_path / "out").open("wb") as out:
+        pipes = (subprocess.DEVNULL, out.fileno(), out.fileno())
+        assert spawn("site", pipes=pipes).wait(PATIENCE) == 0
+    assert (tmp_path / "out").read_text().startswith(f"sys.path = [\n    '{folder}',\n")
