@@ -33,8 +33,8 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
-from hydraloop.optim.build_schedules import build_schedules
 from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
+from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.lock import RunLock

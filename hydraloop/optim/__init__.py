@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
-from hydraloop.optim.build_schedules import Length, build_schedule, build_schedules
 from hydraloop.optim.optimizers import resolve_fused
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
@@ -21,6 +20,7 @@ from hydraloop.optim.schedule_functions import (
     Step,
     WarmupCosine,
 )
+from hydraloop.optim.schedules_from_config import Length, build_schedule, build_schedules
 from hydraloop.optim.torch_schedule import TorchSchedule
 
 __all__ = [
