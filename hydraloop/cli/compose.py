@@ -34,7 +34,6 @@ class Composer:
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: tuple[list[str], DictConfig] | None = None
-        self._refused: tuple[list[str], Exception] | None = None
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the config of one job, with the node `hydra`.
@@ -44,14 +43,8 @@ class Composer:
             Exception: what Hydra raises.
         """
         if self._last is None or self._last[0] != list(overrides):  # composing takes about 100 ms
-            if self._refused is not None and self._refused[0] == list(overrides):
-                raise self._refused[1]
             check_search_path(self._name, overrides)
-            try:
-                cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
-            except Exception as error:
-                self._refused = (list(overrides), error)
-                raise
+            cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
             self._last = (list(overrides), cfg)
         return self._last[1]
 
