@@ -88,6 +88,8 @@ def translated(error: Exception, *, a_file: bool = False) -> Exception:
     if isinstance(error, RefusedError | UnusableError):
         return error
     text, code, (status, retry_after) = _brief(str(error)), getattr(error, "error_code", None), _status(error)
+    if type(error) is ValueError or isinstance(error.__cause__, OverflowError):  # a number that is too large
+        return RefusedError(text)
     if isinstance(error, ModuleNotFoundError):
         return UnusableError(f"{text}: install it, or use another hooks.mlflow.tracking_uri")
     if (uri := _UNSUPPORTED.search(str(error))) is not None:
@@ -102,7 +104,10 @@ def translated(error: Exception, *, a_file: bool = False) -> Exception:
         return BusyError(text)
     if code in _NOT_ALLOWED or status in (401, 403):
         remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        return (RefusedError if a_file else UnusableError)(f"the server denies access: {remedy}; {text}")
+        text = f"the server denies access: {remedy}; {text}"
+        if not a_file:
+            return UnusableError(text)
+        return RefusedError(text) if status == 403 or code == "PERMISSION_DENIED" else ConnectionError(text)
     if code == "RESOURCE_DOES_NOT_EXIST":
         return GoneError(f"the run does not exist there any more: {text}")
     if code == "INVALID_PARAMETER_VALUE" or status == 413:  # 413: too large

@@ -82,7 +82,7 @@ class MLflowTracker(Tracker):
                 for attempt in new:
                     self._describe(attempt)
                     log_data_sets(self._client, self._run_id, attempt)
-        except (RefusedError, ValueError) as error:  # ValueError: of an address such as http://[server
+        except RefusedError as error:
             raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
         storing = partial(calling, self._gone, a_file=True)
         self._files = Files(self._client, self._run_id, self.run, storing, self.options, self.memory)
@@ -168,7 +168,8 @@ class MLflowTracker(Tracker):
             runs.log_params(client, self._run_id, params)
             return
         before = self.run.attempts[number - 1]
-        changed = params.items() - runs.params_of(before.params).items()
+        old = runs.params_of(before.params)
+        changed = (dict.fromkeys(old, "null") | params).items() - old.items()
         runs.log_params(client, self._run_id, {f"resume_{number}/{key}": value for key, value in changed})
         for key, value in attempt.tags.items():
             if value != before.tags.get(key):

@@ -58,6 +58,7 @@ def answer(status: int, code: str = "INTERNAL_ERROR") -> MlflowException:
         (lambda: of("RESOURCE_DOES_NOT_EXIST"), GoneError),
         (lambda: of("PERMISSION_DENIED"), UnusableError),
         (lambda: of("UNAUTHENTICATED"), UnusableError),
+        (lambda: ValueError("no image"), RefusedError),
         (lambda: of("RESOURCE_ALREADY_EXISTS"), BusyError),
         (lambda: ModuleNotFoundError("No module named 'psycopg'"), UnusableError),
         (lambda: of("INTERNAL_ERROR"), RestException),

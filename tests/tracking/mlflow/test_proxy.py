@@ -156,6 +156,21 @@ def test_a_proxy_that_refuses_a_file(
     assert warning.startswith(f"a file is not stored: {what}")
 
 
+def test_a_proxy_that_asks_for_credentials_for_a_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file (401) is tried again, because the credentials may be mended."""
+    run_dir = folder / "outputs" / "run"
+    with mlflow_server(tmp_path) as server:
+        finished_run(run_dir, server.uri)
+        with proxy(server, refusing(run_dir / "0.png", [401] * 4)) as uri:
+            assert sync.main([str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
+            assert "not all: ConnectionError: the server denies access: set MLFLOW_TRA" in capsys.readouterr().out
+            assert sync.main([str(run_dir)]) == 0
+        check(run_dir, server.uri)
+    assert "not stored" not in caplog.text
+
+
 def refusing(path: Path, answers: list[int]) -> Callable[[int, bytes], int]:
     """Replace a picture by a large one. Returns the answers of a proxy that receives it; afterwards it passes."""
     Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64)).save(path)

@@ -164,18 +164,20 @@ def resumed(tracker: MLflowTracker, iteration: int, **params: Any) -> MLflowTrac
 
 
 def test_a_resumed_run_is_the_same_run(folder: Path) -> None:
-    first = opened(run_in(folder / "run", attempt(b=1, c=1)))
+    first = opened(run_in(folder / "run", attempt(b=1, c=1, e=3, f=3)))
     first.send(training(0, 3))
     first.finish(Finish("failed", "ValueError: no"))
     send_files(first)
     assert found(first).info.status == "FAILED"
     assert found(first).data.tags["error"] == "ValueError: no"
-    second = resumed(first, 20, b=1, c=2, d=3)
+    second = resumed(first, 20, b=1, c=2, d=3, e=None)
     second.open()
     send_files(second)
     assert found(second).info.run_id == first.memory["run_id"]
     assert found(second).info.status == "RUNNING"
-    assert found(second).data.params == {"a": "1", "b": "1", "c": "1", "resume_1/c": "2", "resume_1/d": "3"}
+    before = {"a": "1", "b": "1", "c": "1", "e": "3", "f": "3"}
+    changed = {"resume_1/c": "2", "resume_1/d": "3", "resume_1/e": "null", "resume_1/f": "null"}
+    assert found(second).data.params == {**before, **changed}
     second.finish(Finish("finished"))
     assert found(second).info.status == "FINISHED"
     assert "error" not in found(second).data.tags
@@ -354,9 +356,10 @@ def test_the_printed_command_brings_a_lost_or_deleted_run_back(folder: Path, emp
     assert [step for step, _ in points(sent(), "train/loss")] == [10 * (i + 1) for i in range(10)]
 
 
-def test_what_the_server_refuses_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(("iteration", "timestamp"), [(2**70, BEGAN), (1, 1.7e18), (1, -1.0)])
+def test_what_the_server_refuses_is_refused(folder: Path, iteration: int, timestamp: float) -> None:
     tracker = opened(run_in(folder / "run"))
-    record = Record(0, "train", 1, 1, -1.0, {"loss": 1.0}, {})
+    record = Record(0, "train", 1, iteration, timestamp, {"loss": 1.0}, {})
     with pytest.raises(RefusedError):
         tracker.send([record])
     tracker.send(training(0, 1))
