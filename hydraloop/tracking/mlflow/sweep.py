@@ -66,18 +66,23 @@ def update_parents(folder: Path) -> None:
     """Send the parent runs of the sweep in a directory again: the last job may have ended before the sweep did.
 
     Raises:
-        GoneError: a local database was deleted.
+        Exception: that of the last parent run that could not be sent. The others are sent.
     """
-    sweep = description.read_sweep(folder)
+    sweep, problem = description.read_sweep(folder), None
     if sweep is None or not (folder / FOLDER / FILENAME).exists():
         return
     with _parents(folder) as parents:
         for parent in parents:
             uri = address.with_password(parent["tracking_uri"])
             path = address.sqlite_path(uri)
-            if path is not None and not path.exists():
-                raise GoneError(f"{path} does not exist any more")
-            _send(address.connected(uri), parent, sweep)
+            try:
+                if path is not None and not path.exists():
+                    raise GoneError(f"{path} does not exist any more")
+                _send(address.connected(uri), parent, sweep)
+            except Exception as error:
+                problem = error
+    if problem is not None:
+        raise problem
 
 
 def has_open_parent(folder: Path) -> bool:

@@ -192,13 +192,18 @@ def test_a_sweep_that_was_moved_leaves_its_old_address(
         assert uri in line
 
 
-def test_a_parent_whose_database_is_gone_is_an_error(folder: Path) -> None:
+def test_a_parent_that_is_gone_does_not_keep_others_open(folder: Path, empty_database: Path) -> None:
     sweep = sweep_in(folder)
-    end(begin(sweep, 0), 0.5)
-    (folder / "mlflow.db").unlink()
-    with pytest.raises(GoneError, match=r"mlflow\.db"):
+    uri = moved_to(folder, empty_database)
+    gone, there = begin(sweep, 0, tracking_uri=uri), begin(sweep, 1)
+    end(gone, 0.5)
+    end(there, 0.5)
+    (folder / "moved.db").unlink()
+    description.write_sweep(replace(sweep, ended="finished"))
+    with pytest.raises(GoneError, match=r"moved\.db"):
         update_parents(sweep.folder)
-    assert not (folder / "mlflow.db").exists()
+    assert parent_of(there).info.status == "FINISHED"
+    assert not (folder / "moved.db").exists()
 
 
 def test_jobs_without_this_tracker_count_as_ended(folder: Path) -> None:
