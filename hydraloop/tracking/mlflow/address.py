@@ -24,10 +24,10 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _DEFAULT = f"{_SQLITE}mlflow.db"
 """MLflow's default, in the folder in which `mlflow ui` is started."""
-_LOCAL = "http://localhost:5000"
-"""Address of `mlflow ui`."""
 _PATIENCE = 60.0
 """Seconds to wait while another process creates the database, which takes about 2 s."""
+_LOCAL = "http://localhost:5000"
+"""Address of `mlflow ui`."""
 _PASSING = ("lock", "full", "disk I/O", "No space", "quota", "Input/output", "Too many open files")
 """Parts of the errors of a database that may pass. After any other, it cannot be used."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
@@ -154,7 +154,8 @@ def _check(path: Path, uri: str) -> None:
 
     with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
-        revision = database.execute("SELECT version_num FROM alembic_version").fetchone()
+        is_new = not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
+        revision = None if is_new else database.execute("SELECT version_num FROM alembic_version").fetchone()
         database.execute("CREATE TABLE written (it INTEGER)")  # undone: without it, a read-only disk is not noticed
     newest = _get_latest_schema_revision()  # type: ignore[no-untyped-call]  # MLflow's function has no types
     if revision is not None and revision[0] != newest:

@@ -14,7 +14,7 @@ import pytest
 
 from hydraloop.tracking.mlflow import address as address
 from hydraloop.tracking.tracker import UnusableError
-from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, run_in, training
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, points, run_in, training
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -123,6 +123,14 @@ def test_a_place_where_no_database_can_be(folder: Path) -> None:
             opened(run_in(folder / "run"), tracking_uri=f"sqlite:///{name}")
     with pytest.raises(UnusableError, match=r"^/proc/mlflow\.db: .*; choose another place"):
         opened(run_in(folder / "run"), tracking_uri="sqlite:////proc/mlflow.db")
+
+
+def test_an_empty_file_becomes_a_database(folder: Path) -> None:
+    """`mlflow ui` that has just been started leaves one for a moment."""
+    (folder / "new.db").touch()
+    tracker = opened(run_in(folder / "run"), tracking_uri="sqlite:///new.db")
+    tracker.send(training(0, 1))
+    assert len(points(tracker, "train/loss", f"sqlite:///{folder}/new.db")) == 1
 
 
 def test_a_database_that_is_locked_is_tried_again(folder: Path) -> None:
