@@ -3,12 +3,16 @@
 Python runs a signal handler between two bytecodes. A rank that waits in a collective for a rank that has ended would
 never run it. But Python also writes the number of each signal to a file descriptor at once. A thread reads it, and ends
 the process when the grace period is over.
+
+Python also ignores what a handler raises in `__del__` and in callbacks of weak references: a signal that arrives there
+would be lost. So the thread raises it again if the run is not closing soon after.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import select
@@ -26,6 +30,8 @@ from hydraloop.launch.failure import Terminated
 GRACE = 15.0
 """Seconds from the signal to the end of the process: enough to close trackers and to write `result.json`, and half of
 the 30 s that a job may take to end after a rank was killed."""
+_AGAIN = 2.0
+"""Seconds from a signal until it is raised again: an exception reaches the end of the run sooner."""
 _POLL = 0.5
 """Seconds between two checks of the launching process and of the grace period."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -102,13 +108,20 @@ class TerminationHandler:
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def _run(self) -> None:
-        orphaned = False
+        orphaned, lost, again = False, 0, math.inf
         while not self._done.is_set():
             ready, _, _ = select.select([self._reads], [], [], _POLL)
-            numbers = [number for number in self._reads.recv(64) if number in self._numbers] if ready else []
+            signals = [number for number in self._reads.recv(64) if number] if ready else []
+            if signals:
+                lost, again = signals[0], time.monotonic() + _AGAIN
+            numbers = [number for number in signals if number in self._numbers]
             if numbers:
                 self.received = self.received or numbers[0]
                 self.end_within_grace()
+            if time.monotonic() > again and not self.is_closing():
+                again = math.inf
+                if signal.getsignal(lost) in (self._handle, signal.default_int_handler):  # not a user's own
+                    signal.pthread_kill(threading.main_thread().ident or 0, lost)
             if self._launched and not orphaned and os.getppid() != self._parent:
                 orphaned = True
                 self._orphaned()

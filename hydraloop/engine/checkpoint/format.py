@@ -58,6 +58,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         TypeError: an entry is of a type that could not be loaded again without pickle; names the entry.
         OSError: the file cannot be written; nothing is left of it.
+        KeyboardInterrupt: a signal has interrupted it; nothing is left of it.
     """
     _check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,15 +66,18 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
             torch.save(checkpoint, file)  # given a path, it would write the path into the file
     except (OSError, RuntimeError) as error:
-        raise _of_system(error, path) from error
+        raise _cause(error, path) from error
 
 
-def _of_system(error: OSError | RuntimeError, path: Path) -> Exception:
-    """Return the system's error (a full disk) with the path. torch raises another one when it closes the file."""
+def _cause(error: OSError | RuntimeError, path: Path) -> BaseException:
+    """Return a signal's interrupt, or the system's error (a full disk) with the path.
+
+    torch raises another error when it closes the file.
+    """
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
+    while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
         cause = cause.__context__
-    return error if cause is None else OSError(cause.errno, cause.strerror, str(path))
+    return OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else cause or error
 
 
 def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:

@@ -7,11 +7,13 @@ import os
 import pickle
 import re
 import resource
+import signal
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluation_weights, initialise, load, write
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
+from hydraloop.launch.failure import Terminated
 from hydraloop.run.checkpoint_files import is_complete, newest_complete
 from tests.helpers import at, differences, make_engine
 
@@ -50,6 +53,30 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: P
         assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(target))
         assert path.read_bytes() == before
         assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
+
+
+def test_a_signal_while_writing_is_raised_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raises a RuntimeError when it closes a file whose `write` was interrupted."""
+
+    class Interrupted(FileIO):
+        calls = 0
+
+        def write(self, data: Any) -> int:
+            self.calls += 1
+            if self.calls == 4:  # in the middle of the file
+                raise Terminated(signal.SIGTERM)
+            return super().write(data)
+
+    path = tmp_path / "epoch_1.pth"
+    write(path, {"a": 1})
+    monkeypatch.setattr(Path, "open", lambda self, mode: Interrupted(self, mode))
+    with pytest.raises(Terminated):
+        write(path, {"a": torch.ones(2)})
+    monkeypatch.undo()
+    assert load(path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
 
 
 def test_what_could_not_be_loaded_is_not_written(tmp_path: Path) -> None:
