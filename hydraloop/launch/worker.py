@@ -6,6 +6,7 @@ standard library, so no other module can shadow one that the launching process w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -15,8 +16,10 @@ import sys
 from pathlib import Path
 
 
-def main(folder: Path) -> int:
-    """Train as the rank that the environment names. Returns the exit code."""
+def main(folder: Path) -> None:
+    """Train as the rank that the environment names, then end this process."""
+    finished: list[bool] = []
+    atexit.register(lambda: finished and leave(0))  # the first is called last, after those of other libraries
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback until there is something to close
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     threads = max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -54,8 +57,9 @@ def main(folder: Path) -> int:
         leave(1)
     with contextlib.suppress(FileNotFoundError):  # the launching process has ended
         error_file.with_name(DONE).touch()
-    return 0
+    # While torch is unloaded, a thread of gloo may still run, and abort the process: once in thousands of jobs.
+    finished.append(True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    main(Path(sys.argv[1]))

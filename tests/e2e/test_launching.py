@@ -382,6 +382,29 @@ def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: 
     assert "checkpoints/epoch_1.pth, iteration" in run.log
 
 
+LIBRARY = """
+import atexit, ctypes, pathlib
+from hydraloop import Hook
+
+def noted():
+    pathlib.Path("noted").touch()
+
+class Library(Hook):
+    def before_run(self, engine) -> None:
+        libc = ctypes.CDLL(None)
+        getattr(libc, "__cxa_atexit")(libc.abort, None, None)  # as a thread does that outlives torch
+        atexit.register(noted)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(project: Project) -> None:
+    project.write("my_project/library.py", LIBRARY)
+    done = project.train(*QUICK, TWO, "+hooks.library._target_=my_project.library.Library")
+    assert done.code == 0, done.text
+    assert (project.path / "noted").exists(), "Python's own exit handlers are called"
+
+
 @pytest.mark.slow
 def test_sixty_jobs_of_two_ranks(tmp_path: Path) -> None:
     for turn in range(20):
