@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydraloop.errors import UserError
 from hydraloop.tasks.task import Task, shown
@@ -26,13 +26,15 @@ class Classification(Task):
         """Return the logits `[N, C]`.
 
         Raises:
-            UserError: the model's output is not a tensor `[N, C]`, or C is 1: cross-entropy would be 0.
+            UserError: the model's output is not a tensor `[N, C]`, or has one class, whose cross-entropy is always 0.
         """
         logits = self.model(inputs)
-        if isinstance(logits, Tensor) and logits.ndim == 2 and logits.size(1) > 1:
+        least = 2 if isinstance(self.loss, nn.CrossEntropyLoss) else 1
+        if isinstance(logits, Tensor) and logits.ndim == 2 and logits.size(1) >= least:
             return logits
         raise UserError(
-            f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C], C > 1",
+            f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C], "
+            f"C at least {least}",
             key="task.model",
             remedy="Let the model's forward return one row of C logits for each sample, or use another task.",
         )

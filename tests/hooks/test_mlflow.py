@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks import LoggerHook, MLflowLoggerHook
+from hydraloop.hooks import CheckpointHook, LoggerHook, MLflowLoggerHook
 from hydraloop.tracking import sync
 from hydraloop.tracking.cursor import Cursor
 from tests.e2e.projects import REPOSITORY
@@ -90,6 +91,18 @@ def test_the_run_is_there(folder: Path) -> None:
     history = client().get_metric_history(found.info.run_id, "perf/memory")
     assert [metric.step for metric in history] == [1, 2, 3]
     assert "val/loss" in found.data.metrics
+
+
+def test_the_best_model_is_exported_with_the_first_batch_as_the_example(folder: Path) -> None:
+    hook = MLflowLoggerHook(log_model=True, flush_timeout=0.0)
+    (folder / "run").mkdir()
+    data = batches(3)
+    make_engine(
+        folder / "run", {"logger": LoggerHook(), "checkpoint": CheckpointHook(), "mlflow": hook}, train=data
+    ).train()
+    description = json.loads((folder / "run" / "export" / "model.json").read_text(encoding="utf-8"))
+    assert description["example"] == data[0][0][:2].tolist()
+    assert (folder / "run" / "export" / "model.pt2").exists()
 
 
 def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
