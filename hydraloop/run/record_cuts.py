@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hydraloop.run import atomic
-from hydraloop.run.record_log import Position, Reader, Record, read_all
+from hydraloop.run.record_log import Position, Reader, Record
 from hydraloop.run.record_writer import cut_torn_line
 
 log = logging.getLogger(__name__)
@@ -90,29 +89,9 @@ def cuts(path: Path) -> list[Cut]:
     return [Cut(**json.loads(line)) for line in lines]
 
 
-def sent_and_cut(path: Path, index: int, seen: int) -> tuple[int, int, list[Record]]:
-    """Apply the cuts that a follower has not seen to its position in the log.
-
-    Args:
-        index: number of records that the follower has sent.
-        seen: number of cuts that it knows of.
-
-    Returns:
-        The number of sent records that are still in the log; the lowest iteration at which the run resumed; the records
-        that were sent and then cut.
-    """
-    gone: list[Record] = []
-    iterations = []
-    for cut in cuts(path)[seen:]:
-        if index > cut.index:
-            gone += _of(cut, path)[: index - cut.index]
-            iterations.append(cut.iteration)
-            index = cut.index
-    return index, min(iterations, default=0), gone
-
-
-def _of(cut: Cut, path: Path) -> Sequence[Record]:
-    return read_all(path.with_name(cut.file))
+def still_there(path: Path, index: int, seen: int) -> int:
+    """Return how many of the first `index` records are still in the log after the cuts that follow the first `seen`."""
+    return min([index, *(cut.index for cut in cuts(path)[seen:])])
 
 
 def _is_later(record: Record, iteration: int, last_validation: int) -> bool:

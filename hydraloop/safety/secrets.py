@@ -42,9 +42,12 @@ _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{1,20}+://[^\s/@:'\"]{0,200}+:)(?!\$?\{|[<%])([^\s/'\"]{1,500})@")
 _SIGNED = re.compile(
-    r"(?<=[?&;])((?:[a-z-]{0,20}-)?(?:signature|security-token)|sig)=(?!\$?\{|%[(s])[^\s&\"'<>]+", re.IGNORECASE
+    r"(?:(?<=[?&])|(?<=&amp;)|(?<=\\u0026))((?:[a-z-]{0,20}-)?(?:signature|security-token)|sig)="
+    r"(?!\$?\{|%[(s])[^\s&\"'<>]+",
+    re.IGNORECASE,
 )
-"""The part of a presigned URL with which anybody can use it. In messages, such a URL may be without its host."""
+"""The part of a presigned URL with which anybody can use it. In messages, such a URL may be without its host, and its
+`&` is `&amp;` in XML and `\\u0026` in some JSON."""
 _HINTS = "pass|secret|credential|key|token|auth(?!or)|bearer|cookie|jwt|pat(?![a-z])|webhook|session"
 _OPTION = "secrets"
 """The option of the config with names of secrets."""

@@ -1,6 +1,7 @@
-"""Stores the description of a run for trackers: `tracking/run.json`, and `attempt_<n>.json` for each attempt.
+"""Describes a run for trackers, in `tracking/run.json`, and in `attempt_<n>.json` for each attempt.
 
-The training process writes it; followers and `sync.py` read it. Secrets are masked before anything is written.
+The training process creates and writes the description; followers and `sync.py` read it. Secrets are masked before
+anything is written.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def read_sweep(folder: Path) -> Sweep | None:
     """Return the sweep of a directory, with job 0, or None if the directory is not a sweep's."""
     try:
         found = json.loads((folder / FOLDER / SWEEP_FILE).read_text(encoding="utf-8"))
-    except OSError:  # also a folder of this name that belongs to someone else
+        return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
+    except (OSError, ValueError, KeyError, TypeError):  # also a file of this name that belongs to someone else
         return None
-    return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
 
 
 def override_values(run_dir: Path) -> dict[str, str]:
@@ -214,7 +215,7 @@ def _put(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def run_of(engine: Engine) -> Run:
-    """Describe the run that an engine is about to train. In a resumed run, this adds an attempt to the"""
+    """Return the description of the run that an engine is about to train: of a resumed run, with one more attempt."""
     run_dir = engine.run_dir.absolute()
     sweep = sweep_of(run_dir)
     run = read(run_dir)

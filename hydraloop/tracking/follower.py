@@ -47,8 +47,10 @@ class Follower:
         self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
         self._batch = BATCH
         self._opened = self._rewound = self._in_trouble = False
-        self._lost = False
-        """Whether the service has lost records, and nothing has arrived since."""
+        self._lost = -1
+        """Index of the first record that the service has lost; -1 when it has everything again."""
+        self._lost_again = False
+        """Whether it has lost the same records twice: then their arrival does not end the trouble."""
         self.failures = 0
         """Errors in a row, without a record or file that arrived between them."""
         self.is_busy = False
@@ -87,6 +89,10 @@ class Follower:
                 self._in_trouble = True
                 self._told(described(error))
             return "in trouble"
+        if state != "following":
+            self._lost, self._lost_again = -1, False
+        if self._lost_again:
+            return state
         self.failures = 0
         if self._in_trouble:
             self._in_trouble = False
@@ -117,9 +123,9 @@ class Follower:
             self._go_back(error.index)
             self._cursor.finished = self._cursor.complete = False
             self._save()
-            if self._lost:  # sending again does not help: paused and counted, like other errors
+            self._lost_again, self._lost = self._lost_again or error.index <= self._lost, error.index
+            if self._lost_again:  # sending again does not help: paused and counted, like other errors
                 raise
-            self._lost = True
             return "following"
 
     def _next(self, finish: Finish | None) -> State:
@@ -171,17 +177,17 @@ class Follower:
     def _arrived(self) -> None:
         """Store that the service has more than before."""
         self._save()
-        self.failures = 0
-        self._lost = False
+        if not self._lost_again:
+            self.failures = 0
 
     def _open(self) -> None:
         """Create the run at the service or find it again, after applying the cuts of a resume to the cursor."""
         cursor, number = self._cursor, self._tracker.run.attempt.number
         path = self._run_dir / FILENAME
         if not self._rewound:
-            index, iteration, gone = record_cuts.sent_and_cut(path, cursor.index, cursor.cuts)
-            if gone:
-                self._go_back(self._tracker.rewound(index, iteration, gone))
+            index = record_cuts.still_there(path, cursor.index, cursor.cuts)
+            if index < cursor.index:
+                self._go_back(self._tracker.rewound(index))
             cursor.cuts = len(record_cuts.cuts(path))
             self._rewound = True
         if cursor.attempt != number:

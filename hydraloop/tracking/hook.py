@@ -155,8 +155,11 @@ class TrackerHook(Hook):
     def check_only_one(self, engine: Engine, what: str) -> None:
         """Check that a run has only one hook of this class.
 
+        Args:
+            what: what two of them would do, for the message: `write the same files`.
+
         Raises:
-            UserError: it has another one. The message says `what` both would do.
+            UserError: it has another one.
         """
         same = [name for name, other in engine.hooks.items() if type(other) is type(self)]
         if len(same) > 1:

@@ -24,13 +24,13 @@ from filelock import Timeout
 
 from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
-from hydraloop.safety.secrets import mask_text, masked, name_secrets, remember
+from hydraloop.safety.secrets import MASK, mask_text, masked, name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.mlflow.sweep import update_parents
 from hydraloop.tracking.process import log_to_stderr
-from hydraloop.tracking.tracker import Attempt, Tracker, load_tracker
+from hydraloop.tracking.tracker import OWN, Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,9 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
             options = {**cursor.options, **how.options.get(name, {})}
             if unknown := options.keys() - cursor.options.keys():
                 raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
+            hidden = [f"hooks.{name}.{option}" for option, value in options.items() if MASK in str(value)]
+            if hidden and cursor.kind not in OWN:  # those take their secrets from the environment
+                raise ValueError(f"{hidden[0]} has a secret, which is not stored: add {hidden[0]}=<value>")
             if how.again:
                 cursor = Cursor(cursor.kind, cursor.options, memory={"again": True})
                 cursor.save(run_dir, name)

@@ -70,7 +70,7 @@ class TensorBoardTracker(Tracker):
         self._warned: set[str] = set()
         """Kinds of objects of which one could not be shown."""
 
-    def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
+    def rewound(self, index: int) -> int:
         """Write everything again."""
         self.memory.clear()
         return 0

@@ -20,7 +20,7 @@ FOLDER = "tracking"
 MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
 WANDB = "hydraloop.tracking.wandb.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
-_OWN = (MLFLOW, WANDB, TENSORBOARD)
+OWN = (MLFLOW, WANDB, TENSORBOARD)
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""
 SweepEnding = Literal["finished", "failed", "interrupted"]
@@ -147,12 +147,12 @@ class GoneError(UnusableError):
 class LostError(Exception):
     """The service has lost records that it had accepted. The follower sends the records from `index` on again.
 
-    Every method may raise it. The call is repeated after the records were sent. It is only reported as a problem if it
-    is raised again before anything has arrived.
+    Every method may raise it. The call is repeated after the records were sent. It is reported as a problem only if the
+    same records are lost again before the service has everything.
     """
 
     def __init__(self, index: int) -> None:
-        super().__init__(f"the records from {index} on are sent again")
+        super().__init__(f"the service has lost records that were sent; they are sent again from line {index + 1} on")
         self.index = index
 
 
@@ -196,13 +196,11 @@ class Tracker(ABC):
     def send(self, records: Sequence[Record]) -> None:
         """Send all of the records, in order, or raise."""
 
-    def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
+    def rewound(self, index: int) -> int:
         """Handle that records that were sent have been cut from the log by a resume. Called before `open`.
 
         Args:
-            index: index of the first record that will be sent next.
-            iteration: the iteration at which the run resumed.
-            cut: the records that were sent and then cut, in order. They may come from several resumes.
+            index: number of records that were sent and are still in the log.
 
         Returns:
             The index of the first record to send next, at most `index`.
@@ -244,7 +242,7 @@ def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[s
         ValueError: the allowlist refuses the class, or it is not a tracker.
         Exception: raised by a module of the project while it is imported.
     """
-    if kind in _OWN:
+    if kind in OWN:
         module, _, name = kind.rpartition(".")
         found = getattr(import_module(module), name)
     else:

@@ -66,7 +66,7 @@ class WandbTracker(Tracker):
             live.log([record for record in records if record.index >= self.memory["next"]])
         self.memory["next"] = max(self.memory["next"], records[-1].index + 1)
 
-    def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
+    def rewound(self, index: int) -> int:
         """Remember from which record on rows are to be taken back; `open` does it."""
         self.memory["next"] = min(self.memory.get("next", 0), index)
         return index

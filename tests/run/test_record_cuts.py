@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.record_cuts import cut_after, cuts, sent_and_cut
+from hydraloop.run.record_cuts import cut_after, cuts, still_there
 from hydraloop.run.record_log import FILENAME, read_all
 
 _RUN = [("train", 10), ("train", 20), ("val", 20), ("train", 30), ("train", 40), ("val", 40), ("test", 40)]
@@ -70,16 +70,13 @@ def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) ->
     path = _write(tmp_path, _RUN)
     cut_after(path, iteration=30, last_validation=20)
     _write(tmp_path, [("train", 40), ("train", 50)])
-    assert sent_and_cut(path, 3, 0) == (3, 0, []), "what it had sent is still there"
-    index, iteration, gone = sent_and_cut(path, 6, 0)
-    assert (index, iteration) == (4, 30)
-    assert [(record.mode, record.iteration) for record in gone] == _RUN[4:6]
+    assert still_there(path, 3, 0) == 3, "what it had sent is still there"
+    assert still_there(path, 6, 0) == 4
     cut_after(path, iteration=20, last_validation=20)
-    index, iteration, gone = sent_and_cut(path, 6, 0)
-    assert (index, iteration) == (3, 20)
-    assert [(record.mode, record.iteration) for record in gone] == [*_RUN[4:6], _RUN[3]]
-    assert sent_and_cut(path, 5, 1)[0] == 3
-    assert sent_and_cut(path, 3, 2) == (3, 0, [])
+    assert still_there(path, 6, 0) == 3
+    assert still_there(path, 5, 1) == 3
+    assert still_there(path, 6, 2) == 6
+    assert still_there(path, 3, 2) == 3
 
 
 @pytest.mark.parametrize("at", [999, 1000, 1001, 2500])

@@ -214,6 +214,7 @@ def test_a_command_line() -> None:
         ("'https://h/x?X-Goog-Signature=0ab1'", "'https://h/x?X-Goog-Signature=***'"),
         ("https://h/x?Expires=1&Signature=%2Ba/b%3D", "https://h/x?Expires=1&Signature=***"),
         ("https://h/x?sv=1&sig=%2Ba%3D (403)", "https://h/x?sv=1&sig=*** (403)"),
+        (r'{"url": "/x?n=1\u0026X-Amz-Signature=0ab1"}', r'{"url": "/x?n=1\u0026X-Amz-Signature=***"}'),
     ],
 )
 def test_secrets_in_text(text: str, expected: str) -> None:
@@ -234,6 +235,7 @@ def test_secrets_in_text(text: str, expected: str) -> None:
         'f"https://{user}:{password}@host"',
         "http://localhost:8080/x",
         'f"{url}?sig={sig}&signature=%(signature)s", a?sig_size=4&design=5',
+        "x = 1;signature=inspect.signature(f); sig=signature",
         "if token == 'abc' or key != 'd':",
         "the token is wrong, the password: too short",
         "hf_abcdefghijklmnopqrstuvwxyz0123456789",

@@ -58,7 +58,7 @@ class Listed(Tracker):
         """Errors of the next calls; None: no error."""
         self.refuses: set[int] = set()
         """Indices of records that it refuses."""
-        self.rewounds: list[tuple[int, int, list[int]]] = []
+        self.rewounds: list[int] = []
 
     def _may_raise(self) -> None:
         error = self.raises.pop(0) if self.raises else None
@@ -75,8 +75,8 @@ class Listed(Tracker):
             raise RefusedError("too long")
         self.got += records
 
-    def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
-        self.rewounds.append((index, iteration, [record.iteration for record in cut]))
+    def rewound(self, index: int) -> int:
+        self.rewounds.append(index)
         return index
 
     def finish(self, finish: Finish) -> None:

@@ -137,6 +137,19 @@ def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     assert sweep.folder == moved
 
 
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"axes": []}', '{"axes": [], "uid": "1", "name": "a", "odd": 1}']
+)
+def test_a_file_of_the_same_name_that_is_not_ours_marks_no_sweep(tmp_path: Path, content: str) -> None:
+    description.write_sweep(Sweep(tmp_path, "uid", "outputs", 0))
+    other = tmp_path / "3" / "tracking" / "sweep.json"
+    other.parent.mkdir(parents=True)
+    other.write_text(content)
+    sweep = description.sweep_of(tmp_path / "3" / "7")
+    assert sweep is not None
+    assert (sweep.uid, sweep.job) == ("uid", 7)
+
+
 def test_whether_a_sweep_has_a_controller(tmp_path: Path) -> None:
     sweep = Sweep(
         tmp_path, "uid", "outputs", 0, host=socket.gethostname(), pid=os.getpid(), started=started(os.getpid())

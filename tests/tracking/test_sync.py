@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hydraloop.run.processes import started
 from hydraloop.run.result import Result
-from hydraloop.safety.secrets import name_secrets
+from hydraloop.safety.secrets import masked, name_secrets
 from hydraloop.tracking import description, sync
 from hydraloop.tracking.cursor import Cursor, sync_command
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
@@ -47,14 +47,6 @@ def test_a_broken_file_is_one_runs_trouble(
         assert code == 1
         assert "a  tensorboard: " in shown
         assert "not all: " in shown
-
-
-def test_a_broken_sweep_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run(tmp_path / "a")
-    (tmp_path / "tracking").mkdir()
-    (tmp_path / "tracking" / "sweep.json").write_text("{")
-    assert sync.send_all([tmp_path]) == 1
-    assert "JSONDecodeError" in capsys.readouterr().out
 
 
 def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +130,23 @@ def test_a_service_that_asks_to_wait_for_an_hour_is_not_waited_for(
         assert sync.send_all([run_dir], sync.How(trusted=["tests"])) == 1
     assert service.requests == 1
     assert "not all: the service asks to try later" in capsys.readouterr().out
+
+
+def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service, run_dir = Service(), _run(tmp_path / "a")
+    cursor = Cursor("tests.tracking.service.Posting", masked({"port": 0, "urls": ["http://h/x?sig=abc"], "token": "x"}))
+    cursor.save(run_dir, "mine")
+    trusted = ["--trusted", "tests", "--again", str(run_dir), "hooks.mine.urls=[]"]
+    with service.up():
+        assert sync.main([*trusted, f"hooks.mine.port={service.port}"]) == 1
+        shown = capsys.readouterr().out
+        assert "hooks.mine.token has a secret, which is not stored: add hooks.mine.token=<value>" in shown
+        assert Cursor.load(run_dir, "mine") == cursor, "nothing is sent, and nothing is forgotten"
+        assert service.requests == 0
+        assert sync.main([*trusted, f"hooks.mine.port={service.port}", "hooks.mine.token=t0psecret"]) == 0
+    stored = Cursor.load(run_dir, "mine")
+    assert stored is not None
+    assert (stored.sent, stored.options["token"]) == (3, "***")
 
 
 def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class MLflowTracker(Tracker):
             runs.send_records(self._client, self._run_id, records)
         self._files.add_objects(records)
 
-    def rewound(self, index: int, iteration: int, cut: Sequence[Record]) -> int:
+    def rewound(self, index: int) -> int:
         """Forget objects of records that were cut."""
         self.memory["due"] = [one for one in self.memory.get("due", []) if one.get("index", -1) < index]
         return index

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock, patch
+
+import pytest
 
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
@@ -41,4 +44,37 @@ def test_a_service_that_loses_everything_again_is_trouble(tmp_path: Path) -> Non
     assert states == ["following", "in trouble", "in trouble", "in trouble"]
     assert follower.failures == 3
     assert follower.wait(ending=False) > 1
-    assert troubles == ["LostError: the records from 0 on are sent again"]
+    assert troubles == ["LostError: the service has lost records that were sent; they are sent again from line 1 on"]
+
+
+@pytest.mark.parametrize("at", ["finish", "send_file"])
+def test_a_service_that_loses_the_same_records_again_is_trouble(tmp_path: Path, at: str) -> None:
+    """The records arrive, and are lost at the end each time. The pauses grow, and `sync` gives up."""
+    log_records(tmp_path, 5)
+    troubles: list[str | None] = []
+    tracker = Listed(described_run(tmp_path))
+    follower = Follower(tracker, Cursor(TENSORBOARD, {}), tmp_path, "tracker", troubles.append)
+    losing = MagicMock(side_effect=LostError(0))
+    with patch.object(tracker, at, losing):
+        states = [follower.step(Finish("finished")) for _ in range(8)]
+        assert states == ["following"] * 3 + ["in trouble", "following"] * 2 + ["in trouble"]
+        assert follower.failures == 3
+        assert follower.wait(ending=False) > 2
+        assert len(troubles) == 1
+    assert [follower.step(Finish("finished")) for _ in range(2)] == ["following", "done"]
+    assert (follower.failures, troubles[1:]) == (0, [None])
+
+
+def test_records_that_are_lost_again_are_no_trouble_after_everything_has_arrived(tmp_path: Path) -> None:
+    log_records(tmp_path, 5)
+    troubles: list[str | None] = []
+    tracker = Listed(described_run(tmp_path))
+    follower = Follower(tracker, Cursor(TENSORBOARD, {}), tmp_path, "tracker", troubles.append)
+    tracker.raises = [None, None, LostError(0), None, LostError(0)]
+    states = [follower.step(None)]
+    for first in (5, 6):
+        log_records(tmp_path, 1, first=first)
+        states += [follower.step(None) for _ in range(3)]
+    assert states == ["following", *["following", "following", "caught up"] * 2]
+    assert troubles == []
+    assert [record.index for record in tracker.got] == [*range(5), *range(6), *range(7)]

@@ -156,7 +156,7 @@ def test_a_picture_that_was_cut_before_it_was_stored(folder: Path) -> None:
     record = picture(run.run_dir, 0)
     tracker.send([record])
     later = MLflowTracker({"system_metrics": False}, run, json.loads(json.dumps(tracker.memory)))
-    later.rewound(0, 10, [record])
+    later.rewound(0)
     later.open()
     later.send([Record(0, "val", 1, 20, BEGAN + 80, {}, {}, record.objects)])
     send_files(later)

@@ -64,7 +64,7 @@ def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         second = replace(run, attempts=(*run.attempts, replace(run.attempt, number=1, iteration=3000)))
         again = MLflowTracker({"system_metrics": False, "tracking_uri": uri}, second, tracker.memory)
-        again.rewound(301, 3000, records[301:])
+        again.rewound(301)
         again.open()
         again.send(training(301, 650, index=301, later=60.0, **values))
         for key in ("train/fine", "train/loss", "train/up"):

@@ -49,7 +49,7 @@ def write(run: Run, memory: dict[str, Any], log: list[Record], status: Any, *, c
     """Send a log as the follower does; `cut` was sent by the attempt before."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     tracker = TensorBoardTracker({}, run, memory)
-    begin = tracker.rewound(cut[0].index, run.attempt.iteration, cut) if cut else 0
+    begin = tracker.rewound(cut[0].index) if cut else 0
     tracker.open()
     tracker.send(log[begin:])
     tracker.finish(Finish(status, None, 0 if status == "finished" else 1))

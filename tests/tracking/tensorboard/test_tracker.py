@@ -438,7 +438,7 @@ class Resumable:
         self.resumes.append(at)
         cut, self.log = self.log[kept:], self.log[:kept]
         self.tracker = TensorBoardTracker({}, run_in(self.path, resumed_at=self.resumes), self.memory)
-        index = self.tracker.rewound(kept, at, cut) if cut else kept
+        index = self.tracker.rewound(kept) if cut else kept
         self.tracker.open()
         if index < kept:
             self.tracker.send(self.log[index:])
