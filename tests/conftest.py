@@ -143,6 +143,16 @@ def _hydra_cleared() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _allowlist_restored() -> Iterator[None]:
+    """`compose` and `sync` trust folders and packages for the whole process."""
+    from hydraloop.safety.allowlist import ALLOWLIST
+
+    before = {name: set(value) if isinstance(value, set) else value for name, value in vars(ALLOWLIST).items()}
+    yield
+    vars(ALLOWLIST).update(before)
+
+
+@pytest.fixture(autouse=True)
 def _torch_unchanged() -> Iterator[None]:
     import torch
 
