@@ -111,7 +111,8 @@ class TerminationHandler:
         orphaned, lost, again = False, 0, math.inf
         while not self._done.is_set():
             ready, _, _ = select.select([self._reads], [], [], _POLL)
-            signals = [number for number in self._reads.recv(64) if number] if ready else []
+            received = self._reads.recv(64) if ready else b""
+            signals = [number for number in received if number in (signal.SIGINT, *_SIGNALS)]
             if signals:
                 lost, again = signals[0], time.monotonic() + _AGAIN
             numbers = [number for number in signals if number in self._numbers]
