@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from hydraloop.tracking.tracker import Run, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
 UID = "hydraloop.run"
 """Tag by which a run is found again."""
@@ -125,16 +126,50 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
     client.log_batch(run_id, params=[Param(clean(key), text) for key, text in params.items()])
 
 
-def send_records(client: MlflowClient, run_id: str, records: Sequence[Record]) -> None:
-    """Send the numbers of records. May be repeated: MLflow stores points of equal name, value, time and step once."""
-    from mlflow.entities import Metric
+class Points:
+    """Sends the points of one run. MLflow cannot delete any.
 
-    points = [
-        Metric(clean(name), value, round(record.timestamp * 1000), record.iteration)
-        for record in records
-        for name, value in record.metrics.items()
-    ]
-    client.log_batch(run_id, points)
+    A call may be repeated: MLflow stores points of equal name, value, time and step once. If a resumed run repeats
+    iterations, equal values are not sent again. Others are, with their later time, and become the latest.
+
+    Args:
+        memory: the tracker's memory. `again_from`: the iteration from which points of an earlier attempt may exist.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, memory: Mapping[str, Any]) -> None:
+        self._client, self._run_id, self._memory = client, run_id, memory
+        self._there: dict[str, dict[int, float | str]] = {}
+        """By metric and step, the newest value at MLflow of points that may be repeated."""
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Send the points whose value differs from the newest one of their step."""
+        try:
+            self._client.log_batch(self._run_id, list(self._new(records)))
+        except Exception:
+            self._there.clear()  # it is unknown which points have arrived
+            raise
+
+    def _new(self, records: Sequence[Record]) -> Iterator[Metric]:
+        from mlflow.entities import Metric
+
+        again = self._memory.get("again_from", math.inf)
+        for record in records:
+            time_ms, step = round(record.timestamp * 1000), record.iteration
+            for name, value in record.metrics.items():
+                key = clean(name)
+                if step >= again:
+                    there, kept = self._before(key), _as_kept(value)
+                    if there.get(step) == kept:
+                        continue
+                    there[step] = kept
+                yield Metric(key, value, time_ms, step)
+
+    def _before(self, key: str) -> dict[int, float | str]:
+        if key not in self._there:
+            points = sorted(self._client.get_metric_history(self._run_id, key), key=lambda point: point.timestamp)
+            again = self._memory["again_from"]
+            self._there[key] = {point.step: _as_kept(point.value) for point in points if point.step >= again}
+        return self._there[key]
 
 
 def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -> None:

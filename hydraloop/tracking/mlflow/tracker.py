@@ -41,10 +41,11 @@ class MLflowTracker(Tracker):
     """Sends a run with MLflow's client. The fluent interface is not used: it has one current run for the process.
 
     `memory`: `tracking_uri`, without a password; `experiment_id`; `run_id`; `described`: the last attempt that is
-    described; `closed`: the last attempt whose end is known there; and the entries of `Files` and `Load`.
+    described; `closed`: the last attempt whose end is known there; and the entries of `Points`, `Files` and `Load`.
     """
 
     _client: MlflowClient
+    _points: runs.Points
     _files: Files
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:
@@ -84,6 +85,7 @@ class MLflowTracker(Tracker):
                     log_data_sets(self._client, self._run_id, attempt)
         except RefusedError as error:
             raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
+        self._points = runs.Points(self._client, self._run_id, self.memory)
         storing = partial(calling, self._gone, a_file=True)
         self._files = Files(self._client, self._run_id, self.run, storing, self.options, self.memory)
         for attempt in new:
@@ -96,7 +98,7 @@ class MLflowTracker(Tracker):
         """Send the records' numbers, and schedule their objects for `send_file`."""
         with self._calls():
             self._check_database()
-            runs.send_records(self._client, self._run_id, records)
+            self._points.send(records)
         self._files.add_objects(records)
 
     def rewound(self, index: int) -> int:
@@ -123,6 +125,7 @@ class MLflowTracker(Tracker):
             if self.run.sweep is not None:
                 update_parent(client, self._uri, self.run, self.memory["experiment_id"], finish.status)
         self.memory["closed"] = self.run.attempt.number
+        self.memory.pop("again_from", None)
 
     @property
     def where(self) -> str | None:
@@ -177,6 +180,7 @@ class MLflowTracker(Tracker):
         for key in {"status", "error"} & client.get_run(self._run_id).data.tags.keys():
             client.delete_tag(self._run_id, key)  # of the previous attempt
         client.update_run(self._run_id, status="RUNNING")
+        self.memory["again_from"] = min(attempt.iteration, self.memory.get("again_from", attempt.iteration))
 
     def _gone(self) -> GoneError | None:
         """Return the error if the run or its database was deleted, None if they are there."""

@@ -68,8 +68,7 @@ def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         again.open()
         again.send(training(301, 650, index=301, later=60.0, **values))
         for key in ("train/fine", "train/loss", "train/up"):
-            sent = [*range(600), *range(301, 650)]  # those that are computed again have two points
-            assert [step for step, _ in points(again, key, uri)] == [10 * i for i in sorted(sent)]
+            assert [step for step, _ in points(again, key, uri)] == [10 * i for i in range(650)]
 
         client(uri).delete_run(run_id)
         with pytest.raises(GoneError, match="does not have run"):

@@ -201,15 +201,16 @@ def test_points_of_iterations_done_twice(folder: Path) -> None:
     third.send(again)
     logged(third.run.run_dir, [*sent[:6], *again])
     third.finish(Finish("finished"))
-    first_losses = [(10 * i, 1 / (i + 1)) for i in range(10)]
-    losses = [(one.iteration, one.values["loss"]) for one in again]
-    assert points(third, "train/loss") == sorted([*first_losses, *losses]), "each point once"
+    assert points(third, "train/lr") == [(10 * i, 0.1) for i in range(12)]
+    losses = [(10 * i, 1 / (i + 1)) for i in range(12)]
+    assert points(third, "train/loss") == sorted([*losses, (70, 9.0)])
     latest = max(
         (m for m in client().get_metric_history(third.memory["run_id"], "train/loss") if m.step == 70),
         key=lambda metric: metric.timestamp,
     )
     assert latest.value == 9.0
     assert found(third).data.metrics["train/loss"] == 1 / 12
+    assert "again_from" not in third.memory
 
 
 def logged(run_dir: Path, records: list[Record]) -> None:
@@ -239,7 +240,7 @@ def test_a_resumed_run_that_ends_earlier_has_its_own_last_values(folder: Path) -
         second.finish(Finish("finished"))
     assert found(second).data.metrics == {"train/loss": 7.0, "train/lr": 0.1, "best/accuracy": 0.5}
     assert points(second, "train/loss")[-2:] == [(90, 0.1), (90, 7.0)]
-    assert points(second, "train/lr")[-1] == (90, 0.1)
+    assert len(points(second, "train/lr")) == 10
 
 
 def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -> None:
@@ -254,7 +255,7 @@ def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -
         for _ in range(2):
             tracker.send(training(2, 3, index=2, later=60.0 * number, loss=value))
         assert found(tracker).data.metrics["train/loss"] == value
-    assert points(tracker, "train/loss") == [(0, 1.0), (10, 1.0), *3 * [(20, 1.0)], (20, 2.0)]
+    assert points(tracker, "train/loss") == [(0, 1.0), (10, 1.0), (20, 1.0), (20, 1.0), (20, 2.0)]
 
 
 def test_no_secret_of_the_options_is_sent(folder: Path) -> None:
@@ -277,6 +278,19 @@ def test_a_run_that_goes_on_does_not_say_how_it_ended(folder: Path) -> None:
     second = resumed(first, 0)
     second.open()
     assert not {"status", "error"} & found(second).data.tags.keys()
+
+
+def test_points_that_a_killed_process_had_sent_and_not_noted(folder: Path) -> None:
+    first = opened(run_in(folder / "run"))
+    noted = json.loads(json.dumps(first.memory))
+    first.send(training(0, 10))
+    first.memory.clear()
+    first.memory.update(noted)
+    second = resumed(first, 40)
+    second.open()
+    second.send(training(0, 5))
+    second.send(training(5, 12, index=5, later=60.0))
+    assert points(second, "train/loss") == [(10 * i, 1 / (i + 1)) for i in range(12)]
 
 
 @pytest.mark.parametrize(
