@@ -16,7 +16,7 @@ from hydraloop.errors import UserError
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
-_OF_A_RUN = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress")
+_OF_A_RUN = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress", "data")
 """Hydraloop's entries in a checkpoint."""
 _STATE = ("state_dict", "load_state_dict")
 

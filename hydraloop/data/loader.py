@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,19 @@ class Loader(DataLoader[Any]):
     def set_position(self, samples: int) -> None:
         """Skip the first `samples` of this rank's part, in the next iteration only; see `EpochSampler`."""
         self.sampler.set_position(samples)
+
+    def begin(self, first: int, iteration: int) -> Iterable[Any]:
+        """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`."""
+        assert self.batch_size is not None
+        self.set_position(min(first * self.batch_size, len(self.sampler)))
+        return self
+
+    def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
+        """Return None: the order follows from (seed, epoch); see `TrainLoader`."""
+        return None
+
+    def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
+        """Do nothing; see `TrainLoader`."""
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks).

@@ -86,8 +86,9 @@ class Engine(EngineState):
 
     def _train_batches(self, first: int) -> Iterator[Any]:
         """Yield the batches of an epoch from the `first` on, on the device; measure how long each takes to arrive."""
+        assert self.train_loader is not None  # check_trainable
         self.asked_at = perf_counter()
-        for batch in self.on_device(self.loaders.train, first):
+        for batch in self.on_device(self.loaders.train, self.train_loader.begin(first, self.progress.iteration)):
             self.data_seconds = perf_counter() - self.asked_at
             yield batch
             self.asked_at = perf_counter()

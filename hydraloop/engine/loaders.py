@@ -1,10 +1,9 @@
-"""What the engine needs of loaders: a length and batches. Starting at a batch inside an epoch, and ending workers."""
+"""What the engine needs of loaders: a length and batches; of a train loader also a position. Ending workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from torch.utils.data import DataLoader
@@ -12,6 +11,38 @@ from torch.utils.data import DataLoader
 
 class Loader(Sized, Iterable[Any], Protocol):
     """Anything with a length that yields batches, a DataLoader or a list."""
+
+
+@runtime_checkable
+class TrainLoader(Protocol):
+    """A loader that can begin at any batch of the run. `ready_loader.as_train_loader` makes one of any other loader.
+
+    In all methods, `first` is the number of batches of this epoch that this rank has consumed, `iteration` that of the
+    whole run. A batch is consumed when the training step has had it; a loader may have fetched more.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+
+    def begin(self, first: int, iteration: int) -> Iterable[Any]:
+        """Return the batches of the epoch from index `first` (from 0) to its end. Called once for each epoch."""
+
+    def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of this rank's position; tensors and plain values.
+
+        None: the batches follow from the epoch and `first`.
+        """
+
+    def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
+        """Restore the position at which `state_at` returned `state`. Changes nothing if it raises.
+
+        Args:
+            state: of this rank. A rank that the saved run did not have gets the state of another one. None: the
+                checkpoint has no state of the data.
+
+        Raises:
+            UserError: the batches that follow this position cannot be reproduced.
+        """
 
 
 @runtime_checkable
@@ -41,23 +72,6 @@ class Ordered(Protocol):
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
         """Return the indices of this rank's samples in a batch of an epoch, both counted from 0."""
-
-
-def from_position(loader: Any, first: int) -> Iterable[Any]:
-    """Return the loader's batches from index `first` (from 0) to the end.
-
-    If its sampler has `set_position`, the batches before it are not loaded; otherwise they are loaded and skipped.
-    """
-    batches: Iterable[Any] = loader
-    if first == len(loader):
-        return ()
-    if first == 0:
-        return batches
-    set_position = getattr(getattr(loader, "sampler", None), "set_position", None)
-    if set_position is not None:
-        set_position(first * loader.batch_size)
-        return batches
-    return islice(iter(batches), first, None)
 
 
 def keeps_workers(loader: object) -> TypeGuard[DataLoader[object]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -20,9 +20,10 @@ from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.hook_order import Slot
 from hydraloop.engine.hook_requests import Requests
 from hydraloop.engine.interval import Every
-from hydraloop.engine.loaders import Loader, Loaders, from_position, share_of
+from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, share_of
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.progress import Progress
+from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.records.objects import LogsRecords
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Call, Stages
@@ -93,6 +94,8 @@ class EngineState(LogsRecords):
     """How long training waited for its current batch [s]."""
     loaded: bool = False
     """Whether `resume` or `load_from` has been done, which happens once for each engine."""
+    train_loader: TrainLoader | None
+    """`loaders.train`, in a `ReadyLoader` if it does not know its position; used for iterations and checkpoints."""
     _window: Window | None = None
     _evaluation: ExitStack | None = None
 
@@ -129,7 +132,7 @@ class EngineState(LogsRecords):
         self.stages = Stages(self.hooks, slots, on_error, rank=self.distributed.rank)
         self.messages, self.progress = Messages(), Progress()
         self.accumulate = self.settings.accumulate
-        self.epoch_length = 0 if loaders.train is None else len(loaders.train)
+        self.epoch_length = 0 if self.train_loader is None else len(self.train_loader)
         self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
         self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
 
@@ -148,6 +151,16 @@ class EngineState(LogsRecords):
         self.metrics, self.test_metrics = {}, {}
 
     @property
+    def loaders(self) -> Loaders:
+        """The loaders. Others of the same lengths may be set between two runs."""
+        return self._loaders
+
+    @loaders.setter
+    def loaders(self, loaders: Loaders) -> None:
+        self._loaders = loaders
+        self.train_loader = None if loaders.train is None else as_train_loader(loaders.train)
+
+    @property
     def model(self) -> nn.Module:
         """The raw model, whose `state_dict` is in checkpoints."""
         model: nn.Module = self.task.model
@@ -164,10 +177,10 @@ class EngineState(LogsRecords):
             raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
         return self._optimizer
 
-    def on_device(self, loader: Loader | None, first: int = 0) -> Iterator[Any]:
-        """Iterate over the loader's batches from the `first` on, moved to the device."""
+    def on_device(self, loader: Loader | None, batches: Iterable[Any] | None = None) -> Iterator[Any]:
+        """Iterate over batches of the loader (None: all of them), moved to the device."""
         ahead = self.settings.prefetch and reads_ahead(loader)
-        return prefetched(from_position(loader or (), first), self._move, self.device, ahead=ahead)
+        return prefetched(loader or () if batches is None else batches, self._move, self.device, ahead=ahead)
 
     # What hooks ask for. ---------------------------------------------------------------------------------------------
 

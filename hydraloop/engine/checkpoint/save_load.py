@@ -53,6 +53,9 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         "rng": seeding.of_all_ranks(engine.distributed.gather(seeding.rng_state())),
         "progress": engine.progress.state_dict(),
     }
+    positions = engine.distributed.gather(_position(engine))
+    if any(state is not None for state in positions):
+        checkpoint["data"] = positions
     if optimizer:
         checkpoint["optimizer"] = engine.optimizer.state_dict()
         checkpoint["meta"]["optimizer"] = type(engine.optimizer).__name__
@@ -62,6 +65,12 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     if engine.distributed.sharded:
         checkpoint = full(checkpoint, keep=engine.distributed.is_main)
     return checkpoint
+
+
+def _position(engine: Engine) -> dict[str, Any] | None:
+    """Return the state of the train loader; None if its position follows from the progress."""
+    loader, progress = engine.train_loader, engine.progress
+    return None if loader is None else loader.state_at(progress.batch_in_epoch, progress.iteration)
 
 
 def _hook_states(engine: Engine) -> dict[str, Any]:
@@ -179,6 +188,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.began_at = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     _check_position(engine, checkpoint["meta"])
+    _load_position(engine, checkpoint.get("data"), strict)
     engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
 
 
@@ -259,6 +269,25 @@ def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
             f"{engine.epoch_length} now",
             key=key,
             remedy=f"Use the data and the batch size of the run, {or_end}",
+        )
+
+
+def _load_position(engine: Engine, states: list[dict[str, Any] | None] | None, strict: bool) -> None:
+    """Let the train loader continue at the saved position.
+
+    Args:
+        states: of the train loader on each rank of the saved run; None: none of them had one.
+    """
+    if engine.train_loader is None:
+        return
+    state = None if states is None else states[engine.distributed.rank % len(states)]
+    try:
+        engine.train_loader.load_state(state, engine.progress.batch_in_epoch, engine.progress.iteration)
+    except UserError as error:
+        if strict:
+            raise
+        log.warning(
+            "%s: %s; the batches differ from those of the saved run (resume_strict=false)", error.key, error.problem
         )
 
 
