@@ -19,6 +19,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order
+from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
@@ -204,6 +205,21 @@ def _check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and not value > 0:
             raise UserError(f"{value} is not above 0", key=key, remedy=remedy)
+    for split in ("train", "val", "test"):
+        limit = OmegaConf.select(cfg, f"engine.limit_{split}_batches")
+        if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
+            raise UserError(
+                f"{limit} is neither a number of batches nor a share of them",
+                key=f"engine.limit_{split}_batches",
+                remedy="Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches.",
+            )
+    seconds_of(cfg.engine.max_time)
+    if cfg.engine.deterministic and cfg.engine.benchmark:
+        raise UserError(
+            "it selects algorithms by their time, so runs differ, which engine.deterministic=true shall prevent",
+            key="engine.benchmark",
+            remedy="Leave one of the two out.",
+        )
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
         if value not in choices:

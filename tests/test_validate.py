@@ -22,6 +22,10 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("engine.val_begin", -1, "Use 0"),
     ("engine.threads", 0, "null for all cores"),
     ("engine.peak_tflops", 0.0, "null"),
+    ("engine.limit_train_batches", 0, "from 1"),
+    ("engine.limit_val_batches", 1.5, "a share up to 1.0"),
+    ("engine.limit_test_batches", -0.5, "null for all"),
+    ("engine.max_time", "30 min", "0:30:00"),
     ("distributed.strategy", "dpp", "auto, ddp or fsdp2"),
     ("distributed.nproc_per_node", 0, "1 or more"),
     ("distributed.max_restarts", -1, "no restart"),
@@ -86,6 +90,21 @@ def test_resume_and_load_from_exclude_each_other() -> None:
     cfg = composed()
     cfg.resume, cfg.load_from = "auto", "x.pth"
     assert error_of(cfg).key == "load_from"
+
+
+def test_deterministic_and_benchmark_exclude_each_other() -> None:
+    cfg = composed()
+    cfg.engine.deterministic = cfg.engine.benchmark = True
+    assert error_of(cfg).key == "engine.benchmark"
+
+
+def test_limits_and_times_are_typed_as_on_the_command_line() -> None:
+    lines = ("engine.limit_train_batches=1.0", "engine.limit_val_batches=1", "engine.max_time=1:30:00")
+    cfg = composed(*lines)
+    validate(cfg)
+    assert [type(value) for value in (cfg.engine.limit_train_batches, cfg.engine.limit_val_batches)] == [float, int]
+    with pytest.raises(UserError, match=r"engine\.limit_val_batches"):
+        composed("engine.limit_val_batches=true")
 
 
 def test_a_strategy_for_several_processes() -> None:

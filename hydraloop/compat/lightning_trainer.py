@@ -134,8 +134,9 @@ def _current_epoch(trainer: Trainer) -> int:
     return progress.epoch - (after_an_epoch and not_ended)
 
 
-def _lengths(loader: Loader | None) -> list[int]:
-    return [] if loader is None else [len(loader)]
+def _lengths(trainer: Trainer, split: str) -> list[int]:
+    loader: Loader | None = getattr(trainer._engine.loaders, split)
+    return [] if loader is None else [trainer._engine.settings.limited(split, len(loader))]
 
 
 def _max_steps(trainer: Trainer) -> int:
@@ -164,8 +165,8 @@ class Trainer(StandIn):
         "max_epochs": lambda trainer: trainer._engine.max_epochs,
         "max_steps": _max_steps,
         "num_training_batches": lambda trainer: trainer._engine.epoch_length,
-        "num_val_batches": lambda trainer: _lengths(trainer._engine.loaders.val),
-        "num_test_batches": lambda trainer: _lengths(trainer._engine.loaders.test),
+        "num_val_batches": lambda trainer: _lengths(trainer, "val"),
+        "num_test_batches": lambda trainer: _lengths(trainer, "test"),
         "is_last_batch": _is_last_batch,
         "training": lambda trainer: trainer.state.stage == "train",
         "validating": lambda trainer: trainer.state.stage == "validate",

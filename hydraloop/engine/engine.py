@@ -19,6 +19,7 @@ from hydraloop.engine.checkpoint import save_load
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
 from hydraloop.engine.evaluation import evaluate, evaluating, in_mode, validation_due
+from hydraloop.engine.settings import seconds_of
 from hydraloop.engine.state import EngineState
 from hydraloop.engine.train_mode import begin_training
 from hydraloop.run.result import Result
@@ -41,6 +42,7 @@ class Engine(EngineState):
             check_trainable(self)
             rng = save_load.load(self)  # after_load_checkpoint
             begin_training(self.task, self.distributed)
+            self.deadline = perf_counter() + seconds_of(self.settings.max_time)
             with run_scope.always(self, at.after_train):
                 self._call(at.before_train)
                 if rng is not None:  # last, so that no start-up code draws from the generators
@@ -85,13 +87,20 @@ class Engine(EngineState):
             progress.epoch, progress.batch_in_epoch = progress.epoch + 1, 0
 
     def _train_batches(self, first: int) -> Iterator[Any]:
-        """Yield the batches of an epoch from the `first` on, on the device; measure how long each takes to arrive."""
-        assert self.train_loader is not None  # check_trainable
+        """Yield the batches of an epoch from the `first` on, on the device; measure how long each takes to arrive.
+
+        After `max_time`, ask for a stop: the next iteration is the last one, unless ranks must agree first.
+        """
+        loader = self.train_loader
+        assert loader is not None  # check_trainable
+        left = self.epoch_length - first if self.epoch_length < len(loader) else None
         self.asked_at = perf_counter()
-        for batch in self.on_device(self.loaders.train, self.train_loader.begin(first, self.progress.iteration)):
+        for batch in self.on_device(self.loaders.train, loader.begin(first, self.progress.iteration), left):
             self.data_seconds = perf_counter() - self.asked_at
             yield batch
             self.asked_at = perf_counter()
+            if self.asked_at > self.deadline:
+                self.request_stop(f"engine.max_time={self.settings.max_time}")
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
         """Do one iteration: forward, backward, and at the window's end the optimizer step. No host sync.

@@ -61,11 +61,13 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
     """
     task, ranks = engine.task, engine.distributed
     share = share_of(loader)
+    length = len(loader or ())
+    engine.evaluation_length = end = engine.settings.limited(engine.mode, length)
     with in_eval_mode(task):
         ranks.before_evaluation(task)
         try:
             task.reset_metrics()
-            for batch_idx, batch in enumerate(engine.on_device(loader)):
+            for batch_idx, batch in enumerate(engine.on_device(loader, count=end if end < length else None)):
                 if share is not None and share(batch_idx)[0] == 0:  # only other ranks have samples in this batch
                     if ranks.sharded:  # they need this rank's shard
                         with task.uncounted():

@@ -296,10 +296,7 @@ class Hook:
 
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
         """Return whether the batch at `batch_idx` is the last of the epoch, in the loop of `mode`."""
-        if mode == "train":
-            return batch_idx + 1 == engine.epoch_length
-        loader = engine.loaders.val if mode == "val" else engine.loaders.test
-        return loader is not None and batch_idx + 1 == len(loader)
+        return batch_idx + 1 == (engine.epoch_length if mode == "train" else engine.evaluation_length)
 
     def is_last_train_epoch(self, engine: Engine) -> bool:
         """Return whether this epoch is the last, at all mount points from its before_train_epoch on.

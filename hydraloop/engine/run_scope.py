@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from hydraloop.engine.device.seeding import cudnn_benchmark
 from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
@@ -57,7 +58,8 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
     if main:
         log.info("%s", format_start(engine))
     try:
-        with engine.precision.active(), always(engine, engine.stages.after_run):
+        kernels = cudnn_benchmark(engine.settings.benchmark)
+        with kernels, engine.precision.active(), always(engine, engine.stages.after_run):
             try:
                 for call in engine.stages.before_run:
                     call(engine)

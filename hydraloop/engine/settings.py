@@ -1,13 +1,41 @@
-"""The options of the engine. `Settings.training_length` converts epochs to iterations."""
+"""The options of the engine: `Settings`. It converts epochs to iterations, and limits to numbers of batches."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydraloop.engine.progress import Progress
+from hydraloop.errors import UserError
+
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
+
+
+def seconds_of(max_time: Any) -> float:
+    """Return `engine.max_time` in seconds: `0:30:00`, `1-12:00:00` (days) or a number; infinity for None.
+
+    Raises:
+        UserError: it is not a time above 0.
+    """
+    if max_time is None:
+        return math.inf
+    clock = _CLOCK.fullmatch(str(max_time))
+    if clock is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        found: float = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    else:  # YAML reads 1:30:00 as 5400
+        found = max_time if isinstance(max_time, int | float) and not isinstance(max_time, bool) else 0
+    if not found > 0:
+        raise UserError(
+            f"{max_time!r} is not a time above 0",
+            key="engine.max_time",
+            remedy="Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), or seconds (1800).",
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +49,11 @@ class Settings:
     val_begin: int = 0
     val_by_epoch: bool = True
     test: bool = True
+    limit_train_batches: int | float | None = None
+    limit_val_batches: int | float | None = None
+    limit_test_batches: int | float | None = None
+    max_time: Any = None
+    benchmark: bool | None = None
     device: str = "auto"
     peak_tflops: float | None = None
     prefetch: bool = True
@@ -38,6 +71,13 @@ class Settings:
     """`averaged` or `raw`: which weights `load_from`, validation and test use if there are both."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Plain values for every checkpoint's `meta` (the config, the experiment's name)."""
+
+    def limited(self, split: str, length: int) -> int:
+        """Return how many of a loader's `length` batches a split uses (`limit_<split>_batches`)."""
+        limit = getattr(self, f"limit_{split}_batches")
+        if limit is None:
+            return length
+        return min(length, max(1, round(limit * length)) if isinstance(limit, float) else limit)
 
     def training_length(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
         """Return how many (iterations, epochs) the whole run has.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -90,12 +92,16 @@ class EngineState(LogsRecords):
     """The iteration at which this process began or resumed."""
     asked_at: float = 0.0
     """When training asked for its current batch (`perf_counter`)."""
+    deadline: float = math.inf
+    """When training stops because of `engine.max_time` (`perf_counter`)."""
     data_seconds: float = 0.0
     """How long training waited for its current batch [s]."""
     loaded: bool = False
     """Whether `resume` or `load_from` has been done, which happens once for each engine."""
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ReadyLoader` if it does not know its position; used for iterations and checkpoints."""
+    evaluation_length: int = 0
+    """The number of batches of the current or last evaluation."""
     _window: Window | None = None
     _evaluation: ExitStack | None = None
 
@@ -132,7 +138,7 @@ class EngineState(LogsRecords):
         self.stages = Stages(self.hooks, slots, on_error, rank=self.distributed.rank)
         self.messages, self.progress = Messages(), Progress()
         self.accumulate = self.settings.accumulate
-        self.epoch_length = 0 if self.train_loader is None else len(self.train_loader)
+        self.epoch_length = self.settings.limited("train", len(self.train_loader or ()))
         self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
         self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
 
@@ -177,10 +183,13 @@ class EngineState(LogsRecords):
             raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
         return self._optimizer
 
-    def on_device(self, loader: Loader | None, batches: Iterable[Any] | None = None) -> Iterator[Any]:
-        """Iterate over batches of the loader (None: all of them), moved to the device."""
+    def on_device(
+        self, loader: Loader | None, batches: Iterable[Any] | None = None, count: int | None = None
+    ) -> Iterator[Any]:
+        """Iterate over `batches` of the loader (None: all of them), at most `count`, moved to the device."""
         ahead = self.settings.prefetch and reads_ahead(loader)
-        return prefetched(loader or () if batches is None else batches, self._move, self.device, ahead=ahead)
+        found = loader or () if batches is None else batches
+        return prefetched(found if count is None else islice(found, count), self._move, self.device, ahead=ahead)
 
     # What hooks ask for. ---------------------------------------------------------------------------------------------
 

@@ -67,9 +67,11 @@ class VisualizationHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Warn if no evaluation will be drawn."""
-        val = engine.loaders.val if engine.settings.val_interval is not None else None
-        test = engine.loaders.test if engine.settings.test else None
-        batches = [len(loader) for loader in (val, test) if loader is not None]
+        drawn = {
+            "val": engine.loaders.val if engine.settings.val_interval is not None else None,
+            "test": engine.loaders.test if engine.settings.test else None,
+        }
+        batches = [engine.settings.limited(mode, len(loader)) for mode, loader in drawn.items() if loader is not None]
         if not batches:
             log.warning("%s draws nothing: the run has no validation and no test", self.key)
         elif max(batches) < self._interval:

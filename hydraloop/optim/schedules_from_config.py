@@ -124,7 +124,7 @@ def build_schedule(
 
 def _length(settings: Settings, loaders: Loaders) -> Length:
     """Return the run's length. A resumed run adds to the steps of the checkpoint, which may have had other options."""
-    epoch_length = 0 if loaders.train is None else len(loaders.train)
+    epoch_length = settings.limited("train", len(loaders.train or ()))
     position = None if settings.resume is None else peek(settings.resume, key="resume")
     progress, skipped = (Progress(), 0) if position is None else position
     iterations, epochs = settings.training_length(epoch_length, progress)

@@ -1,7 +1,7 @@
 """Options of the engine."""
 
 from dataclasses import dataclass, field
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Union
 
 
 @dataclass
@@ -23,9 +23,25 @@ class EngineConf:
     """Whether `val_interval` and `val_begin` count epochs. False: iterations, for epochs that take hours."""
     test: bool = True
     """Whether to test once after training, on the best checkpoint if one was saved, else on the last weights."""
+    limit_train_batches: Optional[Union[int, float]] = None
+    """Batches of an epoch: a number (100), or a share of the train loader (0.1; at least one batch). Null: all.
+    Schedules and intervals follow the shorter epoch. With shuffling, each epoch gets other samples."""
+    limit_val_batches: Optional[Union[int, float]] = None
+    """First batches of the validation data that are evaluated: a number or a share, as above. Null: all, because the
+    first ones alone may not represent the data."""
+    limit_test_batches: Optional[Union[int, float]] = None
+    """First batches of the test data that are evaluated: a number or a share, as above. Null: all."""
+    max_time: Any = None
+    """Time after which training stops in order, with a checkpoint, validation, test and exit code 0: `0:30:00`,
+    `1-12:00:00` (with days), or seconds. Counted from the start of training in each process, so leave time for these
+    last steps. Null: no limit."""
     deterministic: bool = False
     """Whether to reject nondeterministic kernels (`torch.use_deterministic_algorithms`). False: they are often faster.
     True also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""
+    benchmark: Optional[bool] = None
+    """Whether cuDNN tries several algorithms for each new input shape and uses the fastest one
+    (`torch.backends.cudnn.benchmark`). True is faster for convolutions whose inputs have a fixed size, but runs may
+    differ in the last bits. Null: the process keeps its setting; torch's default is false."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

@@ -85,6 +85,22 @@ def test_both_hooks_train_in_one_run(both_hooks: tuple[Project, Done, Done]) -> 
     assert (project.run.path / "tf_tracing_logs").is_dir()
 
 
+def test_a_run_with_a_time_limit_ends_well_and_can_be_continued(project: Project) -> None:
+    limits = ["engine.limit_train_batches=3", "engine.limit_val_batches=0.5", "engine.benchmark=true"]
+    done = project.train(*limits, "engine.max_epochs=100000", "engine.max_time=0.3")
+    assert done.code == 0, done.text
+    assert "stopping: engine.max_time=0.3" in done.text
+    first = project.run.result
+    assert (first["status"], first["reason"]) == ("stopped", "engine.max_time=0.3")
+    assert "accuracy" in first["val_metrics"]
+    assert "accuracy" in first["test_metrics"]
+    epochs = first["progress"]["epoch"] + 2
+    done = project.train(*limits, "resume=auto", f"engine.max_epochs={epochs}")
+    assert done.code == 0, done.text
+    assert project.run.result["status"] == "finished"
+    assert project.run.result["progress"]["iteration"] == 3 * epochs
+
+
 def test_the_rewritten_form_is_printed_once(both_hooks: tuple[Project, Done, Done]) -> None:
     assert both_hooks[1].text.count("read as a list: hooks=[ema,profiler]") == 1
 

@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +26,17 @@ def use_deterministic_kernels(wanted: bool) -> None:
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
     if wanted != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(wanted)  # imports torch's compiler, 1 s
+
+
+@contextmanager
+def cudnn_benchmark(wanted: bool | None) -> Iterator[None]:
+    """Set `torch.backends.cudnn.benchmark` in the body, unless `wanted` is None."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before if wanted is None else wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def seed_everything(seed: int) -> None:

@@ -143,6 +143,13 @@ def test_cut_inside_an_epoch(tmp_path: Path, accumulate: int) -> None:
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=accumulate, save_by_epoch=False)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_cut_inside_and_at_the_end_of_a_limited_epoch(tmp_path: Path, accumulate: int) -> None:
+    limits = {"limit_train_batches": 5, "limit_val_batches": 0.5}
+    cuts = ["iter_3.pth", "iter_5.pth", "iter_13.pth"]
+    _compare(tmp_path, cuts, "iter_20.pth", accumulate=accumulate, save_by_epoch=False, **limits)
+
+
 def test_cut_with_validation_by_iteration(tmp_path: Path) -> None:
     cuts = ["iter_5.pth", "iter_7.pth", "iter_12.pth"]
     options = {"val_by_epoch": False, "val_interval": 5}

@@ -1,0 +1,210 @@
+"""Limits of a run: batches of a loader (`limit_…_batches`) and time (`max_time`). And cuDNN's benchmark."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydraloop.data.loader import build_loader
+from hydraloop.engine import engine as engine_module
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook, Mode
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings, seconds_of
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, EMAHook
+from hydraloop.tasks import Regression
+from tests.engine.distributed.test_equality import assert_same, dataset, network
+from tests.helpers import at, batches, differences, make_engine
+from tests.ranks import on_ranks
+
+# Batches. ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 20), (1, 1), (20, 20), (99, 20), (0.1, 2), (0.001, 1), (0.29, 6), (1.0, 20)]
+)
+def test_a_limit_is_a_number_or_a_share(limit: float | None, expected: int) -> None:
+    settings = Settings(limit_val_batches=limit)
+    assert settings.limited("val", 20) == expected
+    assert settings.limited("val", 0) == 0, "no batch of an empty loader"
+    assert settings.limited("train", 20) == settings.limited("test", 20) == 20
+
+
+class Ends(Hook):
+    """Notes the iterations at which an epoch ends."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Mode, int]] = []
+
+    def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any, mode: Mode) -> None:
+        if self.end_of_epoch(engine, batch_idx, mode):
+            self.seen.append((mode, batch_idx + 1))
+
+
+def test_a_limited_run_is_that_of_the_first_batches(tmp_path: Path) -> None:
+    limits = {"limit_train_batches": 3, "limit_val_batches": 0.5, "limit_test_batches": 1}
+    train, val, test = batches(5), batches(4, seed=1), batches(3, seed=2)
+    ends = Ends()
+    limited = make_engine(
+        tmp_path, {"ends": ends}, train=train, val=val, test=test, accumulate=2, max_epochs=2, **limits
+    )
+    short = make_engine(tmp_path, train=train[:3], val=val[:2], test=test[:1], accumulate=2, max_epochs=2)
+    for engine in (limited, short):
+        engine.train()
+    assert list(differences(limited.model.state_dict(), short.model.state_dict())) == []
+    assert (limited.metrics, limited.test_metrics) == (short.metrics, short.test_metrics)
+    assert limited.progress == short.progress
+    assert ends.seen == [("train", 3), ("val", 2), ("train", 3), ("val", 2), ("test", 1)]
+
+
+def _limited(distributed: Distributed, batch_size: int, run_dir: str, resume: str | None) -> dict[str, Any]:
+    """Three epochs of the first 5 of 7 global batches, with accumulation, EMA and (in one process) a worker."""
+    task = Regression(network(), torch.nn.MSELoss())
+    part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": batch_size}
+    workers = {"num_workers": 1, "persistent_workers": True} if distributed.world_size == 1 else {}
+    train = build_loader(dataset(40), shuffle=True, seed=3, **part, **workers)
+    hooks: dict[str, Hook] = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1, by_epoch=False)}
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
+        loaders=Loaders(train, build_loader(dataset(), shuffle=False, **part)),
+        hooks=hooks,
+        settings=Settings(
+            device="cpu",
+            max_epochs=3,
+            accumulate=2,
+            limit_train_batches=0.72,
+            limit_val_batches=2,
+            resume=None if resume is None else Path(resume),
+        ),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    result = engine.train()
+    return {
+        "weights": {name: value.detach().clone() for name, value in task.model.state_dict().items()},
+        "averages": {name: value.clone() for name, value in hooks["ema"].state_dict()["averaged"].items()},
+        "val": result.val_metrics,
+        "samples": engine.progress.samples,
+        "steps": engine.progress.optimizer_step,
+    }
+
+
+def test_two_ranks_take_the_same_limited_epochs_also_resumed_inside_one(tmp_path: Path) -> None:
+    for name in ("alone", "two", "resumed"):
+        (tmp_path / name).mkdir()
+    alone = _limited(Distributed(), 6, str(tmp_path / "alone"), None)
+    assert (alone["samples"], alone["steps"]) == (90, 9)
+    for found in on_ranks(2, _limited, 3, str(tmp_path / "two"), None):
+        assert_same(found, alone)
+    resumed = _limited(Distributed(), 6, str(tmp_path / "resumed"), str(tmp_path / "alone/checkpoints/iter_7.pth"))
+    assert list(differences(resumed, alone)) == []
+
+
+# Time. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, math.inf), ("0:30:00", 1800), ("1-12:00:00", 129600), ("90:00:01", 324001), (5400, 5400), (0.5, 0.5)],
+)
+def test_a_time_in_seconds(given: Any, seconds: float) -> None:
+    assert seconds_of(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["30", "0:00:00", "1:90:00", "soon", 0, -1, True, [1]])
+def test_what_is_not_a_time_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match=r"engine\.max_time: .* is not a time above 0"):
+        seconds_of(given)
+
+
+class Clocked(list[Any]):
+    """Batches of which each takes a second of `clock`."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        super().__init__(batches(count))
+        self.now, self.seconds = 0.0, seconds
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            self.now += self.seconds
+            yield batch
+
+
+def _timed(distributed: Distributed, run_dir: str, length: int, slow_rank: int, **settings: Any) -> dict[str, Any]:
+    """Train up to 20 epochs of `length` batches, of which each takes a second on the slow rank only."""
+    train = Clocked(length, float(distributed.rank == slow_rank))
+    task = Regression(network(), torch.nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(train, batches(1), batches(1)),
+        hooks={"checkpoint": CheckpointHook(interval=100)},
+        settings=Settings(device="cpu", max_epochs=20, max_time="0:00:10", **settings),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "perf_counter", lambda: train.now)
+        result = engine.train()
+    return {
+        "status": result.status,
+        "reason": result.reason,
+        "iteration": engine.progress.iteration,
+        "validated": engine.progress.last_validation,
+        "tested": list(result.test_metrics),
+        "saved": sorted(path.name for path in Path(run_dir, "checkpoints").glob("*.pth")),
+    }
+
+
+@pytest.mark.parametrize("length", [1, 8, 40])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_run_stops_in_order_after_its_time(tmp_path: Path, length: int, accumulate: int) -> None:
+    found = _timed(Distributed(), str(tmp_path), length, 0, accumulate=accumulate)
+    window_ends = [end for epoch in range(20) for end in _window_ends(epoch * length, length, accumulate)]
+    assert found["iteration"] in window_ends
+    assert 10 <= found["iteration"] <= 12 + accumulate
+    assert found["validated"] == found["iteration"]
+    assert (found["status"], found["reason"]) == ("stopped", "engine.max_time=0:00:10")
+    assert found["tested"] == ["loss"]
+    assert len(found["saved"]) == 1
+
+
+def _window_ends(first: int, length: int, accumulate: int) -> list[int]:
+    return [first + min(end, length) for end in range(accumulate, length + accumulate, accumulate)]
+
+
+def test_the_time_of_one_rank_stops_all(tmp_path: Path) -> None:
+    one, other = on_ranks(2, _timed, str(tmp_path), 40, 1)
+    assert one == other
+    assert one["status"] == "stopped"
+    assert 10 <= one["iteration"] < 40, "inside the first epoch"
+
+
+def test_the_time_is_that_of_each_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(100.0)
+    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(clock))
+    engine = make_engine(tmp_path, max_time=1000)
+    assert engine.train().status == "finished"
+    assert engine.deadline == 1100
+
+
+# cuDNN. --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [True, False, None])
+def test_cudnn_benchmarks_during_the_run(tmp_path: Path, wanted: bool | None) -> None:
+    before = torch.backends.cudnn.benchmark
+    seen: list[bool] = []
+    look = at("before_train_iter", lambda engine: seen.append(torch.backends.cudnn.benchmark))
+    make_engine(tmp_path, {"look": look}, benchmark=wanted).train()
+    assert seen == [before if wanted is None else wanted]
+    assert torch.backends.cudnn.benchmark is before
