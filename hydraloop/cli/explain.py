@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -140,6 +141,8 @@ def _bad_override(
         return UserError("it cannot be deleted", key=key, remedy=f"Use {key}=null for none, or give it a value.")
     if text.startswith("Could not delete"):
         return UserError("it does not exist", key=key, remedy=_hint(key, cfg, composer))
+    if text.startswith("Could not override") and cfg is not None and (new := _new_entries(culprit, cfg)):
+        return _needs_a_plus(culprit, new, cfg, composer)
     if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
         if cfg is not None and parent and parent in _leaves(cfg) and _select(cfg, parent) is None:
             return UserError("it does not exist yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
@@ -153,6 +156,52 @@ def _bad_override(
     found = re.search(r"full_key: (\S+)", cause)
     key = found[1] if found else key
     return UserError(_first_line(cause), key=key, remedy=_type_hint(key, cfg))
+
+
+def _new_entries(override: Override, cfg: DictConfig) -> list[str]:
+    """Return the keys that an override would add to a mapping of the config, or to the arguments of a `_target_`."""
+    key, value = override.key_or_group, override.value()
+    if isinstance(value, dict):
+        return [new for name in value for new in _new_below(f"{key}.{name!s}", value[name], cfg)]
+    parent = _select(cfg, key.rpartition(".")[0])
+    return [key] if isinstance(parent, DictConfig) and "_target_" in parent else []
+
+
+def _new_below(key: str, value: Any, cfg: DictConfig) -> Iterator[str]:
+    parent, _, name = key.rpartition(".")
+    node = _select(cfg, parent)
+    if isinstance(node, DictConfig) and name not in node:
+        yield key
+    elif isinstance(value, dict):
+        for inner in value:
+            yield from _new_below(f"{key}.{inner!s}", value[inner], cfg)
+
+
+def _needs_a_plus(override: Override, new: Sequence[str], cfg: DictConfig, composer: Composer) -> UserError:
+    """`optimizer={nesterov: true}` is merged into the selected option, whose entries are known."""
+    key, value, merged = override.key_or_group, override.value(), _select(cfg, override.key_or_group)
+    parent, _, name = new[0].rpartition(".")
+    node, plus = _select(cfg, parent), shlex.quote(f"+{override.input_line}")
+    if parent.partition(".")[0] in HOOK_GROUPS and name in ("priority", "on_error"):
+        return UserError(
+            "every hook takes it, but the config file of this one does not have it", key=new[0], remedy=f"Use {plus}"
+        )
+    names = ", ".join(entry.removeprefix(f"{key}.") for entry in new)
+    if isinstance(value, dict) and value.get("_target_") not in (None, merged.get("_target_")):
+        clear = f"{key}=null" if "." in key else f"~{key}"  # a group that every run needs takes no null
+        kept = f" +{key}._partial_=true" if merged.get("_partial_") and "_partial_" not in value else ""
+        return UserError(
+            f"the mapping is merged into that of {merged.get('_target_')}, which has no {names}",
+            key=key,
+            remedy=f"Remove the old values first: {clear} {plus}{kept}",
+        )
+    remedy = _hint(new[0], cfg, composer)
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    if target is None or getattr(OmegaConf.get_type(node), "_target_", None) != target:  # a schema has every argument
+        remedy += f" To add what is new, write a +: {plus}"
+    if len(new) == 1:
+        return UserError("there is no such key", key=new[0], remedy=remedy)
+    return UserError(f"there are no keys {names}", key=key, remedy=remedy)
 
 
 def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
+
+log = logging.getLogger(__name__)
 
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -89,18 +93,51 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
         return
     given = {str(name): None for name in node if name not in _SPECIAL}
     known = list(signature.parameters)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     name = getattr(target, "__qualname__", str(target))
-    for argument in given:
-        if argument not in known and not takes_any:
-            raise UserError(
-                f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=suggestion(argument, known)
-            )
+    unknown = [] if _takes_any(signature) else [argument for argument in given if argument not in known]
+    if not _takes_any(signature) and _takes_any(_as_called(target)):
+        for argument in unknown:
+            if close := difflib.get_close_matches(argument, known, n=1, cutoff=0.85):
+                log.warning("%s.%s: did you mean %s? %s accepts any name", key, argument, close[0], name)
+        return  # what is missing may be given by the decorator
+    for argument in unknown:
+        raise _unknown_argument(name, argument, known, node, key)
     bind = signature.bind_partial if node.get("_partial_", False) else signature.bind
     try:
         bind(*[None] * len(node.get("_args_") or ()), **given)
     except TypeError as error:
         raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
+
+
+def _as_called(target: Any) -> inspect.Signature | None:
+    """Return the signature of the outermost decorator; `inspect.signature` returns the one that it declares.
+
+    transformers' `BertConfig` declares only its fields, and also takes others, such as `num_labels`, in `**kwargs`.
+    """
+    function = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
+    return inspect.signature(function, follow_wrapped=False) if inspect.isfunction(function) else None
+
+
+def _takes_any(signature: inspect.Signature | None) -> bool:
+    parameters = () if signature is None else signature.parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _unknown_argument(name: str, argument: str, known: list[str], node: DictConfig, key: str) -> UserError:
+    schema = OmegaConf.get_type(node)
+    replaced = getattr(schema, "_target_", node._target_)
+    if replaced != node._target_ and argument in getattr(schema, "__annotations__", ()):
+        clear = f"{key}=null" if "." in key else f"~{key}"  # a group that every run needs takes no null
+        added = " ".join(f"+{key}.{entry}={node[entry]}" for entry in ("_target_", "_partial_") if entry in node)
+        return UserError(
+            f"{name} takes no argument {argument!r}, which is left from {replaced}",
+            key=f"{key}.{argument}",
+            remedy=f"Remove the old values first, and write each argument with a +: {clear} {added}",
+        )
+    remedy = suggestion(argument, known)
+    if schema is dict and "[" not in key:  # only such a node can lose an entry
+        remedy += f" To remove one that a config file has set: ~{key}.{argument}"
+    return UserError(f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=remedy)
 
 
 def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:

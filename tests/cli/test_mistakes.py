@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -74,6 +75,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "+hooks.mine.priority=30": ("hooks.mine", "Add +hooks.mine._target_=package.Class"),
     "+hooks.mine=5": ("hooks.mine", "# @package hooks.<name>"),
     "+hooks.mine=my_project.hooks.MyHook": ("hooks.mine", "To add a custom hook: +hooks.mine._target_="),
+    "hooks=weight_norm hooks.weight_norm.on_error=warn": (
+        "hooks.weight_norm.on_error",
+        "Use +hooks.weight_norm.on_error=warn",
+    ),
+    "task.model={foo:1}": ("task.model.foo", "Did you mean task.model."),
+    "hooks=ema hooks.ema={priority:30,momentm:0.1}": ("hooks.ema.momentm", "Did you mean hooks.ema.momentum"),
     "hooks.logger.interval=3": ("hooks.logger", "Use default_hooks.logger.interval=…"),
     "hooks=[ema] default_hooks.ema.momentum=0.1": ("default_hooks.ema", "Use hooks.ema.momentum=…"),
     "~default_hooks.logger default_hooks.logger.interval=3": ("default_hooks.logger", "Use 'default_hooks=["),
@@ -120,6 +127,47 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
+NEW_ENTRIES: dict[str, tuple[str, str, str]] = {
+    # command line: (key, problem, the command that the remedy gives)
+    "hooks=weight_norm hooks.weight_norm.on_error=warn": (
+        "hooks.weight_norm.on_error",
+        "every hook takes it",
+        "hooks=weight_norm +hooks.weight_norm.on_error=warn",
+    ),
+    "+hooks.mine._target_=my_project.hooks.MyHook hooks.mine.priority=30": (
+        "hooks.mine.priority",
+        "every hook takes it",
+        "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30",
+    ),
+    "task.loss.reduction=sum": ("task.loss.reduction", "no such key", "+task.loss.reduction=sum"),
+    "task.loss={reduction:sum,label_smoothing:0.1}": (
+        "task.loss.reduction",
+        "no such key",
+        "+task.loss={reduction:sum,label_smoothing:0.1}",
+    ),
+    "task.loss={reduction:sum,weight:[1,2]}": (
+        "task.loss",
+        "there are no keys reduction, weight",
+        "+task.loss={reduction:sum,weight:[1,2]}",
+    ),
+    "task.metrics={f1:{_target_:torchmetrics.F1Score}}": (
+        "task.metrics.f1",
+        "no such key",
+        "+task.metrics={f1:{_target_:torchmetrics.F1Score}}",
+    ),
+    "task.model={_target_:my_project.model.Net,depth:3,heads:2}": (
+        "task.model",
+        "merged into that of hydraloop.models.SmallCNN, which has no depth, heads",
+        "task.model=null +task.model={_target_:my_project.model.Net,depth:3,heads:2}",
+    ),
+    "optimizer={_target_:torch.optim.SGD,nesterov:true}": (
+        "optimizer",
+        "merged into that of torch.optim.AdamW, which has no nesterov",
+        "~optimizer +optimizer={_target_:torch.optim.SGD,nesterov:true} +optimizer._partial_=true",
+    ),
+}
+
+
 @cache
 def default() -> DictConfig:
     """The config without overrides, which most mistakes need for their remedy: composed once for all."""
@@ -149,6 +197,26 @@ def test_a_mistake_names_key_and_fix(line: str) -> None:
     error = mistake(line)
     assert str(error).startswith(key)
     assert remedy in str(error.remedy)
+
+
+@pytest.mark.parametrize("line", NEW_ENTRIES)
+def test_what_a_mapping_does_not_have_is_named_with_the_command_that_adds_it(line: str) -> None:
+    key, problem, works = NEW_ENTRIES[line]
+    error = mistake(line)
+    assert error.key == key
+    assert problem in error.problem
+    pasted = [word for word in shlex.split(str(error.remedy)) if word.startswith(("+", "~")) or word.endswith("=null")]
+    kept = line.split()[:-1]  # the last one is the mistake
+    assert [*kept, *(word for word in pasted if word != "+:")] == works.split()
+    with opened(REPOSITORY / "conf", "config") as composer:
+        command.check_command(arguments.read(works.split()), composer)
+
+
+def test_a_mapping_replaces_an_option_once_that_is_cleared() -> None:
+    works = NEW_ENTRIES["optimizer={_target_:torch.optim.SGD,nesterov:true}"][2]
+    with opened(REPOSITORY / "conf", "config") as composer:
+        cfg = command.check_command(arguments.read(works.split()), composer).cfg
+    assert cfg.optimizer == {"_target_": "torch.optim.SGD", "nesterov": True, "_partial_": True}
 
 
 def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:

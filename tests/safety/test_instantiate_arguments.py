@@ -1,0 +1,134 @@
+"""Arguments of third-party classes: those that a constructor takes are passed, those that it refuses are named."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import hydraloop
+from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.instantiate import instantiate
+from tests.config.composed import REPOSITORY
+
+HERE = __name__
+
+
+def strict(cls: type) -> type:
+    """Wrap a constructor as `huggingface_hub.dataclasses.strict` does: it declares fewer arguments than it takes."""
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def wider(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.others = {name: kwargs.pop(name) for name in list(kwargs) if name not in init.__annotations__}
+        init(self, *args, **kwargs)
+
+    cls.__init__ = wider  # type: ignore[misc]
+    return cls
+
+
+@strict
+class Bert:
+    def __init__(self, hidden_size: int = 768, num_layers: int = 12) -> None:
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+
+
+class TinyBert(Bert):
+    """Its constructor is inherited."""
+
+
+class Open:
+    def __init__(self, size: int, **kwargs: Any) -> None:
+        self.size, self.others = size, kwargs
+
+
+class Plain:
+    def __init__(self, hidden_size: int = 768) -> None:
+        self.hidden_size = hidden_size
+
+
+class Slots:
+    """Python's own `object.__init__` shows `*args, **kwargs`, and takes none."""
+
+    __slots__ = ()
+
+
+def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wider(**kwargs: Any) -> Any:
+        return function(seed=0, **{name: value for name, value in kwargs.items() if name != "verbose"})
+
+    return wider
+
+
+@with_seed
+def make(seed: int, size: int) -> tuple[int, int]:
+    return seed, size
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    ALLOWLIST.trust([HERE])
+
+
+def made(name: str, **arguments: Any) -> Any:
+    return instantiate(OmegaConf.create({"_target_": f"{HERE}.{name}", **arguments}), "x")
+
+
+def test_a_constructor_that_takes_more_than_it_declares_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    bert = made("Bert", hidden_size=32, num_labels=5)
+    assert (bert.hidden_size, bert.num_layers, bert.others) == (32, 12, {"num_labels": 5})
+    assert made("TinyBert", num_labels=5).others == {"num_labels": 5}
+    assert not caplog.records
+
+
+def test_a_name_that_is_almost_a_declared_one_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert made("Bert", hidden_sise=32).hidden_size == 768
+    assert "x.hidden_sise: did you mean hidden_size? Bert accepts any name" in caplog.text
+
+
+def test_what_a_decorator_gives_need_not_be_in_the_config() -> None:
+    assert made("make", size=3, verbose=True) == (0, 3)
+
+
+def test_a_missing_argument_is_named_although_others_are_accepted() -> None:
+    assert made("Open", size=1, other=2).others == {"other": 2}
+    with pytest.raises(UserError, match="missing a required argument: 'size'"):
+        made("Open", other=2)
+
+
+@pytest.mark.parametrize("name", ["Plain", "Slots"])
+def test_any_other_constructor_is_not_called_with_an_unknown_name(name: str) -> None:
+    with pytest.raises(UserError, match="takes no argument 'hidden_sise'"):
+        made(name, hidden_sise=32)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "remedy"),
+    [
+        ("task.loss._target_=torch.nn.L1Loss", "task.loss", "~task.loss.label_smoothing"),
+        (
+            "task.model._target_=torch.nn.Flatten",
+            "task.model",
+            "task.model=null +task.model._target_=torch.nn.Flatten",
+        ),
+        (
+            "optimizer._target_=torch.optim.Adagrad",
+            "optimizer",
+            "~optimizer +optimizer._target_=torch.optim.Adagrad +optimizer._partial_=True",
+        ),
+    ],
+)
+def test_a_value_that_is_left_from_another_class_is_named(line: str, key: str, remedy: str) -> None:
+    with pytest.raises(UserError, match="takes no argument") as caught:
+        built_at(key, line)
+    assert str(caught.value.remedy).endswith(f": {remedy}")
+    built_at(key, *([line] if remedy.startswith("~task") else []), *remedy.split())
+
+
+def built_at(key: str, *lines: str) -> Any:
+    return instantiate(OmegaConf.select(hydraloop.compose(lines, folder=REPOSITORY), key), key)
