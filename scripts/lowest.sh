@@ -5,6 +5,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PYTHON="${PYTHON:-python3.11}" HYDRALOOP_VENV="${HYDRALOOP_VENV:-$root/.venv-lowest}"
 export HYDRALOOP_CONSTRAINTS="$root/build/lowest.txt"
+export HYDRALOOP_EXTRAS=dev # transformers needs newer versions of rich and safetensors
 mkdir -p "$root/build"
 "$PYTHON" - "$root/pyproject.toml" > "$HYDRALOOP_CONSTRAINTS" <<'EOF'
 import sys, tomllib

@@ -19,4 +19,7 @@ fi
 case " $* " in
     *nightly* | *tracker_pages*) bash scripts/browser.sh ;; # other tests need no browser
 esac
+case " $* " in
+    *slow* | *tests/examples*) source scripts/vision.sh ;; # other tests need no timm
+esac
 exec "$venv/bin/python" -m pytest "$@"
