@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.building import build_loaders
 from hydraloop.data.sampler import mix_seed
-from hydraloop.engine.checkpoint.format import initialise
+from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.model_preparation import (
     WRAP,
     checkpoint_activations,
@@ -84,7 +84,8 @@ def build(
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
     loaders = build_loaders(cfg, device, distributed)
     task = build_task(cfg)
-    initialise(task.model, cfg.init.checkpoint, cfg.init.prefix)
+    if cfg.init.checkpoint is not None and settled.checkpoint is None:
+        initialise(task.model, Path(cfg.init.checkpoint), _init_rules(cfg))
     channels_last = _prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task)
     settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
@@ -109,6 +110,12 @@ def build(
     else:
         seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     return engine
+
+
+def _init_rules(cfg: DictConfig) -> Rules:
+    options: Any = OmegaConf.to_container(cfg.init, resolve=True)
+    del options["checkpoint"]
+    return Rules(**options)
 
 
 def _connect(cfg: DictConfig) -> Distributed:

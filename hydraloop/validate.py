@@ -47,7 +47,11 @@ _ABOVE_0 = {
     "distributed.bucket_cap_mb": "Use more than 0, or null.",
 }
 _SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
-_CHOICES = {"distributed.strategy": STRATEGIES, "weights": ("averaged", "raw")}
+_CHOICES = {
+    "distributed.strategy": STRATEGIES,
+    "weights": ("averaged", "raw"),
+    "init.mismatched": ("error", "skip"),
+}
 
 
 def validate(cfg: DictConfig, *, trains: bool = False) -> None:

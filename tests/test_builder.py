@@ -219,6 +219,51 @@ def test_joining_twice_is_refused() -> None:
         assert "hydraloop.build(cfg, distributed=engine.distributed)" in said
 
 
+def weights_when_built(distributed: Distributed, run_dir: str, *overrides: str) -> tuple[float, float]:
+    """Sums of the first and last parameter when `build` returns."""
+    engine = build(composed(*overrides), run_dir=Path(run_dir), distributed=distributed)
+    parameters = [parameter.detach() for parameter in engine.model.parameters()]
+    return float(parameters[0].sum()), float(parameters[-1].sum())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_load_from_and_init_have_taken_effect_when_build_returns(tmp_path: Path, ranks: int) -> None:
+    state = {
+        name: torch.full_like(value, 0.5)
+        for name, value in instantiate(composed().task.model, "m").state_dict().items()
+    }
+    torch.save(state, tmp_path / "a.pth")
+    first, last = (float(list(state.values())[index].sum()) for index in (0, -1))
+    for option, partly in ((f"load_from={tmp_path}/a.pth", False), (f"init.checkpoint={tmp_path}/a.pth", True)):
+        overrides = [option, *(["init.exclude=[classifier.*]"] if partly else [])]
+        if ranks == 1:
+            built = [weights_when_built(Distributed(), str(tmp_path / option[:4]), *overrides)]
+        else:
+            built = on_ranks(2, weights_when_built, str(tmp_path / option[:4]), *overrides)
+        assert {one[0] for one in built} == {first}
+        assert len({one[1] for one in built}) == 1, "the same on all ranks"
+        assert (built[0][1] == last) is not partly
+
+
+def test_rules_for_initial_weights_are_typed_without_a_plus(tmp_path: Path) -> None:
+    state = instantiate(composed().task.model, "m").state_dict()
+    torch.save({f"net.{name}": torch.full_like(value, 0.5) for name, value in state.items()}, tmp_path / "a.pth")
+    rules = ["init.rename={net.:''}", "init.mismatched=skip", "task.model.num_classes=7"]
+    cfg = composed(f"init.checkpoint={tmp_path}/a.pth", *rules)
+    parameters = list(build(cfg, run_dir=tmp_path / "run").model.parameters())
+    assert float(parameters[0].detach().mean()) == 0.5
+    assert parameters[-1].shape == (7,)
+
+
+def test_a_resumed_run_does_not_need_its_initial_weights(tmp_path: Path) -> None:
+    torch.save(instantiate(composed().task.model, "m").state_dict(), tmp_path / "a.pth")
+    options = [f"init.checkpoint={tmp_path}/a.pth", "engine.max_iters=2", "engine.test=false"]
+    build(composed(*options), run_dir=tmp_path / "run").train()
+    (tmp_path / "a.pth").unlink()
+    options[1] = "engine.max_iters=3"
+    assert build(composed(*options, f"resume={tmp_path}/run"), run_dir=tmp_path / "run").train().status == "finished"
+
+
 def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *overrides: str) -> tuple[int, float]:
     """Train the spirals with a cosine. Returns the steps and the lr that came of them."""
     cfg = composed("experiment=spirals", "default_hooks.checkpoint.interval=2", "engine.test=false", *overrides)

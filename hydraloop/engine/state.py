@@ -13,6 +13,8 @@ from torch import nn, optim
 
 from hydraloop.engine.accumulation import Window
 from hydraloop.engine.checkpoint import optimizer_state
+from hydraloop.engine.checkpoint.format import Checkpoint
+from hydraloop.engine.checkpoint.initial_weights import load_from
 from hydraloop.engine.checks import check_hook
 from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.precision import Precision
@@ -97,7 +99,9 @@ class EngineState(LogsRecords):
     data_seconds: float = 0.0
     """How long training waited for its current batch [s]."""
     loaded: bool = False
-    """Whether `resume` or `load_from` has been done, which happens once for each engine."""
+    """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
+    loaded_from: Checkpoint | None = None
+    """The contents of `load_from` until after_load_checkpoint; tensors are read from the file when they are used."""
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ReadyLoader` if it does not know its position; used for iterations and checkpoints."""
     evaluation_length: int = 0
@@ -142,6 +146,7 @@ class EngineState(LogsRecords):
         self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
         self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
 
+        load_from(cast("Engine", self))
         self._optimizer = optimizer
         self.hyperparameters = [] if optimizer is None else optimizer_state.hyperparameters(optimizer)
         """The optimizer's numbers for each parameter group, before any schedule."""

@@ -15,13 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.checkpoint.format import initialise
+from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import publishing
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.checkpoint.publishing import ENTRIES
 from hydraloop.hooks.ema.hook import EMAHook
+from tests.helpers import failing
 from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
 
 
@@ -224,15 +225,15 @@ def test_init_takes_a_part_of_it(tmp_path: Path) -> None:
     theirs = nn.Linear(3, 5)
     save_file({f"backbone.{name}": value for name, value in theirs.state_dict().items()}, tmp_path / "a.safetensors")
     net = nn.Linear(3, 5)
-    initialise(net, str(tmp_path / "a.safetensors"), "backbone.")
+    initialise(net, tmp_path / "a.safetensors", Rules(prefix="backbone."))
     assert same(net.state_dict(), theirs.state_dict())
 
 
 def _refused(tmp_path: Path, path: Path, **option: Any) -> UserError:
-    engine = engine_of(tmp_path / "refused", {}, **{"load_from": path, **option})
     with pytest.raises(UserError) as caught:
-        engine.train()
-    assert engine.progress.iteration == 0
+        engine_of(
+            tmp_path / "refused", {"never": failing("before_train_iter")}, **{"load_from": path, **option}
+        ).train()
     return caught.value
 
 
@@ -251,7 +252,7 @@ def test_a_broken_file_is_one_message(tmp_path: Path, content: str) -> None:
     assert "not a complete safetensors file" in error.problem
     assert error.remedy
     with pytest.raises(UserError) as caught:
-        initialise(model(), str(path), None)
+        initialise(model(), path, Rules())
     assert caught.value.key == "init.checkpoint"
 
 

@@ -17,21 +17,20 @@ data        only if its position does not follow from the progress: the state of
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections import Counter, OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hydraloop.engine.checkpoint.foreign import other_objects_ignored
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX, is_complete
-
-log = logging.getLogger(__name__)
 
 FORMAT = 1
 
@@ -81,7 +80,7 @@ def _cause(error: OSError | RuntimeError, path: Path) -> BaseException:
     return OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else cause or error
 
 
-def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
+def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool = False) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only.
 
     A `.safetensors` file becomes a checkpoint that has only a `state_dict`.
@@ -89,6 +88,7 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
     Args:
         key: the option that named the file, for the error.
         mmap: read tensors from the file only when they are used.
+        foreign: whether objects of other classes become empty stand-ins (`foreign.py`). False: they are an error.
 
     Raises:
         UserError: the file does not exist, is incomplete, needs pickle, or is not a checkpoint.
@@ -110,10 +110,11 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False) -> Checkpoint:
             + (", or resume=auto for the newest complete one." if key == "resume" else "."),
         )
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with other_objects_ignored(path) if foreign else nullcontext():
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except RuntimeError as error:  # a zip file that torch has not written
         raise UserError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", key=key) from error
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} contains more than tensors and plain values, so it is not loaded: {str(error).splitlines()[0]}",
             key=key,
@@ -170,67 +171,10 @@ def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dic
     if "state_dict" not in checkpoint:
         return checkpoint
     state: dict[str, Tensor] = dict(checkpoint["state_dict"])
-    holder = checkpoint.get("meta", {}).get("averaged_weights")
+    holder = (checkpoint.get("meta") or {}).get("averaged_weights")
     if holder is not None and weights == "averaged":
         state.update(checkpoint["hooks"][holder]["averaged"])
     return state
-
-
-def initialise(model: nn.Module, path: str | None, prefix: str | None) -> None:
-    """Load some of the weights of a checkpoint into a model (`init.checkpoint`, `init.prefix`).
-
-    Args:
-        path: the file; None does nothing.
-        prefix: of a part (`backbone.`; the dot may be left out). Loads the entries that begin with it into the model's
-            entries of the same name, or of the name without the prefix. If the file has no such entries, the whole file
-            is loaded into that part of the model. None: loads all entries.
-
-    Raises:
-        UserError: no entry has a name of the model, or one that does has another shape.
-    """
-    if path is None:
-        return
-    state = evaluation_weights(load(Path(path), key="init.checkpoint"))
-    if prefix is not None:
-        state = _of_part(state, prefix if prefix.endswith(".") else f"{prefix}.", set(model.state_dict()), path)
-    own = model.state_dict()
-    fitting = {name: value for name, value in state.items() if name in own}
-    if not fitting:
-        raise UserError(
-            f"no entry of {path} has a name of the model; it has {', '.join(list(state)[:3])}, …",
-            key="init.checkpoint",
-            remedy="Set init.prefix to what precedes the model's names in the file.",
-        )
-    for name, value in fitting.items():
-        if value.shape != own[name].shape:
-            raise UserError(
-                f"{name} has the shape {tuple(value.shape)} in {path} and {tuple(own[name].shape)} in the model",
-                key="init.checkpoint",
-                remedy="Use init.prefix to take only the part that fits.",
-            )
-    model.load_state_dict(fitting, strict=False)
-    log.info("%d of %d entries of the model taken from %s", len(fitting), len(own), path)
-
-
-def _of_part(state: dict[str, Tensor], prefix: str, own: set[str], path: str) -> dict[str, Tensor]:
-    """Return the entries of one part, by their names in a model that has the names `own`.
-
-    Raises:
-        UserError: the file does not have that part.
-    """
-    part = {name: value for name, value in state.items() if name.startswith(prefix)}
-    if part and any(name.startswith(prefix) for name in own):
-        return part
-    if part:
-        return {name.removeprefix(prefix): value for name, value in part.items()}
-    whole = {f"{prefix}{name}": value for name, value in state.items() if f"{prefix}{name}" in own}
-    if whole:
-        return whole
-    raise UserError(
-        f"no entry of {path} begins with {prefix!r}; it has {', '.join(list(state)[:3])}, …",
-        key="init.prefix",
-        remedy="Use what precedes the names of the part, in the file or in the model, or null for all entries.",
-    )
 
 
 def check_resumable(checkpoint: Checkpoint, path: Path) -> None:

@@ -121,7 +121,7 @@ def has_state(hook: Hook) -> bool:
 
 
 def load(engine: Engine) -> dict[str, Any] | None:
-    """Load the checkpoint of `resume` or `load_from`, once for each engine, then call after_load_checkpoint.
+    """Load the checkpoint of `resume`, once for each engine. Then, also after `load_from`, call after_load_checkpoint.
 
     Returns:
         The saved states of the random generators; None if nothing is resumed.
@@ -143,10 +143,8 @@ def load(engine: Engine) -> dict[str, Any] | None:
         log.info("resumed from %s, iteration %d", settings.resume, done)
         if done >= engine.max_iters:
             log.warning("the resumed run has already trained for %d iterations; set engine.max_epochs higher", done)
-    elif settings.load_from is not None:
-        checkpoint = load_file(settings.load_from, key="load_from")
-        _load_weights(engine, evaluation_weights(checkpoint, settings.weights), "load_from")
-        log.info("weights loaded from %s", settings.load_from)
+    elif engine.loaded_from is not None:
+        checkpoint, engine.loaded_from = engine.loaded_from, None
     else:
         return None
     for call in engine.stages.after_load_checkpoint:
@@ -155,7 +153,7 @@ def load(engine: Engine) -> dict[str, Any] | None:
 
 
 def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
-    _load_weights(engine, checkpoint["state_dict"], "resume")
+    load_weights(engine, checkpoint["state_dict"], "resume")
     strict = engine.settings.resume_strict
     for entry in ("optimizer", "schedulers"):
         if entry not in checkpoint and strict:
@@ -213,7 +211,7 @@ def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None
             log.warning("%s", line)
 
 
-def _load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
+def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
     """Load weights; a missing or unknown tensor, or one of another shape, is an error that names it."""
     if engine.distributed.sharded:
         state = shard_state(state, engine.model.state_dict())
@@ -301,7 +299,7 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
     checkpoint = load_file(path, key="test")
     own = {name: value.clone() for name, value in engine.model.state_dict().items()}
     try:
-        _load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
+        load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
         engine.evaluating_checkpoint = path
         yield
     finally:

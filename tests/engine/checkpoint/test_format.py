@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluation_weights, initialise, load, write
+from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluation_weights, load, write
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import Terminated
@@ -313,80 +313,3 @@ def test_evaluation_without_an_average_takes_the_raw_weights() -> None:
     assert evaluation_weights(checkpoint)["weight"].tolist() == [0, 0]
     bare = {"weight": torch.full((2,), 3.0)}
     assert evaluation_weights(bare) == bare
-
-
-class _Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Linear(2, 2)
-        self.head = nn.Linear(2, 1)
-
-
-def _saved(path: Path, entries: dict[str, Tensor]) -> str:
-    torch.save(entries, path)
-    return str(path)
-
-
-def test_init_from_nothing_does_nothing() -> None:
-    model = _Net()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    initialise(model, None, None)
-    assert list(differences(before, model.state_dict())) == []
-
-
-def test_init_takes_what_fits_by_name(tmp_path: Path) -> None:
-    model = _Net()
-    head = model.head.weight.clone()
-    initialise(model, _saved(tmp_path / "a.pth", {"backbone.weight": torch.ones(2, 2), "other": torch.ones(1)}), None)
-    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
-    assert torch.equal(model.head.weight, head)
-
-
-@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
-def test_init_with_a_prefix_takes_only_those(tmp_path: Path, prefix: str) -> None:
-    model = _Net()
-    head = model.head.weight.clone()
-    entries = {"backbone.weight": torch.ones(2, 2), "head.weight": torch.ones(1, 2)}
-    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
-    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
-    assert torch.equal(model.head.weight, head)
-
-
-@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
-def test_init_with_a_prefix_the_model_does_not_have_takes_it_off(tmp_path: Path, prefix: str) -> None:
-    model = nn.Linear(2, 2)
-    entries = {
-        "backbone.weight": torch.ones(2, 2),
-        "backbone.bias": torch.ones(2),
-        "backbone2.weight": torch.zeros(2, 2),
-        "head.weight": torch.ones(1, 2),
-    }
-    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
-    assert torch.equal(model.weight, torch.ones(2, 2))
-    assert torch.equal(model.bias, torch.ones(2))
-
-
-@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
-def test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front(tmp_path: Path, prefix: str) -> None:
-    model = _Net()
-    head = model.head.weight.clone()
-    entries = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "fc.weight": torch.ones(1, 2)}
-    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
-    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
-    assert torch.equal(model.head.weight, head)
-
-
-@pytest.mark.parametrize(
-    ("entries", "prefix", "key", "words"),
-    [
-        ({"x.weight": torch.ones(2, 2)}, "backbone.", "init.prefix", "begins with 'backbone.'"),
-        ({"x.weight": torch.ones(2, 2)}, None, "init.checkpoint", "x.weight"),
-        ({"backbone.weight": torch.ones(3, 2)}, None, "init.checkpoint", r"\(3, 2\)"),
-    ],
-)
-def test_init_that_does_not_fit_names_what_and_where(
-    tmp_path: Path, entries: dict[str, Tensor], prefix: str | None, key: str, words: str
-) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        initialise(_Net(), _saved(tmp_path / "a.pth", entries), prefix)
-    assert caught.value.key == key

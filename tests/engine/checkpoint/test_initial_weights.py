@@ -1,0 +1,312 @@
+"""Initial weights: which entries of a file go to which entries of the model, files of other tools, and what is said."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.checkpoint import initial_weights
+from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.checkpoint.initial_weights import Rules
+from hydraloop.errors import UserError
+from tests.helpers import make_engine, tiny_task
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 1)
+
+
+def initialise(model: nn.Module, path: str | Path, prefix: str | None = None, **rules: Any) -> None:
+    initial_weights.initialise(model, Path(path), Rules(prefix=prefix, **rules))
+
+
+def _saved(path: Path, entries: Any) -> Path:
+    torch.save(entries, path)
+    return path
+
+
+def _filled(value: float) -> dict[str, Tensor]:
+    """The entries of a `_Net`, all with one value."""
+    return {name: torch.full_like(tensor, value) for name, tensor in _Net().state_dict().items()}
+
+
+def test_init_takes_what_fits_by_name(tmp_path: Path) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    initialise(model, _saved(tmp_path / "a.pth", {"backbone.weight": torch.ones(2, 2), "other": torch.ones(1)}))
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_takes_only_those(tmp_path: Path, prefix: str) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    entries = {"backbone.weight": torch.ones(2, 2), "head.weight": torch.ones(1, 2)}
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_the_model_does_not_have_takes_it_off(tmp_path: Path, prefix: str) -> None:
+    model = nn.Linear(2, 2)
+    entries = {
+        "backbone.weight": torch.ones(2, 2),
+        "backbone.bias": torch.ones(2),
+        "backbone2.weight": torch.zeros(2, 2),
+        "head.weight": torch.ones(1, 2),
+    }
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.weight, torch.ones(2, 2))
+    assert torch.equal(model.bias, torch.ones(2))
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front(tmp_path: Path, prefix: str) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    entries = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "fc.weight": torch.ones(1, 2)}
+    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+    assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize(
+    ("entries", "prefix", "key", "words"),
+    [
+        ({"x.weight": torch.ones(2, 2)}, "backbone.", "init.prefix", "begins with 'backbone.'"),
+        ({"x.weight": torch.ones(2, 2)}, None, "init.checkpoint", "x.weight"),
+        ({"backbone.weight": torch.ones(3, 2)}, None, "init.checkpoint", r"\(3, 2\)"),
+    ],
+)
+def test_init_that_does_not_fit_names_what_and_where(
+    tmp_path: Path, entries: dict[str, Tensor], prefix: str | None, key: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        initialise(_Net(), _saved(tmp_path / "a.pth", entries), prefix)
+    assert caught.value.key == key
+
+
+# The rules. ----------------------------------------------------------------------------------------------------------
+
+
+def test_excluded_entries_keep_the_models_own_values(tmp_path: Path) -> None:
+    model = _Net()
+    head = model.head.weight.clone()
+    initialise(model, _saved(tmp_path / "a.pth", _filled(1.0)), exclude=["head.*"])
+    assert torch.equal(model.head.weight, head)
+    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        {"encoder.": "backbone.", "fc.": "head."},
+        {"re:^encoder\\.(.*)": "backbone.\\1", "fc": "head"},
+        {"encoder.": "x.", "x.": "backbone.", "fc.": "head."},  # in this order
+    ],
+)
+def test_names_are_changed_by_rules(tmp_path: Path, rename: dict[str, str]) -> None:
+    theirs = nn.ModuleDict({"encoder": nn.Linear(2, 2), "fc": nn.Linear(2, 1)})
+    model = _Net()
+    initialise(model, _saved(tmp_path / "a.pth", theirs.state_dict()), rename=rename, exclude=["re:head.*bias"])
+    assert torch.equal(model.backbone.weight, theirs["encoder"].weight)
+    assert torch.equal(model.head.weight, theirs["fc"].weight)
+    assert not torch.equal(model.head.bias, theirs["fc"].bias)
+
+
+@pytest.mark.parametrize(
+    ("rules", "key", "words"),
+    [
+        ({"exclude": ["haed.*"]}, "init.exclude", "'haed.\\*' matches no name\n  Did you mean head"),
+        ({"exclude": ["re:("]}, "init.exclude", "not a regular expression"),
+        ({"rename": {"backbon.": "x."}}, "init.rename", "changes no name of the file\n  Did you mean backbone"),
+        ({"rename": {"head.": "backbone."}}, "init.rename", "two entries of the file have the name backbone."),
+        ({"rename": {"re:head": "\\2"}}, "init.rename", "does not fit"),
+    ],
+)
+def test_a_rule_that_concerns_nothing_is_an_error(tmp_path: Path, rules: Any, key: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        initialise(_Net(), _saved(tmp_path / "a.pth", _filled(1.0)), **rules)
+    assert caught.value.key == key
+
+
+# Another head, and the table. ----------------------------------------------------------------------------------------
+
+
+def _other_head(path: Path) -> Path:
+    entries = {
+        **_filled(1.0),
+        "head.weight": torch.ones(10, 2),
+        "head.bias": torch.ones(10),
+        "neck.scale": torch.ones(1),
+    }
+    del entries["backbone.bias"]
+    return _saved(path, entries)
+
+
+def test_another_head_is_an_error_and_both_remedies_work(tmp_path: Path) -> None:
+    path, model = _other_head(tmp_path / "a.pth"), _Net()
+    before = model.backbone.weight.clone()
+    with pytest.raises(UserError, match=r"head.weight: \(10, 2\) in the file and \(1, 2\) in the model") as caught:
+        initialise(model, path)
+    assert torch.equal(model.backbone.weight, before), "nothing is loaded"
+    assert caught.value.key == "init.checkpoint"
+    assert "init.mismatched=skip" in str(caught.value.remedy)
+    assert "'init.exclude=[head.*]'" in str(caught.value.remedy)
+    for rules in ({"mismatched": "skip"}, {"exclude": ["head.*"]}):
+        model = _Net()
+        head = model.head.weight.clone()
+        initialise(model, path, **rules)
+        assert torch.equal(model.backbone.weight, torch.ones(2, 2))
+        assert torch.equal(model.head.weight, head)
+
+
+def test_the_table_lists_every_entry_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    initialise(_Net(), _other_head(tmp_path / "a.pth"), mismatched="skip")
+    assert caplog.messages == [
+        f"1 of 4 entries of the model taken from {tmp_path}/a.pth\n"
+        "  taken                     1  backbone.weight\n"
+        "  other shape               2  head.bias: (10,) in the file and (1,) in the model, "
+        "head.weight: (10, 2) in the file and (1, 2) in the model\n"
+        "  missing in the file       1  backbone.bias\n"
+        "  left over in the file     1  neck.scale"
+    ]
+
+
+def test_many_names_are_counted_by_module(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = nn.ModuleDict(
+        {"a": nn.ModuleDict({"b": nn.ModuleList(nn.Linear(1, 1) for _ in range(8)), "c": nn.Linear(1, 1)})}
+    )
+    initialise(model, _saved(tmp_path / "a.pth", model.state_dict()))
+    assert caplog.messages[0].splitlines()[1:] == ["  taken                    18  a.b.* (16), a.c.* (2)"]
+
+
+# Files of other tools. -----------------------------------------------------------------------------------------------
+
+
+class _Hyperparameters(dict[str, Any]):
+    """As Lightning's AttributeDict: a mapping with items and attributes."""
+
+
+class _History:
+    """As mmengine's HistoryBuffer: an object with arrays."""
+
+    def __init__(self) -> None:
+        self.history, self.statistic = np.arange(3.0), {"min": min}
+
+
+def _lightning() -> dict[str, Any]:
+    hyperparameters = _Hyperparameters(width=3, act=nn.ReLU, nested=_Hyperparameters(path=PurePosixPath("data")))
+    hyperparameters.seen = True  # type: ignore[attr-defined]
+    return {
+        "epoch": 2,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": {f"model.{name}": value for name, value in _filled(2.0).items()},
+        "callbacks": {"ModelCheckpoint{}": {"best_model_path": PurePosixPath("x"), "best": torch.ones(1)}},
+        "hyper_parameters": hyperparameters,
+    }
+
+
+def _mmengine() -> dict[str, Any]:
+    return {
+        "meta": {"epoch": 2, "iter": 4, "dataset_meta": {"palette": np.zeros((2, 3))}, "seed": np.int64(1)},
+        "state_dict": {f"model.{name}": value for name, value in _filled(2.0).items()},
+        "message_hub": {"log_scalars": {"train/loss": _History()}, "resumed_keys": {"train/loss": True}},
+        "ema_state_dict": {"steps": torch.tensor(4)},
+    }
+
+
+FOREIGN: dict[str, Callable[[], Any]] = {
+    "lightning": _lightning,
+    "mmengine": _mmengine,
+    "plain": lambda: _filled(2.0),
+    "ddp": lambda: {f"module.{name}": value for name, value in _filled(2.0).items()},
+    "ddp and compile": lambda: {"model": {f"module._orig_mod.{name}": value for name, value in _filled(2.0).items()}},
+    "with the epoch": lambda: {"epoch": 3, "model_state_dict": _filled(2.0), "args": _History()},
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_files_of_other_tools_are_loaded(tmp_path: Path, kind: str) -> None:
+    model, path = _Net(), _saved(tmp_path / "a.pth", FOREIGN[kind]())
+    initialise(model, path, "model." if kind in ("lightning", "mmengine") else None)
+    assert all(torch.equal(value, torch.full_like(value, 2.0)) for value in model.state_dict().values())
+    if kind in ("lightning", "mmengine"):
+        with pytest.raises(UserError, match="more than tensors and plain values"):
+            load(path, key="resume")
+
+
+def test_wrappers_that_the_model_has_itself_stay(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"module": nn.Linear(1, 1)})
+    task = tiny_task()
+    task.model = model
+    path = _saved(tmp_path / "a.pth", {name: torch.full_like(value, 3.0) for name, value in model.state_dict().items()})
+    make_engine(tmp_path, task=task, load_from=path)
+    assert model["module"].weight.item() == 3.0
+
+
+@pytest.mark.parametrize("content", [{"epoch": 3, "net": {"a": torch.ones(1)}}, {"state_dict": {}}, {"a": _History()}])
+def test_a_file_without_weights_names_its_entries(tmp_path: Path, content: Any) -> None:
+    with pytest.raises(UserError, match=f"contains no state dict; its entries are {next(iter(content))}"):
+        initialise(_Net(), _saved(tmp_path / "a.pth", content))
+
+
+class _Payload:
+    """Pickled as a call of `function` with `argument`."""
+
+    def __init__(self, function: Callable[[str], object], argument: str) -> None:
+        self.call = function, (argument,)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("where", ["entry", "state_dict"])
+@pytest.mark.parametrize("function", [os.system, os.mkdir, builtins.exec, eval, open, __import__])
+def test_nothing_in_a_hostile_file_is_called(tmp_path: Path, function: Callable[[str], object], where: str) -> None:
+    made = tmp_path / "made"
+    argument = {
+        os.system: f"touch {made}",
+        os.mkdir: str(made),
+        exec: f"open({str(made)!r}, 'w')",
+        eval: f"open({str(made)!r}, 'w')",
+        open: f"{tmp_path}/nothing",  # raises if it is called
+        __import__: "a_module_that_does_not_exist",
+    }[function]
+    payload = _Payload(function, argument)
+    weights = {**_filled(2.0), **({"x": payload} if where == "state_dict" else {})}
+    path = _saved(tmp_path / "a.pth", {"state_dict": weights, "meta": payload if where == "entry" else None})
+    model = _Net()
+    if function in (os.system, os.mkdir):  # torch refuses these modules, regardless of the stand-ins
+        with pytest.raises(UserError, match="more than tensors and plain values"):
+            initialise(model, path)
+    else:
+        initialise(model, path)
+        assert torch.equal(model.head.bias, torch.full((1,), 2.0))
+    assert not made.exists()
+
+
+# When. ---------------------------------------------------------------------------------------------------------------
+
+
+def test_load_from_has_taken_effect_when_the_engine_is_there(tmp_path: Path) -> None:
+    theirs = tiny_task(seed=7)
+    path = _saved(tmp_path / "a.pth", {"model": theirs.model.state_dict(), "hparams": _Hyperparameters(a=1)})
+    engine = make_engine(tmp_path, load_from=path)
+    assert torch.equal(engine.model.weight, theirs.model.weight)
