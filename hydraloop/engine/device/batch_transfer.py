@@ -36,8 +36,9 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
 
     Tensors are moved, also in lists, tuples, mappings and dataclasses, which keep their classes (a mapping that is not
     a `dict` or `UserDict` becomes a `dict`). An object with a method `to` (a `PackedSequence`, a batch of PyTorch
-    Geometric) moves itself: `to(device, non_blocking=…)`, or `to(device)` if it does not take the option. Any other
-    object is not moved. Copies from pinned memory do not block the host, except on MPS.
+    Geometric) moves itself: `to(device, non_blocking=…)`, or `to(device)` if it does not take the option. Numbers,
+    strings, bytes, None and any other object are not moved. Copies from pinned memory do not block the host, except on
+    MPS.
 
     Args:
         device: the target.
@@ -67,8 +68,13 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
         if isinstance(batch, Mapping):
             return {name: move(item) for name, item in batch.items()}
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-            return type(batch)(*(move(item) for item in batch))
-        if isinstance(batch, list | tuple):
+            make: Any = type(batch)
+            return make._make(move(item) for item in batch)  # does not call the constructor of a subclass
+        if isinstance(batch, list):
+            items = copy.copy(batch)  # a subclass keeps its attributes
+            items[:] = map(move, batch)
+            return items
+        if isinstance(batch, tuple):
             return type(batch)(move(item) for item in batch)
         if _is_dataclass(batch):
             moved = copy.copy(batch)  # not dataclasses.replace, which calls the constructor again
@@ -82,9 +88,10 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
 
 def _move_itself(batch: Any, device: torch.device) -> Any:
     try:
-        return batch.to(device, non_blocking=copies_without_blocking(device))
+        moved = batch.to(device, non_blocking=copies_without_blocking(device))
     except TypeError:  # torchvision's ImageList, for example, takes no options
-        return batch.to(device)
+        moved = batch.to(device)
+    return batch if moved is None else moved  # None: it was moved in place, as a module is
 
 
 def leaves_of(batch: Any) -> Iterator[Any]:
