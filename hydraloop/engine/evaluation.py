@@ -10,6 +10,7 @@ import torch
 
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, share_of
+from hydraloop.engine.records.matrix import log_matrices
 from hydraloop.engine.stages import Call
 from hydraloop.engine.train_mode import in_eval_mode
 
@@ -81,4 +82,5 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
         finally:
             ranks.after_evaluation()
     metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
+    log_matrices(engine)
     return metrics

@@ -5,7 +5,7 @@ The mean over ranks is in `distributed/mean_over_ranks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
 from hydraloop.errors import UserError
 
+_NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
 _FOLD_AT = 256
 """Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
@@ -80,6 +81,21 @@ class Messages:
             for (name, window), on_devices in zip(windows.items(), sums, strict=True)
         }
         return means if over is None or over.world_size == 1 else self._over_ranks.mean(means, over)
+
+
+def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor]]:
+    """Yield the numbers and scalar tensors that a task returned, except `loss`; tensors without their graphs.
+
+    A tensor `[1]` may be a value for each sample, so it is a scalar only if its name contains "loss". No host sync.
+    """
+    for name, value in outputs.items():
+        if name in _NOT_SCALARS:
+            continue
+        if isinstance(value, Tensor):
+            if value.ndim == 0 or (value.numel() == 1 and "loss" in name):
+                yield name, value.detach().reshape(())  # the graph would keep all activations in memory
+        elif isinstance(value, int | float):
+            yield name, value
 
 
 def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:

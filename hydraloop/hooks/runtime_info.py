@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.messages import scalars_of
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class RuntimeInfoHook(Hook):
 
     `monitor` is `(metric, whether high values are good)` of the first metric in the checkpoint hook's `save_best`,
     otherwise of the task's first metric; None if it is not known which values are good. `best` is a `BestSeen` of that
-    metric, None before the first validation. `losses` are the scalars in the outputs whose name contains "loss"; the
-    records have their means.
+    metric, None before the first validation. `losses` are the loss and the other scalars in the
+    outputs; the records have their means.
 
     Priority VERY_HIGH, as in MMEngine: other hooks read the facts at the same mount point. No host sync, except for
     reading `lr` if the optimizer keeps it as a tensor. No state, no options.
@@ -81,24 +82,13 @@ class RuntimeInfoHook(Hook):
             self._best = BestSeen(name, metrics[name], engine.progress.epoch, engine.progress.iteration)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Add the losses of this iteration; tensors stay on their device."""
-        add, losses = engine.messages.add, {}
-        for name, value in outputs.items():
-            if name == "loss":  # checked and detached by the engine
+        """Add the loss and the other scalars of this iteration; tensors stay on their device."""
+        losses = {"loss": outputs["loss"]}  # checked and detached by the engine
+        engine.messages.add("loss", outputs["loss"])
+        if len(outputs) > 1:
+            for name, value in scalars_of(outputs):
                 losses[name] = value
-                add(name, value)
-            elif "loss" in name:
-                if isinstance(value, Tensor):
-                    if value.numel() != 1:  # one loss per sample
-                        continue
-                    if value.requires_grad:  # its graph would keep all activations in memory
-                        value = value.detach()
-                    if value.ndim:
-                        value = value.reshape(())
-                elif not isinstance(value, int | float):
-                    continue
-                losses[name] = value
-                add(name, value)
+                engine.messages.add(name, value)
         self._losses = losses
 
 

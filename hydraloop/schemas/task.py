@@ -1,7 +1,7 @@
 """The group `task`: model, loss and metrics."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -58,10 +58,11 @@ class ClassificationConf:
     _target_: str = "hydraloop.tasks.Classification"
     model: Any = MISSING
     """Returns logits `[N, C]`; the group `model`."""
-    loss: Dict[str, Any] = field(
+    loss: Optional[Dict[str, Any]] = field(
         default_factory=lambda: {"_target_": "torch.nn.CrossEntropyLoss", "label_smoothing": 0.0}
     )
-    """Called with (logits, classes); the mean over the batch. No smoothing: the loss is the negative log-likelihood."""
+    """Called with (logits, classes); the mean over the batch. No smoothing: the loss is the negative log-likelihood.
+    Null if a custom task computes its loss."""
     metrics: Dict[str, Any] = field(default_factory=lambda: {"accuracy": AccuracyConf()})
     """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 
@@ -73,8 +74,9 @@ class RegressionConf:
     _target_: str = "hydraloop.tasks.Regression"
     model: Any = MISSING
     """Returns outputs with the targets' shape and unit; the group `model`."""
-    loss: Dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.nn.MSELoss"})
-    """Called with (outputs, targets); the mean over the batch. Least squares, as R2 and RMSE assume."""
+    loss: Optional[Dict[str, Any]] = field(default_factory=lambda: {"_target_": "torch.nn.MSELoss"})
+    """Called with (outputs, targets); the mean over the batch. Least squares, as R2 and RMSE assume. Null if a custom
+    task computes its loss."""
     metrics: Dict[str, Any] = field(
         default_factory=lambda: {
             "mae": MeanAbsoluteErrorConf(),

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydraloop.errors import UserError
-from hydraloop.tasks.task import Task, shown
+from hydraloop.tasks.task import Task
+from hydraloop.tasks.values import shown
 
 
 class Classification(Task):
@@ -39,15 +40,8 @@ class Classification(Task):
             remedy="Let the model's forward return one row of C logits for each sample, or use another task.",
         )
 
-    def num_samples(self, batch: Any) -> int:
-        """Return the number of samples in a batch. No host sync."""
-        samples: int = batch[1].size(0)
-        return samples
-
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics. No host sync.
-
-        Returns `{"loss": scalar, "outputs": logits [N, C], "predictions": classes [N]}`.
-        """
+        """Add a batch to the metrics. Return what `forward` returns, and `predictions`: classes `[N]`. No host sync."""
         result = super().evaluate(batch)
-        return {**result, "predictions": result["outputs"].argmax(1)}
+        logits = result.get("outputs")
+        return {**result, "predictions": logits.argmax(1)} if isinstance(logits, Tensor) else result

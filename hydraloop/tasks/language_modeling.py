@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import IGNORED, Metric
-from hydraloop.tasks.task import LOSS, Task, shown
+from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
+from hydraloop.tasks.values import shown
 
 
 @runtime_checkable
@@ -37,32 +37,19 @@ class LanguageModeling(Task):
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=IGNORED, reduction="sum"), metrics)
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """Return `{"loss": (sum of the losses, number of targets)}`, both scalar tensors. No host sync."""
-        tokens, targets = batch
-        return {LOSS: self._total(self.call_model(tokens, targets), targets)}
+        """Return `{"loss": (sum of the losses, number of targets)}`, both scalar tensors. No host sync.
 
-    def num_samples(self, batch: Any) -> int:
-        """Return the number of sequences in a batch. No host sync."""
-        sequences: int = batch[1].size(0)
-        return sequences
+        In eval mode also `outputs`, the logits `[N, T, V]`, and `targets` `[N, T]`.
+        """
+        tokens, targets = batch
+        logits = self.call_model(tokens, targets)
+        loss = self._total(logits, targets)
+        return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
 
     def flops(self, batch: Any) -> int | None:
         """Return what the model's `flops` returns; None if it has no such method. No host sync."""
         model: nn.Module = self.model
         return model.flops(batch[0].shape) if isinstance(model, CountsFlops) else None
-
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics and return `{"loss": mean over its targets, "outputs": logits [N, T, V]}`.
-
-        No host sync. The loss in the results is the mean over all targets.
-        """
-        tokens, targets = batch
-        logits = self.call_model(tokens, targets)
-        total, count = self._total(logits, targets)
-        self._loss_sums += torch.stack([total, count.to(total.dtype)])
-        for metric in self.metrics.values():
-            metric.update(logits, targets)
-        return {LOSS: total / count, "outputs": logits}
 
     def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the logits `[N, T, V]` of tokens `[N, T]`.

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from hydraloop.errors import UserError
-from hydraloop.tasks.task import Task, shown
+from hydraloop.tasks.task import Task
+from hydraloop.tasks.values import shown
 
 
 class Regression(Task):
@@ -33,15 +34,7 @@ class Regression(Task):
             remedy="Let the model's forward return one value for each target, in the same shape.",
         )
 
-    def num_samples(self, batch: Any) -> int:
-        """Return the number of samples in a batch. No host sync."""
-        samples: int = batch[1].size(0)
-        return samples
-
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics. No host sync.
-
-        Returns `{"loss": scalar, "outputs": [N, ...], "predictions": the outputs}`.
-        """
+        """Add a batch to the metrics. Return what `forward` returns, and `predictions`: the outputs. No host sync."""
         result = super().evaluate(batch)
-        return {**result, "predictions": result["outputs"]}
+        return {**result, "predictions": result.get("outputs")}

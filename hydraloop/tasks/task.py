@@ -10,26 +10,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from hydraloop.engine.accumulation import mean_of
+from hydraloop.engine.checks import no_loss_error
 from hydraloop.engine.device.batch_transfer import leaves_of
+from hydraloop.engine.messages import scalars_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.list_states import agree_on_list_states
-from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype
+from hydraloop.tasks.metrics import Metric, SumMetric
+from hydraloop.tasks.values import Averages, forms_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 LOSS = "loss"
+OUTPUTS = "outputs"
+TARGETS = "targets"
 
 
 class Task(nn.Module):
     """A model with its loss and its metrics.
 
-    This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For others, override `forward` and
-    `evaluate`, and `num_samples` if dimension 0 of a batch's first tensor does not count the samples.
+    This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For others, override `forward`, and
+    `num_samples` if dimension 0 of a batch's first tensor does not count the samples.
 
     Args:
         model: its parameters are trained. Checkpoints have its state dict, not the task's.
-        loss: function of (outputs, targets) that returns the scalar mean over the batch.
+        loss: function of (outputs, targets) that returns the scalar mean over the batch; None if `forward` computes it.
         metrics: by the names in the results. Entries that are None are ignored.
 
     Raises:
@@ -42,7 +48,7 @@ class Task(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         metrics: Mapping[str, Metric | None] | None = None,
     ) -> None:
         super().__init__()
@@ -53,10 +59,13 @@ class Task(nn.Module):
                 remedy="Give the metric another name.",
             )
         self.model = model
-        self.loss = loss
+        self.loss = _no_loss if loss is None else loss
         # A plain dict, so that metrics are not submodules, which would be in checkpoints and in DDP.
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
-        self._loss_sums = torch.zeros(2, dtype=torch.float64)
+        self._averages = Averages(LOSS)
+        self._found: tuple[str, ...] = ()
+        self.pictures: dict[str, Tensor] = {}
+        """Values of the last `compute_metrics` that are matrices `[R, C]` (a confusion matrix), by name."""
         self.device: torch.device | None = None
         """Device of the batches; None: that of the parameters. They differ with FSDP2's offload to host memory."""
 
@@ -86,15 +95,21 @@ class Task(nn.Module):
 
     # Training. -------------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the loss of a batch, for training: `{"loss": scalar}`, the mean over its samples. No host sync.
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """Return `{"loss": scalar}`, the mean over the samples, and in eval mode also `outputs` and `targets`.
+
+        Training and evaluation call this method. `outputs` and `targets` are for the metrics. Other scalars are
+        averaged and logged, in training and in evaluation. Returning `outputs` in training keeps them in memory for
+        the rest of the iteration. No host sync.
 
         If batches have different numbers of terms (texts of different lengths), return `{"loss": (sum, count)}`, with
         the count as a number or a scalar tensor. The loss is then the mean over all terms of the accumulation window
-        and of all ranks. Other scalars whose name contains "loss" are logged too.
+        and of all ranks.
         """
         inputs, targets = batch
-        return {LOSS: self.loss(self.call_model(inputs, targets), targets)}
+        outputs = self.call_model(inputs, targets)
+        loss = self.loss(outputs, targets)
+        return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: outputs, TARGETS: targets}
 
     def call_model(self, inputs: Any, targets: Any) -> Any:
         """Return the model's outputs for a batch. Subclasses check their shape."""
@@ -109,13 +124,16 @@ class Task(nn.Module):
         Raises:
             UserError: there is no such tensor.
         """
+        first = batch[0] if type(batch) in (list, tuple) and batch else batch
+        if isinstance(first, Tensor) and first.ndim:  # the usual batch, in a third of the time of the loop
+            return first.shape[0]
         for leaf in leaves_of(batch):
             if isinstance(leaf, Tensor) and leaf.ndim:
-                return leaf.size(0)
+                return leaf.shape[0]
             if isinstance(leaf, PackedSequence):
                 return int(leaf.batch_sizes[0])  # always on the CPU
         raise UserError(
-            f"a batch ({type(batch).__name__}) has no tensor that shows its number of samples",
+            f"a batch ({_contents(batch)}) has no tensor that shows its number of samples",
             key="task",
             remedy=f"Override num_samples(batch) in {type(self).__name__} and return their number.",
         )
@@ -131,8 +149,11 @@ class Task(nn.Module):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The names that `compute_metrics` returns, in its order: the metrics, then "loss"."""
-        return (*self.metrics, LOSS)
+        """The names that `compute_metrics` returns, in its order: the metrics, "loss", then other scalars.
+
+        Before the first `compute_metrics`, which shows what the metrics and `forward` return: the metrics, then "loss".
+        """
+        return self._found or (*self.metrics, LOSS)
 
     def higher_is_better(self, name: str) -> bool | None:
         """Return whether high values of a metric are good; None if the metric does not say.
@@ -140,42 +161,79 @@ class Task(nn.Module):
         Raises:
             KeyError: there is no such metric.
         """
-        return False if name == LOSS else self.metrics[name].higher_is_better
+        if name == LOSS:
+            return False
+        for key, metric in self.metrics.items():
+            if name == key or name.startswith(f"{key}/"):
+                return getattr(metric, "higher_is_better", None)
+        if name in self._averages.names:
+            return None
+        raise KeyError(name)
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics and return `{"loss": scalar, "outputs": [N, ...]}`. No host sync."""
-        inputs, targets = batch
-        outputs = self.call_model(inputs, targets)
-        loss = self.loss(outputs, targets)
-        self.update_metrics(loss, outputs, targets, self.num_samples(batch))
-        return {LOSS: loss, "outputs": outputs}
+        """Call `forward`, update the metrics, and return its result, with `loss` as a mean. No host sync.
+
+        Other scalars in the result are averaged over the samples, unless a metric has the same name. A batch without
+        samples, whose mean loss is NaN, is ignored.
+
+        Raises:
+            UserError: the result has no loss, or there are metrics and it has no `outputs` and `targets`.
+        """
+        training, self.training = self.training, False  # also if a caller has not called eval()
+        try:
+            result = self.forward(batch)
+        finally:
+            self.training = training
+        try:
+            loss = result[LOSS]
+        except (KeyError, TypeError, IndexError):
+            raise no_loss_error(self, result) from None
+        samples = self.num_samples(batch)
+        if samples:
+            total, count = (loss * samples, samples) if isinstance(loss, Tensor) else loss
+            self._averages.add(LOSS, total, count)
+            for name, value in scalars_of(result):
+                if name not in self.metrics:
+                    self._averages.add(name, value * samples, samples)
+            if self.metrics:
+                self._update(result)
+        return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
-        """Add a batch of `samples` with its mean loss to the metrics, for `evaluate`. No host sync.
+        """Add a batch of `samples` with its mean loss to the metrics, for a custom `evaluate`. No host sync.
 
         A batch without samples, whose mean loss is NaN, is ignored.
         """
-        if not samples:
-            return
-        self._loss_sums[0] += loss.detach() * samples
-        self._loss_sums[1] += samples
+        if samples:
+            self._averages.add(LOSS, loss * samples, samples)
+            self._update({OUTPUTS: outputs, TARGETS: targets})
+
+    def _update(self, result: Mapping[str, Any]) -> None:
+        missing = [name for name in (OUTPUTS, TARGETS) if name not in result]
+        if missing:
+            raise UserError(
+                f"{type(self).__name__}.forward returned no {' and no '.join(missing)} in eval mode, which the metrics "
+                f"({', '.join(self.metrics)}) need",
+                key="task",
+                remedy='Return {"loss": …, "outputs": …, "targets": …}, or remove the metrics.',
+            )
         for metric in self.metrics.values():
-            metric.update(outputs, targets)
+            metric.update(result[OUTPUTS], result[TARGETS])
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Keep `evaluate` from changing the metrics."""
-        metrics, sums = self.metrics, self._loss_sums
-        self.metrics, self._loss_sums = {}, sums.clone()
+        metrics, averages = self.metrics, self._averages
+        self.metrics, self._averages = {}, Averages(LOSS)
         try:
             yield
         finally:
-            self.metrics, self._loss_sums = metrics, sums
+            self.metrics, self._averages = metrics, averages
 
     def reset_metrics(self) -> None:
         """Reset the metrics and move them to the device of the batches. Called before each evaluation."""
         device = self.device or next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
-        self._loss_sums = torch.zeros(2, dtype=sums_dtype(device), device=device)
+        self._averages.reset(device)
         for metric in self.metrics.values():
             metric.to(device)
             metric.reset()
@@ -185,44 +243,47 @@ class Task(nn.Module):
         reduce: Callable[[Tensor], Tensor] | None = None,
         gather: Callable[[Any], list[Any]] | None = None,
     ) -> dict[str, float]:
-        """Return the metrics over all batches since `reset_metrics`, in the order of `metric_names`. One host sync.
+        """Return the metrics over all batches since `reset_metrics`, in the order of `metric_names`. Two host syncs.
+
+        A metric whose value is a mapping gives `name/key`, a vector `name/0`, `name/1`, …. Matrices are in `pictures`.
 
         Args:
             reduce: sums a vector over all ranks. (The mean works too: the built-in metrics are quotients of sums.)
-                Called once, on every rank. Metrics that are not a `SumMetric` reduce themselves, as torchmetrics' do.
-            gather: returns a plain value (tensors on the CPU, lists) of all ranks, by rank. Called only for metrics of
-                torchmetrics that keep all samples, which fail if a rank has no samples.
+                Called once, on every rank; again if a rank has scalars with new names. Metrics that are not a
+                `SumMetric` reduce themselves, as torchmetrics' do.
+            gather: returns a plain value (tensors on the CPU, lists) of all ranks, by rank. Called only for new names,
+                and for metrics of torchmetrics that keep all samples, which fail if a rank has no samples.
         """
         own = {name: metric for name, metric in self.metrics.items() if isinstance(metric, SumMetric)}
-        sums = torch.cat([self._loss_sums, *(metric.sums for metric in own.values())])
-        if reduce is not None:
-            sums = reduce(sums)
-        loss, *parts = torch.split(sums, [2, *(len(metric.sums) for metric in own.values())])
-        values = {name: metric.value(part) for (name, metric), part in zip(own.items(), parts, strict=True)}
-        values[LOSS] = loss[0] / loss[1]
+        scalars, sums = self._averages.over_ranks([metric.sums for metric in own.values()], reduce, gather)
+        values: dict[str, Any] = {
+            name: metric.value(part) for (name, metric), part in zip(own.items(), sums, strict=True)
+        }
         if gather is not None:
             agree_on_list_states([metric for name, metric in self.metrics.items() if name not in values], gather)
+        numbers: dict[str, Tensor] = {}
+        self.pictures = {}
         for name, metric in self.metrics.items():
-            if name not in values:
-                values[name] = _scalar(name, metric.compute())
-        names = self.metric_names
-        numbers = torch.stack([values[name].to(sums) for name in names]).tolist()
-        return dict(zip(names, numbers, strict=True))
+            value = values[name] if name in values else metric.compute()
+            for part_name, part in forms_of(name, value):
+                (self.pictures if part.ndim else numbers)[part_name] = part
+        read = torch.stack([part.to(self._averages.zeros) for part in numbers.values()]).tolist() if numbers else []
+        metrics = {**dict(zip(numbers, read, strict=True)), **scalars}
+        self._found = tuple(metrics)
+        return metrics
 
 
-def _scalar(name: str, value: Any) -> Tensor:
-    """Return the value of a metric as a scalar tensor."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.detach().reshape(())
-    if isinstance(value, (int, float)):
-        return torch.tensor(float(value))
+def _no_loss(outputs: Any, targets: Any) -> Tensor:
+    """Stand for a loss of None."""
     raise UserError(
-        f"its value is {shown(value)}, not one number",
-        key=f"task.metrics.{name}",
-        remedy="Average it, for example over the classes (average=macro in torchmetrics).",
+        "the task computes its loss from task.loss, which is null",
+        key="task.loss",
+        remedy="Set a loss, for example task.loss._target_=torch.nn.CrossEntropyLoss, or override the task's forward.",
     )
 
 
-def shown(value: Any) -> str:
-    """Return a description of a value for an error: "a tensor of shape [2, 3]" or "a tuple"."""
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def _contents(batch: Any) -> str:
+    """Return the type of a batch and of its entries: "dict with ids: list, text: list"."""
+    items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
+    entries = ", ".join(f"{name}: {type(item).__name__}" for name, item in list(items)[:10])
+    return f"{type(batch).__name__} with {entries}" if entries else type(batch).__name__

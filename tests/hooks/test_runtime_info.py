@@ -35,7 +35,7 @@ class Reader(Hook):
 
 
 class TwoLosses(Task):
-    """Returns outputs that look like a loss, and three that are."""
+    """Returns a scalar, values of samples, and three losses."""
 
     def forward(self, batch: Any) -> dict[str, Any]:
         outputs = super().forward(batch)
@@ -74,7 +74,8 @@ def test_the_losses_are_those_of_the_iteration_just_done(tmp_path: Path) -> None
     reader = engine.hooks["reader"]
     for facts, outputs in zip(reader.facts, reader.kept, strict=True):  # type: ignore[attr-defined]
         losses = {name: float(value) for name, value in facts["losses"].items()}
-        assert losses == {"loss": outputs["loss"], "aux_loss": 2 * outputs["loss"], "loss_weight": 0.5}
+        loss = outputs["loss"]
+        assert losses == {"loss": loss, "aux_loss": 2 * loss, "loss_weight": 0.5, "score": loss}
     assert not any(torch.is_tensor(value) and value.requires_grad for value in engine.messages.read("losses").values())
 
 
@@ -122,15 +123,16 @@ def test_momentum_of_any_optimizer(
     assert engine.messages.read("momentum") == momentum
 
 
-def test_scalars_named_loss_are_averaged(tmp_path: Path) -> None:
+def test_all_scalars_are_averaged(tmp_path: Path) -> None:
     engine = _engine(tmp_path)
     engine.train()
     losses = [outputs["loss"].item() for outputs in engine.hooks["reader"].kept]  # type: ignore[attr-defined]
     means = engine.messages.means()
-    assert set(means) == {"loss", "aux_loss", "loss_weight"}
+    assert set(means) == {"loss", "aux_loss", "loss_weight", "score"}
     assert means["loss"] == pytest.approx(sum(losses) / 6)
     assert means["aux_loss"] == pytest.approx(2 * sum(losses) / 6)
     assert means["loss_weight"] == 0.5
+    assert means["score"] == means["loss"]
 
 
 def test_no_graph_is_kept_alive(tmp_path: Path) -> None:

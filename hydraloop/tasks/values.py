@@ -1,0 +1,119 @@
+"""Values of an evaluation: means of scalars over all samples, and the numbers and matrices of metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydraloop.engine.records.entries import as_tensor, check_names
+from hydraloop.errors import UserError
+from hydraloop.tasks.metrics import sums_dtype
+
+
+class Averages:
+    """Means of named scalars over the samples of an evaluation and over all ranks.
+
+    Args:
+        always: the name of a scalar that has a mean even if no batch was added: NaN.
+    """
+
+    def __init__(self, always: str) -> None:
+        self.names = [always]
+        """The names that a rank has added since the start of the run; the same on all ranks."""
+        self.reset(torch.device("cpu"))
+
+    def reset(self, device: torch.device) -> None:
+        """Remove all values; the device is that of the values that will be added."""
+        zeros = torch.zeros(2, dtype=sums_dtype(device), device=device)
+        self.zeros, self._sums = zeros, {self.names[0]: zeros.clone()}
+
+    def add(self, name: str, total: Any, count: Any) -> None:
+        """Add the sum of `count` values; both are numbers or scalar tensors. No host sync.
+
+        Raises:
+            UserError: the sum is not a scalar, or the name is reserved.
+        """
+        sums = self._sums.get(name)
+        if sums is None:
+            check_names([name], remedy="The task returns or logs a scalar of this name: use another one.")
+            sums = self._sums[name] = self.zeros.clone()
+        if isinstance(total, Tensor):
+            total = total.detach()
+            if total.numel() != 1:
+                raise UserError(
+                    f"the task's {name} is {shown(total)}, not one number",
+                    key="task",
+                    remedy=f"Return its mean over the samples: {name}.mean().",
+                )
+            total = total.reshape(())
+        sums[0] += total
+        sums[1] += count
+
+    def over_ranks(
+        self,
+        parts: list[Tensor],
+        reduce: Callable[[Tensor], Tensor] | None,
+        gather: Callable[[Any], list[Any]] | None,
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        """Return the means, and the vectors `parts` summed over all ranks. One host sync.
+
+        Args: as in `Task.compute_metrics`.
+        """
+        mine = self._sums
+        while True:
+            rows = [mine.get(name, self.zeros) for name in self.names]
+            is_new = self.zeros[:1] + (not mine.keys() <= set(self.names))
+            row = torch.cat([is_new, *rows, *parts])
+            row = row if reduce is None else reduce(row)
+            head, *summed = torch.split(row, [1 + 2 * len(rows), *map(len, parts)])
+            has_new, *sums = head.tolist()
+            if not has_new:
+                break
+            of_ranks = [list(mine)] if gather is None else gather(list(mine))
+            self.names = list(dict.fromkeys(name for names in (self.names, *of_ranks) for name in names))
+        pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
+        return {
+            name: total / count if count else math.nan for name, total, count in pairs if count or name == self.names[0]
+        }, summed
+
+
+def forms_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parts of a metric's value with their names, each a scalar tensor or a matrix `[R, C]`.
+
+    A number, or a tensor with one entry, has the name itself. The parts of a mapping are `name/key`, those of a vector
+    `name/0`, `name/1`, …. No host sync.
+
+    Raises:
+        UserError: the value has another form.
+    """
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from forms_of(f"{name}/{key}", part)
+        return
+    if isinstance(value, int | float):
+        value = torch.tensor(float(value))
+    elif isinstance(value, np.ndarray | np.generic):
+        value = as_tensor(value)
+    if not isinstance(value, Tensor) or value.ndim > 2:
+        raise UserError(
+            f"its value is {shown(value)}, not a number, a vector, a matrix or a mapping of them",
+            key=f"task.metrics.{name}",
+            remedy="Average it, for example over the classes (average=macro in torchmetrics).",
+        )
+    value = value.detach()
+    if value.numel() == 1:
+        yield name, value.reshape(())
+    elif value.ndim == 2:
+        yield name, value
+    else:
+        yield from ((f"{name}/{index}", part) for index, part in enumerate(value))
+
+
+def shown(value: Any) -> str:
+    """Return a description of a value for an error: "a tensor of shape [2, 3]" or "a tuple"."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
