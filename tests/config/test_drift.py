@@ -125,9 +125,10 @@ def test_our_classes_have_the_same_defaults(entry: tuple[str, type]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, and defaults that the task adds (metrics) as None."""
+    """Tuples as lists, and objects that only the config adds (metrics, the loss) as None."""
     if isinstance(value, Mapping):
-        return None if all(dataclasses.is_dataclass(item) for item in value.values()) else dict(value)
+        built = "_target_" in value or all(dataclasses.is_dataclass(item) for item in value.values())
+        return None if built else dict(value)
     return list(value) if isinstance(value, tuple | list) else value
 
 
