@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook
+from hydraloop.engine.hook_order import overrides
 from hydraloop.engine.loaders import Loader
 from hydraloop.errors import UserError
 
@@ -69,13 +71,45 @@ def check_epoch(engine: Engine) -> None:
 
 
 def check_hook(hook: object, key: str) -> None:
-    """Refuse an object that is not a hook; `key` names its option."""
+    """Refuse an object that is not a hook, or a mount point that does not take what the engine passes.
+
+    Args:
+        key: names its option.
+    """
     if not isinstance(hook, Hook):
         raise UserError(
             f"{type(hook).__name__} is not a Hook",
             key=key,
             remedy="Inherit from hydraloop.Hook; hydraloop.compat has adapters for hooks of MMEngine and Lightning.",
         )
+
+    for point in (*MOUNT_POINTS, *GENERAL_POINTS):
+        if overrides(type(hook), point):
+            names = list(inspect.signature(getattr(Hook, point)).parameters)[1:]
+            mode = names[-1:] if point in GENERAL_POINTS else []  # passed by its name
+            signature = refusing(getattr(hook, point), *names[: len(names) - len(mode)], **dict.fromkeys(mode))
+            if signature is not None:
+                raise UserError(
+                    f"{type(hook).__name__}.{point}{signature} cannot be called with ({', '.join(names)})",
+                    key=key,
+                    remedy=f"Write: def {point}(self, {', '.join(names)})",
+                )
+
+
+def refusing(function: Any, /, *args: Any, **kwargs: Any) -> inspect.Signature | None:
+    """Return the signature of a function that cannot be called with these arguments; None if it can be.
+
+    A decorated function is not looked into, because its decorator may pass other arguments.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (ValueError, TypeError):  # some builtins have none
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return signature
+    return None
 
 
 def no_loss_error(task: Any, outputs: Any) -> UserError:

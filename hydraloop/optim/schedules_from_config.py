@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
 
 from hydraloop.engine.checkpoint.format import peek
+from hydraloop.engine.checks import refusing
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
@@ -94,6 +95,13 @@ def build_schedule(
         length = max(1, run.epochs if by_epoch else run.steps)
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
 
+    signature = refusing(made.value, 0, 1, 0.0, 0.0)
+    if signature is not None:
+        raise UserError(
+            f"{type(made).__name__}.value{signature} cannot be called with (k, length, value, initial)",
+            key=f"{key}._target_",
+            remedy="Write: def value(self, k, length, value, initial)",
+        )
     _check_monitor(made, monitor, key)
     _check_begin_and_end(begin, end, key)
     _check_length(made, begin, end, run, key, by_epoch=by_epoch)

@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
+from hydraloop.engine.checks import refusing
 from hydraloop.errors import UserError
 from hydraloop.optim.schedule import another_kind
 from hydraloop.optim.scheduled_values import Place
@@ -56,16 +57,43 @@ class TorchSchedule:
         parameters, keywords = inspect.signature(factory).parameters, factory.keywords
         required = {key for key in _LENGTHS if key in parameters and parameters[key].default is inspect.Parameter.empty}
         null = {key for key in _LENGTHS if key in keywords and keywords[key] is None}
+        missing = [
+            name
+            for name, parameter in list(parameters.items())[1:]  # the first one is the optimizer
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and name not in required
+        ]
+        if missing:
+            raise UserError(
+                f"{_name(factory)} needs {', '.join(missing)}",
+                key=f"{self.key}.{missing[0]}",
+                remedy=f"Give it a value: +{self.key}.{missing[0]}=…",
+            )
         try:
             self.scheduler: Any = factory(optimizer, **dict.fromkeys(required | null, length))
         except (TypeError, ValueError, ArithmeticError) as error:
             raise UserError(str(error), key=self.key, remedy="Check its arguments.") from error
+        self._check()
         if isinstance(self.scheduler, ReduceLROnPlateau) != (monitor is not None):
             raise UserError(
                 "only ReduceLROnPlateau follows a metric, and it needs one",
                 key=f"{self.key}.monitor",
                 remedy=f"Leave it out, or for ReduceLROnPlateau set {self.key}.monitor=loss.",
             )
+
+    def _check(self) -> None:
+        """Refuse an object without the methods of a scheduler, or whose `step` needs more than the metric."""
+        kind, problem = type(self.scheduler).__name__, None
+        lacking = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(self.scheduler, name)]
+        metric = [0.0] if isinstance(self.scheduler, ReduceLROnPlateau) else []
+        if lacking:
+            problem = f"{kind} is not a scheduler: it has no {lacking[0]}"
+        elif signature := refusing(self.scheduler.step, *metric):
+            problem = f"{kind}.step{signature} cannot be called without arguments"
+        if problem is not None:
+            remedy = "Name one of torch.optim.lr_scheduler, or use an option of the group: scheduler=cosine"
+            raise UserError(problem, key=f"{self.key}._target_", remedy=remedy)
 
     @property
     def mode(self) -> str | None:
@@ -115,3 +143,7 @@ class TorchSchedule:
         if "base_lrs" in saved:  # needed if the checkpoint has no state of the optimizer
             for group, lr in enumerate(saved["_last_lr"]):
                 Place(group, "lr", None).write(self._optimizer, lr)
+
+
+def _name(factory: functools.partial[Any]) -> str:
+    return str(getattr(factory.func, "__name__", factory.func))

@@ -152,3 +152,15 @@ def test_a_one_cycle_stops_at_its_end_or_stays_at_its_last_value(end: int, last:
     assert len(set(seen[: last + 1])) > last // 2
     assert set(seen[last:]) == {seen[last]}
     assert seen[last] != seen[last - 1]
+
+
+class TakesTheStepOnly(Function):
+    def value(self, k: int) -> float:  # type: ignore[override]
+        return 1.0 / (k + 1)
+
+
+def test_a_custom_function_takes_what_it_is_called_with() -> None:
+    with pytest.raises(UserError, match=r"value\(k: 'int'\) -> 'float' cannot be called with") as caught:
+        of("mine", TakesTheStepOnly(), two_groups())
+    assert caught.value.key == "scheduler.mine._target_"
+    assert caught.value.remedy == "Write: def value(self, k, length, value, initial)"

@@ -142,7 +142,7 @@ def test_other_uses_are_refused(ours: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("factory", "ours", "key"),
     [
-        (partial(torchs.StepLR), {}, "scheduler.mine"),
+        (partial(torchs.StepLR), {}, "scheduler.mine.step_size"),
         (partial(torchs.StepLR, step_size=3), {"monitor": "loss"}, "scheduler.mine.monitor"),
         (partial(torchs.ReduceLROnPlateau), {}, "scheduler.mine.monitor"),
         (torchs.StepLR, {}, "scheduler.mine"),
@@ -152,6 +152,56 @@ def test_a_mistake_names_its_key(factory: Any, ours: dict[str, Any], key: str) -
     with pytest.raises(UserError) as caught:
         of("mine", factory, two_groups(), **ours)
     assert caught.value.key == key
+
+
+class NotAScheduler:
+    """Cannot be stepped."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+class NeedsTheEpoch:
+    """Like the schedulers of timm."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        """Takes the epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("factory", "key", "problem"),
+    [
+        (partial(NeedsTheEpoch), "scheduler.mine._target_", "NeedsTheEpoch.step(epoch: 'int', metric: "),
+        (partial(NotAScheduler), "scheduler.mine._target_", "NotAScheduler is not a scheduler: it has no step"),
+        (partial(torchs.StepLR), "scheduler.mine.step_size", "StepLR needs step_size"),
+        (partial(torchs.OneCycleLR), "scheduler.mine.max_lr", "OneCycleLR needs max_lr"),
+    ],
+)
+def test_its_signatures_are_checked_when_it_is_made(factory: Any, key: str, problem: str) -> None:
+    with pytest.raises(UserError) as caught:
+        of("mine", factory, two_groups())
+    assert caught.value.key == key
+    assert problem in caught.value.problem
+
+
+def test_the_remedy_of_a_missing_argument_works(tmp_path: Path) -> None:
+    lines = ["engine.device=cpu", "default_hooks=[]", "scheduler=[]", MINE.replace(",step_size:2", "")]
+    with pytest.raises(UserError) as caught:
+        build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
+    remedy = str(caught.value.remedy)
+    assert remedy == "Give it a value: +scheduler.mine.step_size=…"
+    lines.append(remedy.rpartition(" ")[2].replace("…", "2"))
+    assert build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path / "again").schedulers.keys() == {"mine"}
 
 
 MINE = "+scheduler.mine={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:2}"

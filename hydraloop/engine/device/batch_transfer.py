@@ -68,8 +68,7 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
         if isinstance(batch, Mapping):
             return {name: move(item) for name, item in batch.items()}
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-            make: Any = type(batch)
-            return make._make(move(item) for item in batch)  # does not call the constructor of a subclass
+            return tuple.__new__(type(batch), map(move, batch))  # not the constructor, which a subclass may change
         if isinstance(batch, list):
             items = copy.copy(batch)  # a subclass keeps its attributes
             items[:] = map(move, batch)
