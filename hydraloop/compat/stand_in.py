@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydraloop.engine.records import entries
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESERVED = frozenset(
-    {"mode", "epoch", "iteration", "nonfinite"}
-    | {"loss", "grad_norm", "lr", "momentum", "eta", "time", "data_time", "memory", "mfu", "skipped"}
-)
-"""Names of hydraloop's own numbers in a record. The losses that the task returns are reserved too."""
+RESERVED = frozenset({*entries.RESERVED, *entries.NUMBERS})
+"""Names that hydraloop uses in a record. The scalars that the task returns or logs are reserved too."""
 _NO_CHECKPOINT = ("before_save_checkpoint", "on_save_checkpoint", "on_exception", "after_run", "teardown")
 """Methods in which no checkpoint can be requested."""
 

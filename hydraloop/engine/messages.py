@@ -13,9 +13,11 @@ from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
+from hydraloop.engine.records.entries import NUMBERS, RESERVED, check_names
 from hydraloop.errors import UserError
 
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
+_TAKEN = frozenset({*RESERVED, *NUMBERS})
 _FOLD_AT = 256
 """Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
@@ -49,14 +51,23 @@ class Messages:
 
     # Scalars. --------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, value: float | Tensor) -> None:
+    def add(self, name: str, value: float | Tensor, weight: float | None = None) -> None:
         """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
 
         Any other value is a `UserError` at the next record, because a check here would cost more than the addition.
+
+        Args:
+            name: in the record.
+            value: of this rank.
+            weight: of the value in the mean, such as its number of samples, above 0. None: each iteration and each rank
+                has the same weight.
         """
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window(name)
+        if weight is not None:
+            value = value * weight
+            window.weight += weight
         window.values.append(value)
         if len(window.values) >= _FOLD_AT:
             window.fold()
@@ -77,25 +88,44 @@ class Messages:
             window.fold()
         sums = _read([window.sums for window in windows.values()])
         means = {
-            name: (window.total + on_devices) / window.count
+            name: (window.total + on_devices) / (window.weight or window.count)
             for (name, window), on_devices in zip(windows.items(), sums, strict=True)
         }
-        return means if over is None or over.world_size == 1 else self._over_ranks.mean(means, over)
+        if over is None or over.world_size == 1:
+            return means
+        weights = {name: window.weight for name, window in windows.items() if window.weight}
+        return self._over_ranks.mean(means, over, weights)
 
 
 def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor]]:
     """Yield the numbers and scalar tensors that a task returned, except `loss`; tensors without their graphs.
 
     A tensor `[1]` may be a value for each sample, so it is a scalar only if its name contains "loss". No host sync.
+
+    Raises:
+        UserError: a scalar has the name of one of the engine's numbers.
     """
     for name, value in outputs.items():
         if name in _NOT_SCALARS:
             continue
         if isinstance(value, Tensor):
-            if value.ndim == 0 or (value.numel() == 1 and "loss" in name):
-                yield name, value.detach().reshape(())  # the graph would keep all activations in memory
-        elif isinstance(value, int | float):
-            yield name, value
+            if value.ndim and (value.numel() != 1 or "loss" not in name):
+                continue
+            value = value.detach().reshape(())  # the graph would keep all activations in memory
+        elif not isinstance(value, int | float):
+            continue
+        if name in _TAKEN:
+            check_scalar_name(name)
+        yield name, value
+
+
+def check_scalar_name(name: str) -> None:
+    """Reject the name of a task's scalar that records already use.
+
+    Raises:
+        UserError: it is one of the engine's numbers.
+    """
+    check_names([name], key="task", remedy="Give the task's scalar another name.", reserved=_TAKEN)
 
 
 def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
@@ -111,7 +141,7 @@ def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
 class _Window:
     """The values of one name since the last record: sums and a count, and the values not yet folded into them."""
 
-    __slots__ = ("count", "name", "sums", "total", "values")
+    __slots__ = ("count", "name", "sums", "total", "values", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -121,6 +151,8 @@ class _Window:
         self.sums: dict[torch.device, Tensor] = {}
         """The sum of the tensors of each device, on that device."""
         self.count = 0
+        self.weight = 0.0
+        """The sum of the weights; 0 if the values have none."""
 
     def fold(self) -> None:
         """Add the kept values to the sums, in float64, or in float32 on mps, which has no float64. No host sync.

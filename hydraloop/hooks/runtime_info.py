@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from hydraloop.engine.accumulation import Share
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.loaders import share_of
 from hydraloop.engine.messages import scalars_of
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
@@ -36,8 +38,8 @@ class RuntimeInfoHook(Hook):
 
     `monitor` is `(metric, whether high values are good)` of the first metric in the checkpoint hook's `save_best`,
     otherwise of the task's first metric; None if it is not known which values are good. `best` is a `BestSeen` of that
-    metric, None before the first validation. `losses` are the loss and the other scalars in the
-    outputs; the records have their means.
+    metric, None before the first validation. `losses` are the loss, the other scalars in the
+    outputs, and what the task has logged; the records have their means.
 
     Priority VERY_HIGH, as in MMEngine: other hooks read the facts at the same mount point. No host sync, except for
     reading `lr` if the optimizer keeps it as a tensor. No state, no options.
@@ -48,6 +50,8 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._best: BestSeen | None = None
         self._losses: dict[str, float | Tensor] = {}
+        self._logged: dict[str, float | Tensor] = {}  # the task's dict, which it fills in an iteration
+        self._share: Share | None = None
 
     def before_run(self, engine: Engine) -> None:
         provide, progress = engine.messages.provide, engine.progress
@@ -64,6 +68,8 @@ class RuntimeInfoHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Provide the facts about the optimizer; restore the best validation of a resumed run."""
+        self._logged, self._share = getattr(engine.task, "logged", {}), share_of(engine.loaders.train)
+        self._logged.clear()
         known, optimizer = engine.best, engine.optimizer
         if known is not None:
             epoch = known.iteration // max(engine.epoch_length, 1)
@@ -89,6 +95,13 @@ class RuntimeInfoHook(Hook):
             for name, value in scalars_of(outputs):
                 losses[name] = value
                 engine.messages.add(name, value)
+        if self._logged:
+            samples = engine.task.num_samples(batch) if self._share is None else self._share(batch_idx)[0]
+            for name, value in self._logged.items():
+                losses[name] = value
+                if samples:
+                    engine.messages.add(name, value, samples)
+            self._logged.clear()
         self._losses = losses
 
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from hydraloop.engine.accumulation import mean_of
 from hydraloop.engine.checks import no_loss_error
-from hydraloop.engine.device.batch_transfer import leaves_of
-from hydraloop.engine.messages import scalars_of
+from hydraloop.engine.messages import check_scalar_name, scalars_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.list_states import agree_on_list_states
 from hydraloop.tasks.metrics import Metric, SumMetric
-from hydraloop.tasks.values import Averages, forms_of
+from hydraloop.tasks.samples import samples_in
+from hydraloop.tasks.values import Averages, forms_of, shown
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -62,6 +61,8 @@ class Task(nn.Module):
         self.loss = _no_loss if loss is None else loss
         # A plain dict, so that metrics are not submodules, which would be in checkpoints and in DDP.
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
+        self.logged: dict[str, float | Tensor] = {}
+        """Values of the current batch given to `log`, by name. Consumed after the batch."""
         self._averages = Averages(LOSS)
         self._found: tuple[str, ...] = ()
         self.pictures: dict[str, Tensor] = {}
@@ -115,6 +116,31 @@ class Task(nn.Module):
         """Return the model's outputs for a batch. Subclasses check their shape."""
         return self.model(inputs)
 
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Log a value of the current batch, in training, validation or test. No host sync.
+
+        Records and trackers get the mean over all samples and ranks: since the last record in training, of all batches
+        in an evaluation. Call it in `forward`, in methods that `forward` calls, or in a custom `evaluate` before
+        `update_metrics`. A second value for the same name and batch replaces the first.
+
+        Args:
+            name: in the records.
+            value: a mean over the samples of the batch: a number, or a scalar tensor on any device.
+
+        Raises:
+            UserError: the value is not a number, or records already use the name.
+        """
+        check_scalar_name(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.detach().reshape(())
+        elif not isinstance(value, int | float):
+            raise UserError(
+                f"log({name!r}, …) got {shown(value)}, not one number",
+                key="task",
+                remedy="Log its mean over the samples of the batch.",
+            )
+        self.logged[name] = value
+
     def num_samples(self, batch: Any) -> int:
         """Return the number of samples in a batch: the length of its first tensor that has dimensions.
 
@@ -127,16 +153,7 @@ class Task(nn.Module):
         first = batch[0] if type(batch) in (list, tuple) and batch else batch
         if isinstance(first, Tensor) and first.ndim:  # the usual batch, in a third of the time of the loop
             return first.shape[0]
-        for leaf in leaves_of(batch):
-            if isinstance(leaf, Tensor) and leaf.ndim:
-                return leaf.shape[0]
-            if isinstance(leaf, PackedSequence):
-                return int(leaf.batch_sizes[0])  # always on the CPU
-        raise UserError(
-            f"a batch ({_contents(batch)}) has no tensor that shows its number of samples",
-            key="task",
-            remedy=f"Override num_samples(batch) in {type(self).__name__} and return their number.",
-        )
+        return samples_in(batch, type(self).__name__)
 
     def flops(self, batch: Any) -> int | None:
         """Return the floating-point operations of an iteration on a batch, including backward; None: not known.
@@ -189,14 +206,9 @@ class Task(nn.Module):
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self, result) from None
         samples = self.num_samples(batch)
-        if samples:
-            total, count = (loss * samples, samples) if isinstance(loss, Tensor) else loss
-            self._averages.add(LOSS, total, count)
-            for name, value in scalars_of(result):
-                if name not in self.metrics:
-                    self._averages.add(name, value * samples, samples)
-            if self.metrics:
-                self._update(result)
+        self.logged.update(scalars_of(result))
+        total, count = (loss * samples, samples) if isinstance(loss, Tensor) else loss
+        self._count(total, count, samples, result)
         return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
@@ -204,13 +216,19 @@ class Task(nn.Module):
 
         A batch without samples, whose mean loss is NaN, is ignored.
         """
-        if samples:
-            self._averages.add(LOSS, loss * samples, samples)
-            self._update({OUTPUTS: outputs, TARGETS: targets})
+        self._count(loss * samples, samples, samples, {OUTPUTS: outputs, TARGETS: targets})
 
-    def _update(self, result: Mapping[str, Any]) -> None:
+    def _count(self, total: Any, count: Any, samples: int, result: Mapping[str, Any]) -> None:
+        """Add a batch to the loss, to the scalars and to the metrics."""
+        logged = {name: value for name, value in self.logged.items() if name not in self.metrics}
+        self.logged.clear()
+        if not samples:
+            return
+        self._averages.add(LOSS, total, count)
+        for name, value in logged.items():
+            self._averages.add(name, value * samples, samples)
         missing = [name for name in (OUTPUTS, TARGETS) if name not in result]
-        if missing:
+        if missing and self.metrics:
             raise UserError(
                 f"{type(self).__name__}.forward returned no {' and no '.join(missing)} in eval mode, which the metrics "
                 f"({', '.join(self.metrics)}) need",
@@ -229,11 +247,13 @@ class Task(nn.Module):
             yield
         finally:
             self.metrics, self._averages = metrics, averages
+            self.logged.clear()
 
     def reset_metrics(self) -> None:
         """Reset the metrics and move them to the device of the batches. Called before each evaluation."""
         device = self.device or next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
         self._averages.reset(device)
+        self.logged.clear()
         for metric in self.metrics.values():
             metric.to(device)
             metric.reset()
@@ -254,6 +274,12 @@ class Task(nn.Module):
             gather: returns a plain value (tensors on the CPU, lists) of all ranks, by rank. Called only for new names,
                 and for metrics of torchmetrics that keep all samples, which fail if a rank has no samples.
         """
+        if self.logged:
+            raise UserError(
+                f"{type(self).__name__}.evaluate logs {', '.join(self.logged)} and calls no update_metrics after it",
+                key="task",
+                remedy="Call self.log before self.update_metrics.",
+            )
         own = {name: metric for name, metric in self.metrics.items() if isinstance(metric, SumMetric)}
         scalars, sums = self._averages.over_ranks([metric.sums for metric in own.values()], reduce, gather)
         values: dict[str, Any] = {
@@ -280,10 +306,3 @@ def _no_loss(outputs: Any, targets: Any) -> Tensor:
         key="task.loss",
         remedy="Set a loss, for example task.loss._target_=torch.nn.CrossEntropyLoss, or override the task's forward.",
     )
-
-
-def _contents(batch: Any) -> str:
-    """Return the type of a batch and of its entries: "dict with ids: list, text: list"."""
-    items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
-    entries = ", ".join(f"{name}: {type(item).__name__}" for name, item in list(items)[:10])
-    return f"{type(batch).__name__} with {entries}" if entries else type(batch).__name__

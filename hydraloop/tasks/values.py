@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.engine.records.entries import as_tensor, check_names
+from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import sums_dtype
 
@@ -36,11 +36,10 @@ class Averages:
         """Add the sum of `count` values; both are numbers or scalar tensors. No host sync.
 
         Raises:
-            UserError: the sum is not a scalar, or the name is reserved.
+            UserError: the sum is not a scalar.
         """
         sums = self._sums.get(name)
         if sums is None:
-            check_names([name], remedy="The task returns or logs a scalar of this name: use another one.")
             sums = self._sums[name] = self.zeros.clone()
         if isinstance(total, Tensor):
             total = total.detach()

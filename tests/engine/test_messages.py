@@ -217,3 +217,23 @@ def test_the_counter_of_host_syncs_counts() -> None:
         value = torch.tensor(1.5)
         assert float(value) == value.item() == value.tolist()
     assert syncs.count == 3
+
+
+def weighted(distributed: Distributed) -> dict[str, float]:
+    """Rank 0 has 3 samples with the value 1, rank 1 one with the value 5, and another name without weights."""
+    messages = Messages()
+    value, weight = ((1.0, 3), (5.0, 1))[distributed.rank]
+    messages.add("mine", torch.tensor(value), weight)
+    messages.add("plain", value)
+    if distributed.is_main:
+        messages.add("one_rank", 2.0, 4)
+    return messages.means(distributed)
+
+
+def test_weights_count_over_iterations_and_ranks() -> None:
+    messages = Messages()
+    for value, weight in ((1.0, 3), (5.0, 1)):
+        messages.add("mine", value, weight)
+        messages.add("plain", value)
+    assert messages.means() == {"mine": 2.0, "plain": 3.0}
+    assert on_ranks(2, weighted) == [{"mine": 2.0, "plain": 3.0, "one_rank": 2.0}] * 2

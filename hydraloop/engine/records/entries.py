@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ PLAIN = frozenset({float, int, str, bool, type(None)})
 """Types of nearly all values."""
 RESERVED = (*POSITION, OBJECTS, NONFINITE, STAMP)
 """Names that no value of a record may have."""
+NUMBERS = ("loss", "grad_norm", "lr", "momentum", "eta", "time", "data_time", "memory", "mfu", "skipped")
+"""Names of the numbers that the engine and its hooks put into the records of training."""
 
 
 def position(engine: Engine, mode: Mode) -> dict[str, Any]:
@@ -48,17 +50,19 @@ def as_tensor(values: Any) -> Tensor:
     return torch.from_numpy(np.array(values, order="C"))  # a copy: torch takes no negative strides
 
 
-def check_names(names: Iterable[str], *, key: str | None = None, remedy: str) -> None:
-    """Reject names that every record already uses.
+def check_names(
+    names: Iterable[str], *, key: str | None = None, remedy: str, reserved: Collection[str] = RESERVED
+) -> None:
+    """Reject names that records already use.
 
     Args:
         key: of the names in the config, for the error.
 
     Raises:
-        UserError: a name is one of `RESERVED`.
+        UserError: a name is one of `reserved`.
     """
     for name in names:
-        if name in RESERVED:
+        if name in reserved:
             raise UserError(
                 f"every record already has an entry {name!r}",
                 key=None if key is None else f"{key}.{name}",
