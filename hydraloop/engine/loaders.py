@@ -74,6 +74,13 @@ class Ordered(Protocol):
         """Return the indices of this rank's samples in a batch of an epoch, both counted from 0."""
 
 
+@runtime_checkable
+class _EndsWorkers(Protocol):
+    """A loader of another class than torch's that has workers."""
+
+    def end_workers(self) -> None: ...
+
+
 def keeps_workers(loader: object) -> TypeGuard[DataLoader[object]]:
     """Return whether the loader's worker processes outlive an epoch; they have copies of the data set."""
     return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
@@ -85,6 +92,8 @@ def end_workers(loader: object) -> None:
     Called between two epochs, and at the end of a run, where garbage collection would wait 5 s for each worker. New
     workers take their seeds from the loader's generator, as the first ones did.
     """
+    if isinstance(loader, _EndsWorkers):
+        loader.end_workers()
     if not keeps_workers(loader):
         return
     iterator, loader._iterator = loader._iterator, None  # torch has no public function; __iter__ creates the next one

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
 
 from hydraloop.engine.device.batch_transfer import has_streams, tensors_of
 
@@ -41,13 +40,13 @@ def prefetched(
 
 
 def reads_ahead(loader: object) -> bool:
-    """Return whether a batch may be fetched before it is needed: only from a DataLoader with worker processes.
+    """Return whether a batch may be fetched before it is needed: only from a loader with worker processes.
 
     Workers have their own random generators. Any other loader may draw from the generators of this process. If it
     fetched a batch ahead, a checkpoint would save the generators after the draws for that batch, and the resumed run,
     which fetches it again, would draw other numbers.
     """
-    return isinstance(loader, DataLoader) and loader.num_workers > 0
+    return getattr(loader, "num_workers", 0) > 0
 
 
 def one_ahead(

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from hydraloop.data import build_loader
 from hydraloop.engine.device.batch_transfer import has_streams, mover
 from hydraloop.engine.device.prefetch import one_ahead, prefetched, reads_ahead
+from tests.data.streams import Plain, stream_loader
 
 CPU = torch.device("cpu")
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True) or CPU
@@ -202,6 +203,8 @@ def test_every_batch_is_moved() -> None:
 def test_only_what_worker_processes_make_is_read_ahead() -> None:
     assert reads_ahead(build_loader(Squares(), shuffle=True, num_workers=1))
     assert reads_ahead(DataLoader(Squares(), num_workers=2))
+    assert reads_ahead(stream_loader(Plain(), train=True, steps_per_epoch=1, num_workers=1))
+    assert not reads_ahead(stream_loader(Plain(), train=True, steps_per_epoch=1))
     assert not reads_ahead(build_loader(Squares(), shuffle=True))
     assert not reads_ahead([torch.zeros(1)])
     assert not reads_ahead(None)

@@ -1,0 +1,293 @@
+"""Loaders of streams: sets that are only iterated, without indices and often without a length."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position, Source, is_hugging_face
+from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_OF_WORKERS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+
+
+class StreamLoader:
+    """Batches of a stream, from its beginning at each iteration. Created by `build_stream_loader`.
+
+    Args:
+        dataset: what the config names, for hooks.
+        drawer: `BatchDrawer`, without the arguments that say where it begins and whether it ends.
+        steps: the most batches of an iteration.
+        options: of torch's DataLoader.
+    """
+
+    def __init__(
+        self, dataset: Any, drawer: Callable[..., BatchDrawer], *, steps: int, options: dict[str, Any]
+    ) -> None:
+        self.dataset, self.num_workers = dataset, options["num_workers"]
+        self._drawer, self._steps, self._options = drawer, steps, options
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of this rank, each sample once."""
+        return (drawn.batch for drawn in islice(self._drawn(endless=False), len(self)))
+
+    def _drawn(self, **where: Any) -> Iterator[Drawn]:
+        seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
+        drawer = self._drawer(**where)
+        for drawn in DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options):
+            if isinstance(drawn, UserError):
+                raise drawn
+            if drawn is not None:
+                yield drawn
+
+
+class TrainStreamLoader(StreamLoader):
+    """Full batches of a stream that begins again when it ends. An epoch continues where the last one ended.
+
+    A `TrainLoader`: it knows the position after each batch that was consumed. The workers live for the whole run.
+
+    Args:
+        sources: the sets that the drawer reads.
+        batch_size: samples per batch on each rank.
+        rank: this process's number.
+        world_size: number of processes that share the stream.
+        skip_on_resume: read a set forward to its position if it cannot restore it.
+        key: of the data set in the config, for errors.
+        others: see `StreamLoader`.
+    """
+
+    def __init__(
+        self,
+        *others: Any,
+        sources: Sequence[Source],
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        skip_on_resume: bool,
+        key: str,
+        **options: Any,
+    ) -> None:
+        super().__init__(*others, **options)
+        self.batch_size = batch_size
+        self._sources, self._rank, self._world_size = sources, rank, world_size
+        self._skip, self._key = skip_on_resume, key
+        self._positions = [Position.begin(len(sources)) for _ in range(max(self.num_workers, 1))]
+        """Of each worker, after the batches that were consumed."""
+        self._next = 0
+        """The worker with the first batch that was not consumed."""
+        self._fetched: deque[tuple[int, Drawn]] = deque()
+        """Batches that may not have been consumed yet, with their numbers in the run."""
+        self._running: Iterator[Drawn] | None = None
+        self._reported = False
+
+    def samples_at(self, batch_idx: int) -> tuple[int, int]:
+        """Return the samples of any batch, as (on this rank, on all ranks): all batches are full."""
+        return self.batch_size, self.batch_size * self._world_size
+
+    def begin(self, first: int, iteration: int) -> Iterator[Any]:
+        """Yield the batches of the epoch from index `first` on; see `TrainLoader`."""
+        self._consume(iteration)
+        again = [drawn.batch for _, drawn in self._fetched]  # fetched before a stop, and not consumed
+        for number in range(iteration + 1, iteration + 1 + len(self) - first):
+            yield again.pop(0) if again else self._fetch(number)
+
+    def state_at(self, first: int, iteration: int) -> dict[str, Any]:
+        """Return the positions of this rank's workers; see `TrainLoader`."""
+        self._consume(iteration)
+        return {"ranks": self._world_size, "next": self._next, "workers": [vars(one) for one in self._positions]}
+
+    def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
+        """Restore the positions; see `TrainLoader`.
+
+        A set that cannot restore its position is read forward with `skip_on_resume`. Without, it is an error inside an
+        epoch. At the end of an epoch, a warning says where it continues.
+        """
+        positions = [Position(**one) for one in state["workers"]] if state else []
+        layout = (state["ranks"], len(positions), len(positions[0].sets)) if state else (0, 0, 0)
+        mine = (self._world_size, len(self._positions), len(self._sources))
+        if state is None or layout != mine:
+            raise UserError(
+                "the checkpoint has the position of a stream on {} ranks, with {} workers on each, in {} sets; this "
+                "run has {} ranks, {} workers and {} sets".format(*layout, *mine),
+                key=self._key,
+                remedy="Use the data, data.loader.num_workers and the number of ranks of that run, or set "
+                "resume_strict=false to begin the stream again.",
+            )
+        for position in positions:
+            pairs = zip(self._sources, position.sets, strict=True)
+            position.sets = [self._restored(source.dataset, of_set, inside=first > 0) for source, of_set in pairs]
+        self._running = None
+        self._fetched.clear()
+        self._positions, self._next = positions, state["next"]
+
+    def end_workers(self) -> None:
+        """End the workers. The next ones begin after the batches that were consumed."""
+        if self.num_workers:
+            self._running = None
+            self._fetched.clear()
+
+    def _fetch(self, number: int) -> Any:
+        self._consume(number - 2)  # at most one batch is fetched ahead
+        if self._running is None:
+            self._running = self._drawn(endless=True, positions=self._positions, first=self._next)
+        drawn = next(self._running)
+        self._fetched.append((number, drawn))
+        if drawn.ended and not self._reported and self._rank == 0:
+            log.info("%s: the stream has ended in iteration %d and begins again; reported once", self._key, number)
+            self._reported = True
+        return drawn.batch
+
+    def _consume(self, iteration: int) -> None:
+        while self._fetched and self._fetched[0][0] <= iteration:
+            _, drawn = self._fetched.popleft()
+            self._positions[drawn.worker] = drawn.position
+            self._next = (drawn.worker + 1) % len(self._positions)
+
+    def _restored(self, dataset: Any, of_set: dict[str, Any], *, inside: bool) -> dict[str, Any]:
+        """Return where a set begins."""
+        name, stateless = type(dataset).__name__, of_set["state"] is None
+        if of_set["samples"] == 0 or not (stateless or (is_hugging_face(dataset) and _has_buffer(dataset))):
+            return of_set
+        if self._skip:
+            return {**of_set, "state": None}
+        lacks = f"{name} has no state_dict" if stateless else f"the state of {name} does not contain its shuffle buffer"
+        remedy = "Set data.loader.skip_on_resume=true to read it forward to its position"
+        if inside:
+            raise UserError(
+                f"{lacks}, so it cannot continue inside an epoch",
+                key=self._key,
+                remedy=f"{remedy}, or resume from the end of an epoch.",
+            )
+        goes_on = "it begins again" if stateless else "it continues without the samples in the buffer"
+        log.warning("%s: %s, so %s. %s", self._key, lacks, goes_on, remedy)
+        return {"pass": of_set["pass"] + 1, "samples": 0, "state": None} if stateless else of_set
+
+
+def _has_buffer(part: object) -> bool:
+    """Return whether a Hugging Face set has a shuffle buffer, inside the parts that it consists of."""
+    if isinstance(part, list | tuple):
+        return any(map(_has_buffer, part))
+    theirs = type(part).__module__.startswith("datasets.")
+    return theirs and ("BufferShuffled" in type(part).__name__ or any(map(_has_buffer, vars(part).values())))
+
+
+def build_stream_loader(
+    dataset: Any,
+    options: Mapping[str, Any],
+    *,
+    train: bool,
+    seed: int,
+    device: torch.device | None,
+    key: str,
+    rank: int,
+    world_size: int,
+) -> StreamLoader:
+    """Return a loader of a set that can only be iterated; a `TrainStreamLoader` for training.
+
+    Args:
+        dataset: anything iterable. An iteration begins at the first sample, or after the one at which `state_dict`
+            returned the state that was loaded.
+        options: by name; see `LoaderConf`.
+        train: whether to train.
+        seed: the run's seed.
+        device: to which the batches will be copied.
+        key: of the data set in the config (`data.train`), for errors.
+        rank: this process's number.
+        world_size: number of processes that share the stream.
+
+    Raises:
+        UserError: the set has no length, or does not say how it is split.
+    """
+    batch_size, workers, pin_memory = options["batch_size"], options["num_workers"], options["pin_memory"]
+    if pin_memory == "auto":
+        pin_memory = device is not None and has_streams(device)
+    copies = max(workers, 1)
+    sources = [_split(dataset, options["split_stream"], rank, world_size, copies, key)]
+    drawer = partial(
+        BatchDrawer,
+        sources,
+        batch_size=batch_size,
+        collate=options["collate_fn"] or default_collate,
+        seed=seed,
+        copies=(rank * copies, world_size * copies),
+        key=key,
+    )
+    of_torch = {"num_workers": workers, "pin_memory": pin_memory}
+    of_torch |= {name: options[name] for name in _OF_WORKERS if workers}
+    steps = _steps(dataset, options, batch_size * world_size, key)
+    if not train:
+        return StreamLoader(dataset, drawer, steps=steps, options=of_torch)
+    return TrainStreamLoader(
+        dataset,
+        drawer,
+        sources=sources,
+        steps=steps,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        skip_on_resume=options["skip_on_resume"],
+        key=key,
+        options=of_torch,
+    )
+
+
+def _steps(dataset: Any, options: Mapping[str, Any], global_batch: int, key: str) -> int:
+    """Return the batches of each rank in an epoch."""
+    steps: int | None = options["steps_per_epoch"]
+    if steps is not None:
+        return steps
+    try:
+        length = len(dataset)
+    except TypeError:
+        loader = "data.loader" if key.startswith("data.train") else f"{'.'.join(key.split('.')[:2])}_loader"
+        raise UserError(
+            f"{type(dataset).__name__} has no length, so the length of an epoch is unknown",
+            key=key,
+            remedy=f"Set {loader}.steps_per_epoch=1000, the number of batches of each rank in an epoch.",
+        ) from None
+    return length // global_batch if options["drop_last"] else -(-length // global_batch)
+
+
+def _split(dataset: Any, split_stream: bool | None, rank: int, world_size: int, workers: int, key: str) -> Source:
+    """Return the set with the way in which it is split between the workers of all ranks.
+
+    A Hugging Face set splits itself. A method `split(index, count)` is asked for the part of each worker. Any other
+    set of a plain class is read whole by each worker, which keeps every n-th sample. A torch IterableDataset may split
+    itself between workers (torch asks for it) or not, so the user must say it.
+    """
+    if world_size * workers == 1 or split_stream is False:
+        return Source(dataset, "own")
+    if is_hugging_face(dataset):
+        if world_size > 1:
+            theirs = importlib.import_module("datasets.distributed")  # installed, because the set is of its class
+            dataset = theirs.split_dataset_by_node(dataset, rank, world_size)
+        return Source(dataset, "own")
+    if callable(getattr(dataset, "split", None)):
+        return Source(dataset, "method")
+    if split_stream is None and isinstance(dataset, IterableDataset):
+        raise UserError(
+            f"{type(dataset).__name__} does not say how {world_size * workers} workers (of all ranks) share it",
+            key=key,
+            remedy="Give it a method split(index, count) that returns a part of it. Or set data.loader.split_stream="
+            "true to let each worker keep every n-th sample, or =false if it splits itself between ranks and workers.",
+        )
+    return Source(dataset, "samples")
+
+
+def _as_drawn(drawn: Any) -> Any:
+    """Return what `BatchDrawer` yields; at module level, so that workers can unpickle it."""
+    return drawn

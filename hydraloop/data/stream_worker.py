@@ -1,0 +1,230 @@
+"""Draws the batches of a stream: in a worker process or, without workers, in the training process."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from hydraloop.data.sampler import mix_seed
+from hydraloop.errors import UserError
+
+_STREAM, _CHOICE = 3, 4  # separate these seeds from others of the run
+_END = object()
+
+
+class Source(NamedTuple):
+    """A set, and how its samples are split between the copies of it, of which each worker of each rank has one."""
+
+    dataset: Any
+    split: Literal["own", "method", "samples"]
+    """`own`: by the set itself; `method`: by `dataset.split(index, count)`; `samples`: each copy keeps every n-th."""
+
+
+@dataclass
+class Position:
+    """Where a worker is. Not a mapping, so that torch does not pin what is in it."""
+
+    drawn: int
+    """Samples that it has drawn in the run."""
+    sets: list[dict[str, Any]]
+    """Of each set: its `pass`, the `samples` read in it, and its `state` after them (None: it has no `state_dict`)."""
+
+    @classmethod
+    def begin(cls, sets: int) -> Position:
+        """Return the position before the first sample."""
+        return cls(0, [{"pass": 0, "samples": 0, "state": None} for _ in range(sets)])
+
+
+class Drawn(NamedTuple):
+    """A batch, with the position of the worker after it; `ended`: a set has begun its next pass in it."""
+
+    worker: int
+    position: Position
+    ended: bool
+    batch: Any
+
+
+class BatchDrawer(IterableDataset[Any]):
+    """Yields a `Drawn` for each batch, in each worker of a DataLoader that does not collate.
+
+    For training it is endless: a set that ends begins its next pass in the same batch. Otherwise each sample is read
+    once, and the last batch may be short. If there are no samples, it yields the UserError to raise.
+
+    What the sets and `collate` draw from the generators of random, numpy and torch (CPU) is a function of the seed,
+    the copy, the pass and the number of the sample. The generators of this process keep their states.
+
+    Args:
+        sources: the sets.
+        weights: how often a sample is from each set; None: there is one set.
+        batch_size: samples in a batch, 1 or more.
+        collate: makes a batch of a list of samples.
+        seed: the run's seed.
+        copies: (the first copy of this rank, copies of all ranks).
+        key: of the sets in the config, for errors.
+        endless: whether to train.
+        positions: where each worker begins; None: at the first sample.
+        first: the worker whose batch is the next one. torch asks worker 0 first, so those before it yield None once.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        weights: Sequence[float] | None = None,
+        batch_size: int,
+        collate: Callable[[list[Any]], Any],
+        seed: int,
+        copies: tuple[int, int],
+        key: str,
+        endless: bool,
+        positions: Sequence[Position] | None = None,
+        first: int = 0,
+    ) -> None:
+        self._sources, self._batch_size, self._collate = sources, batch_size, collate
+        self._seed, self._copies, self._key = seed, copies, key
+        self._endless, self._positions, self._first = endless, positions, first
+        self._shares = None if weights is None else list(accumulate(weight / sum(weights) for weight in weights))
+
+    def __iter__(self) -> Iterator[Drawn | UserError | None]:
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        if worker < self._first:
+            yield None
+        position = Position.begin(len(self._sources)) if self._positions is None else self._positions[worker]
+        self._copy, self._drawn = self._copies[0] + worker, position.drawn
+        with _own_draws():
+            readers = [
+                _Reader(source, begin, (self._copy, self._copies[1]), self._seed, endless=self._endless)
+                for source, begin in zip(self._sources, position.sets, strict=True)
+            ]
+        while True:
+            passes = sum(reader.passes for reader in readers)
+            with _own_draws():
+                samples = self._samples(readers)
+                batch = self._collate(samples) if samples else None
+            if not samples:
+                if self._endless or not any(reader.samples for reader in readers):
+                    yield self._no_samples()
+                return
+            position = Position(self._drawn, [reader.position() for reader in readers])
+            yield Drawn(worker, position, sum(reader.passes for reader in readers) > passes, batch)
+
+    def _samples(self, readers: Sequence[_Reader]) -> list[Any]:
+        """Return the samples of the next batch; fewer, or none, at the end of sets that are not endless."""
+        drawn: list[Any] = []
+        while len(drawn) < self._batch_size:
+            chosen = 0
+            if self._shares is not None:
+                chosen = bisect(self._shares[:-1], mix_seed(self._seed, _CHOICE, self._copy, self._drawn) / 2**32)
+            sample = readers[chosen].next()
+            if sample is _END:
+                return [] if self._endless else drawn
+            drawn.append(sample)
+            self._drawn += 1
+        return drawn
+
+    def _no_samples(self) -> UserError:
+        copies = self._copies[1]
+        if copies == 1:
+            return UserError("the stream has no samples", key=self._key, remedy="Check its path and its split.")
+        return UserError(
+            f"the stream cannot be split into {copies} parts (ranks times workers): part {self._copy} has no samples",
+            key=self._key,
+            remedy="Use fewer workers (data.loader.num_workers) or ranks, or store the data in more shards.",
+        )
+
+
+class _Reader:
+    """Reads one copy of a set, pass after pass."""
+
+    def __init__(
+        self, source: Source, begin: dict[str, Any], part: tuple[int, int], seed: int, *, endless: bool
+    ) -> None:
+        self._dataset = source.dataset
+        if get_worker_info() is not None and is_hugging_face(self._dataset):
+            self._dataset = copy.deepcopy(self._dataset)  # its epoch is in memory that all workers share
+        if source.split == "method":
+            self._dataset = self._dataset.split(*part)
+        # With `samples`, every copy must read the same stream, also if the set shuffles it.
+        by_samples = source.split == "samples"
+        self._part, self._parts = part if by_samples else (0, 1)
+        self._seeds, self._endless = (seed, _STREAM, 0 if by_samples else part[0]), endless
+        self.passes, self.samples = begin["pass"], begin["samples"]
+        self._iterator = self._begin(begin["state"])
+
+    def next(self) -> Any:
+        """Return the next sample of this copy; `_END` after the last one, or if a whole pass has none."""
+        kept = self.samples > self._part
+        while True:
+            self._seed(self.samples)
+            sample = next(self._iterator, _END)
+            if sample is not _END:
+                self.samples += 1
+                if (self.samples - 1) % self._parts == self._part:
+                    return sample
+            elif self._endless and kept:
+                self.passes, self.samples, kept = self.passes + 1, 0, False
+                self._iterator = self._begin(None)
+            else:
+                return _END
+
+    def position(self) -> dict[str, Any]:
+        """Return the position after the last sample."""
+        # A copy, because the set may change what it returned while a queue or a checkpoint still has it.
+        state = copy.deepcopy(self._dataset.state_dict()) if _has_state(self._dataset) else None
+        return {"pass": self.passes, "samples": self.samples, "state": state}
+
+    def _begin(self, state: Any) -> Iterator[Any]:
+        """Begin the current pass, at the state or, without one, by reading forward."""
+        self._seed(0)
+        if callable(getattr(self._dataset, "set_epoch", None)):
+            self._dataset.set_epoch(self.passes)
+        if state is not None:
+            self._dataset.load_state_dict(state)
+        iterator: Iterator[Any] = iter(self._dataset)
+        if state is None:
+            for number in range(self.samples):
+                self._seed(number)
+                next(iterator, None)
+        return iterator
+
+    def _seed(self, number: int) -> None:
+        seed = mix_seed(*self._seeds, self.passes, number)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also seeds the devices
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Restore the states of this process's generators at the end; those of devices are not concerned."""
+    numpy: Any = sys.modules.get("numpy")
+    states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if numpy is not None:
+            numpy.random.set_state(states[2])
+
+
+def _has_state(dataset: object) -> bool:
+    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def is_hugging_face(dataset: object) -> bool:
+    """Return whether it is an `IterableDataset` of Hugging Face's package datasets, which is not imported for this."""
+    datasets: Any = sys.modules.get("datasets")
+    return datasets is not None and isinstance(dataset, datasets.IterableDataset)

@@ -1,0 +1,114 @@
+"""Streams for tests, and a loader of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from hydraloop.data.stream import StreamLoader, build_stream_loader
+
+
+class Numbers:
+    """A generator class: 0 .. n - 1 in an order of its pass, with noise from the three generators. No state."""
+
+    def __init__(self, samples: int = 23) -> None:
+        self.samples = samples
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        order = list(range(self.samples))
+        random.shuffle(order)
+        for number in order:
+            noise = torch.rand(()).item() + random.random() + float(np.random.rand())
+            yield {"x": number + 100 * self.epoch, "noise": noise}
+
+
+class Shards(IterableDataset[dict[str, Any]]):
+    """Shards of unequal lengths, with a state, split by the shards."""
+
+    def __init__(self, lengths: tuple[int, ...] = (5, 2, 7, 3)) -> None:
+        self.shards = [[100 * shard + number for number in range(length)] for shard, length in enumerate(lengths)]
+        self._read = self._start = 0
+
+    def split(self, index: int, count: int) -> Shards:
+        part = Shards(())
+        part.shards = self.shards[index::count]
+        return part
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self._read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._start = state["read"]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        samples = [number for shard in self.shards for number in shard]
+        self._read, self._start = self._start, 0
+        while self._read < len(samples):
+            self._read += 1
+            yield {"x": samples[self._read - 1], "noise": torch.rand(()).item()}
+
+
+class Plain(IterableDataset[int]):
+    """0 .. n - 1, without a word about workers."""
+
+    def __init__(self, samples: int = 10) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.samples))
+
+
+class ByWorker(Plain):
+    """Splits itself between the workers, as torch's documentation shows it."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(self.samples)[info.id :: info.num_workers] if info else range(self.samples))
+
+
+class Sized(Plain):
+    """0 .. n - 1, with a length."""
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+_DEFAULTS = {
+    "batch_size": 3,
+    "num_workers": 0,
+    "pin_memory": "auto",
+    "drop_last": False,
+    "prefetch_factor": None,
+    "timeout": 0,
+    "collate_fn": None,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "steps_per_epoch": None,
+    "skip_on_resume": False,
+    "split_stream": None,
+}
+
+
+def stream_loader(
+    dataset: Any, *, train: bool, rank: int = 0, world_size: int = 1, seed: int = 0, **options: Any
+) -> StreamLoader:
+    """A loader of a stream, with the defaults of the options, and batches of 3."""
+    return build_stream_loader(
+        dataset,
+        {**_DEFAULTS, **options},
+        train=train,
+        seed=seed,
+        device=None,
+        key="data.train" if train else "data.val",
+        rank=rank,
+        world_size=world_size,
+    )
