@@ -22,6 +22,7 @@ from hydraloop.cli.help import format_help
 from hydraloop.cli.plan import format_plan
 from hydraloop.cli.search_path import check_search_path
 from hydraloop.errors import UserError
+from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Terminated
 from hydraloop.launch.termination import terminable
@@ -65,6 +66,8 @@ def main(
     except BaseException as error:
         code = _exit_code(error, reports)
         reports.show(error)
+        if reports.with_debugger:
+            reports.debug(error)
     if torchrun.is_several():
         leader.leave(code)
     if code:
@@ -121,6 +124,9 @@ class _App:
 
                 jobs = Jobs(self.project, self.trusted, self.reports, self.leader)
                 command = check_command(args, composer, check_job=jobs.check)
+                if args.pdb:
+                    launch_checks.check_debugger(command.cfg, is_sweep=command.is_sweep)
+                    self.reports.with_debugger = True
                 if not command.is_sweep:
                     return jobs.run_once(command, name)
         from hydraloop.cli import hydra_run

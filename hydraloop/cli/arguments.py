@@ -23,6 +23,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Return the flags and the overrides. Raises SystemExit with argparse's message, as Hydra does."""
     parser: argparse.ArgumentParser = get_args_parser()
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--pdb", action="store_true")
     return parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
 
 

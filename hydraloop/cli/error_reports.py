@@ -27,6 +27,8 @@ class Reports:
 
     with_traceback: bool
     """Whether a user's mistakes are shown with their traceback, too (HYDRA_FULL_ERROR=1)."""
+    with_debugger: bool = False
+    """Whether the debugger is opened after an error of a run (--pdb)."""
     axes: list[str] = field(default_factory=list)
     """The keys that are swept."""
     started: list[str] = field(default_factory=list)
@@ -84,6 +86,19 @@ class Reports:
         else:
             text = "".join(traceback.format_exception(error))
         print(mask_text(text), end="", file=sys.stderr)
+
+    def debug(self, error: BaseException) -> None:
+        """Open the debugger where an error of a run, or the first one that led to it, was raised.
+
+        A signal and a mistake that no exception has led to do not open it.
+        """
+        cause = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if error in self.shown and isinstance(cause, Exception) and not isinstance(cause, UserError):
+            import pdb  # 30 ms
+
+            pdb.post_mortem(cause.__traceback__)
 
     def print_sweep(self, *, interrupted: bool) -> None:
         """Print the last line about a sweep: which jobs failed. Nothing if there was one job, or if each succeeded."""

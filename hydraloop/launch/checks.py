@@ -51,6 +51,23 @@ def check_single_run() -> None:
         )
 
 
+def check_debugger(cfg: Any, *, is_sweep: bool) -> None:
+    """Refuse `--pdb` unless one process trains one run: only that has the terminal.
+
+    Raises:
+        UserError: names the command that works.
+    """
+    if is_sweep:
+        raise UserError(
+            "the debugger stops one run, and this is a sweep",
+            key="--pdb",
+            remedy="Leave -m out, and run the job that fails with its values.",
+        )
+    if several(cfg):
+        works = "python train.py instead of torchrun" if torchrun.is_several() else "distributed.nproc_per_node=1"
+        raise UserError("the debugger stops one process, and several would train", key="--pdb", remedy=f"Use {works}")
+
+
 def _processes(options: DictConfig) -> int:
     """Return the number of processes on this machine."""
     wanted = int(options.nproc_per_node)
