@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -66,8 +67,9 @@ def test_the_readme_is_true_and_a_killed_run_ends_with_the_same_weights(example:
     example.write("dying.py", DYING)
     by_iteration = f"default_hooks.checkpoint.by_epoch=false default_hooks.checkpoint.interval={last * 2 // 5}"
     command += f" hydra.run.dir=outputs/killed/run {by_iteration}"
-    killed = example.train(*arguments(f"{command} +hooks.dying={{_target_:dying.Dying,at:{last // 2}}}"))
-    assert killed.code == -9
+    dying = f"+hooks.dying={{_target_:dying.Dying,at:{last // 2}}}"
+    killed = example.train(*arguments(command), dying, **environment(example))
+    assert killed.code == -9, killed.text
     run(example, f"{command} resume=auto")
     resumed = Run(example.path / "outputs/killed/run")
     assert "resumed" in resumed.log
@@ -85,8 +87,15 @@ def arguments(command: str) -> list[str]:
     return shlex.split(command)[2:]
 
 
+def environment(example: Project) -> dict[str, str]:
+    if example.path.name != "vision":
+        return {}
+    folders = (Path(__file__).parent / "cpu_torchvision", VISION, REPOSITORY)
+    return {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
 def run(example: Project, command: str) -> Done:
-    done = example.train(*arguments(command))
+    done = example.train(*arguments(command), **environment(example))
     assert done.code == 0, done.text
     return done
 
