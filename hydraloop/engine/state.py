@@ -196,6 +196,18 @@ class EngineState(LogsRecords):
         found = loader or () if batches is None else batches
         return prefetched(found if count is None else islice(found, count), self._move, self.device, ahead=ahead)
 
+    def rewrap(self) -> None:
+        """Wrap the task again after `requires_grad` of parameters has changed, on every rank.
+
+        DDP averages only the gradients of parameters that required them when it wrapped the task.
+
+        Raises:
+            RuntimeError: called inside an accumulation window, whose gradients would be lost.
+        """
+        if not self.window_closed:
+            raise RuntimeError("call rewrap between two accumulation windows")
+        self.forward = self.precision.forward(self.distributed.wrap(self.task, again=True))
+
     # What hooks ask for. ---------------------------------------------------------------------------------------------
 
     def request_stop(self, reason: str, *, agreed: bool = False) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hydraloop.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from hydraloop.hooks.ema.hook import EMAHook as EMAHook
     from hydraloop.hooks.empty_cache import EmptyCacheHook as EmptyCacheHook
+    from hydraloop.hooks.freeze import FreezeHook as FreezeHook
     from hydraloop.hooks.grad_clip import GradClipHook as GradClipHook
     from hydraloop.hooks.logger import LoggerHook as LoggerHook
     from hydraloop.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
@@ -45,6 +46,7 @@ _FILES = {
     "EarlyStoppingHook": "early_stopping",
     "EMAHook": "ema",
     "EmptyCacheHook": "empty_cache",
+    "FreezeHook": "freeze",
     "GradClipHook": "grad_clip",
     "IterTimerHook": "timer",
     "LoggerHook": "logger",

@@ -1,4 +1,4 @@
-"""Options of the hooks that take part in training: checkpoint, ema, param_scheduler, grad_clip, sampler_seed."""
+"""Options of the hooks of training: checkpoint, ema, param_scheduler, grad_clip, freeze, sampler_seed."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, List, Optional, Tuple
@@ -150,6 +150,27 @@ class GradClipHookConf(HookConf):
 
 
 @dataclass
+class FreezeHookConf(HookConf):
+    """Trains without some modules, for a number of epochs or iterations or for the whole run."""
+
+    default_priority: ClassVar[int] = 30
+    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_epoch", "before_train_iter")
+
+    _target_: str = "hydraloop.hooks.FreezeHook"
+    modules: Optional[List[str]] = None
+    """Modules of `task.model`, with everything inside, and single parameters: names (`backbone`), globs (`layers.*`),
+    or `re:` and a regular expression. Required, because no choice fits every model."""
+    epochs: Optional[int] = None
+    """Epochs without them, at least 1. Null: see `iters`. Use this or `iters`."""
+    iters: Optional[int] = None
+    """Iterations without them, at least 1; with `engine.accumulate`, until the accumulation window ends. If both are
+    null, the modules are frozen for the whole run."""
+    norm_eval: bool = True
+    """Whether normalisation layers in them use and keep their running statistics, as in MMDetection's backbones.
+    True: otherwise frozen weights would get other inputs than they were trained with."""
+
+
+@dataclass
 class DistSamplerSeedHookConf(HookConf):
     """Shuffles the data differently in each epoch, by (seed, epoch)."""
 
@@ -159,7 +180,7 @@ class DistSamplerSeedHookConf(HookConf):
 
 
 def register(store: ConfigStore) -> None:
-    """Store the default hooks in the group `default_hooks`, ema in `hooks`."""
+    """Store the default hooks in the group `default_hooks`, ema and freeze in `hooks`."""
     store_hooks(
         store,
         "default_hooks",
@@ -168,4 +189,4 @@ def register(store: ConfigStore) -> None:
         grad_clip=GradClipHookConf,
         sampler_seed=DistSamplerSeedHookConf,
     )
-    store_hooks(store, ema=EMAHookConf)
+    store_hooks(store, ema=EMAHookConf, freeze=FreezeHookConf)

@@ -40,6 +40,8 @@ from tests.hooks.npu import torch_npu
 
 OURS = {"_target_", "priority", "on_error"}
 """Fields of a schema that are not arguments of the constructor."""
+REQUIRED: dict[str, dict[str, Any]] = {"freeze": {"modules": ["0", "1"], "epochs": 1}}
+"""Options without a default that works for every model."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Option:
         plain = OmegaConf.to_container(OmegaConf.structured(self.schema))
         assert isinstance(plain, dict)
         return {str(name): value for name, value in plain.items() if name not in OURS}
+
+    def make(self) -> Hook:
+        """Make the hook with its default options, and with those that it requires."""
+        return self.hook(**REQUIRED.get(self.name, {}))
 
 
 def _options() -> list[Option]:
@@ -251,9 +257,9 @@ def _no_warnings(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_run_with_only_this_hook_finishes_and_resumes(
     option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _ran(_engine(tmp_path / "one", {option.name: option.hook(), "saving": Saving()}))
+    _ran(_engine(tmp_path / "one", {option.name: option.make(), "saving": Saving()}))
     saved = tmp_path / "one" / "checkpoints" / "saved_1.pth"
-    resumed = option.hook()
+    resumed = option.make()
     _ran(_engine(tmp_path / "two", {option.name: resumed, "saving": Saving()}, resume=saved))
     _no_warnings(caplog)
 
@@ -263,7 +269,7 @@ def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pyt
     def hooks() -> dict[str, Hook]:
         # A process has one profiler, and `npu_profiler` needs a package that only machines with such a device have.
         selected = [option for option in OPTIONS if option.name != "npu_profiler"]
-        return {**{option.name: option.hook() for option in selected}, "saving": Saving()}
+        return {**{option.name: option.make() for option in selected}, "saving": Saving()}
 
     _ran(_engine(tmp_path / "one", hooks()))
     _ran(_engine(tmp_path / "two", hooks(), resume=tmp_path / "one" / "checkpoints" / "saved_1.pth"))
@@ -272,7 +278,7 @@ def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pyt
 
 @each_run
 def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = _engine(tmp_path, {option.name: option.hook()}, val=False)
+    engine = _engine(tmp_path, {option.name: option.make()}, val=False)
     if option.name in NEEDS_VALIDATION:
         with pytest.raises(UserError, match=rf"hooks\.{option.name}: "):
             engine.train()
@@ -287,7 +293,7 @@ def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplo
 def test_an_evaluation_without_training_finishes(
     option: Option, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = _engine(tmp_path, {option.name: option.hook()})
+    engine = _engine(tmp_path, {option.name: option.make()})
     metrics: dict[str, float] = getattr(engine, method)()
     assert set(metrics) == {"accuracy", "loss"}
     _no_warnings(caplog)
@@ -303,14 +309,14 @@ def test_an_error_of_another_hook_is_handled(
 
     failing: Callable[[], Hook] = type("Failing", (Hook,), {point: fail, "priority": 0})
     with pytest.raises(RuntimeError, match="on purpose"):
-        _engine(tmp_path, {option.name: option.hook(), "failing": failing()}).train()
+        _engine(tmp_path, {option.name: option.make(), "failing": failing()}).train()
     assert not [record for record in caplog.records if "while closing" in record.getMessage()]
     _no_warnings(caplog)
 
 
 @each_run
 def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
-    hook = option.hook()
+    hook = option.make()
     if not has_state(hook):
         assert hook.state_dict() == {}
         return
@@ -320,7 +326,7 @@ def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "state.pth")
     loaded = torch.load(tmp_path / "state.pth", weights_only=True)
     assert list(differences(loaded, state)) == []
-    other = option.hook()
+    other = option.make()
     engine = _engine(tmp_path / "other", {option.name: other})
     for call in engine.stages.before_run:
         call(engine)
@@ -342,7 +348,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_only_some_hooks_change_the_weights(option: Option, tmp_path: Path, unchanged: dict[str, Any]) -> None:
     """With default options, only these hooks change the weights at the end of training."""
     torch.manual_seed(0)
-    watched = _engine(tmp_path / "watched", {option.name: option.hook()})
+    watched = _engine(tmp_path / "watched", {option.name: option.make()})
     watched.train()
     same = not list(differences(unchanged, watched.model.state_dict()))
-    assert same == (option.name not in {"param_scheduler", "sampler_seed", "sync_random_size"})
+    assert same == (option.name not in {"param_scheduler", "sampler_seed", "sync_random_size", "freeze"})

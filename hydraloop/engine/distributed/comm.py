@@ -54,8 +54,12 @@ class Distributed:
     def prepare(self, model: nn.Module) -> None:
         """Shard the model in place, if the run does. Called with the model on the device, before the optimizer."""
 
-    def wrap(self, task: nn.Module) -> nn.Module:
-        """Return the module whose forward the engine calls in training."""
+    def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
+        """Return the module whose forward the engine calls in training.
+
+        Args:
+            again: whether the task has been wrapped before. Then buffers stay as they are on each rank.
+        """
         return task
 
     def sync_gradients(self, on: bool) -> None:

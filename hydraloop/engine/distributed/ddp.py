@@ -11,9 +11,17 @@ from torch import Tensor, nn
 
 
 def wrap_in_ddp(
-    task: nn.Module, device: torch.device, *, bucket_cap_mb: float | None, find_unused_parameters: bool
+    task: nn.Module,
+    device: torch.device,
+    *,
+    bucket_cap_mb: float | None,
+    find_unused_parameters: bool,
+    sync: bool = True,
 ) -> tuple[Any, Tensor | None]:
-    """Wrap the task in DDP; all ranks start with rank 0's parameters and buffers.
+    """Wrap the task in DDP.
+
+    Args:
+        sync: whether all ranks get rank 0's parameters and buffers.
 
     Returns:
         The wrapped task, and `Distributed.tally`: a parameter `[1]` whose gradient is averaged with the model's. It is
@@ -24,13 +32,16 @@ def wrap_in_ddp(
         wrapped = with_tally = _WithTally(task, device)
         tally = with_tally.tally
     ddp: Any = nn.parallel.DistributedDataParallel
-    for buffer in task.buffers():  # before torch 2.13, DDP does this only together with doing it in every forward
+    for buffer in (
+        task.buffers() if sync else ()
+    ):  # before torch 2.13, DDP does this only with doing it in every forward
         dist.broadcast(buffer.detach(), 0)
     # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
     new = "forward_sync_buffers" in inspect.signature(ddp).parameters
     return ddp(
         wrapped,
         **{"forward_sync_buffers" if new else "broadcast_buffers": False},
+        init_sync=sync,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused_parameters,
         gradient_as_bucket_view=True,  # saves a copy of all gradients

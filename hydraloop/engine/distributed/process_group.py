@@ -146,16 +146,18 @@ class ProcessGroup(Distributed):
             shard(model, self._options.fsdp, self._device)
             self._model = model
 
-    def wrap(self, task: nn.Module) -> nn.Module:
+    def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
         """With DDP, return the task in `DistributedDataParallel`; with FSDP2, the task."""
         if self.sharded:
             return task
         options = self._options
+        self._ddp = None  # before the new one is made, so that only one has buckets
         self._ddp, self.tally = wrap_in_ddp(
             task,
             self._device,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,
+            sync=not again,
         )
         return cast(nn.Module, self._ddp)
 

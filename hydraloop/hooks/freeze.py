@@ -1,0 +1,128 @@
+"""FreezeHook: trains without some modules, for a number of epochs or iterations or for the whole run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.names import matching
+from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_at_least
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+class FreezeHook(Hook):
+    """Freezes modules of the model: their parameters get no gradients, and their batch norms keep their statistics.
+
+    The optimizer holds frozen parameters from the start, but neither steps nor decays them. After `epochs` or `iters`
+    they train as if they had been there before: momentum and other moments start at zero, and the learning rate is that
+    of the schedule. Normalisation layers with running statistics are in eval mode while they are frozen, unless
+    `norm_eval` is off. Dropout stays on.
+
+    With DDP, the task is wrapped again at each change, because DDP averages only gradients of parameters that required
+    them when it wrapped the task. With `accumulate`, `iters` ends with the accumulation window.
+
+    Priority HIGH, before hooks that look at what is trained. Cost: one comparison in each iteration with `iters`; no
+    host sync. No state: the progress decides, so a resumed run has the same modules frozen. Options: `FreezeHookConf`.
+
+    Raises:
+        UserError: a number is out of range, or `epochs` and `iters` are both set. Before the first iteration: a pattern
+            matches no module, or they match no trained parameter, or all of them.
+    """
+
+    priority = Priority.HIGH
+    collective = True
+
+    def __init__(
+        self,
+        *,
+        modules: Sequence[str] | None = None,
+        epochs: int | None = None,
+        iters: int | None = None,
+        norm_eval: bool = True,
+    ) -> None:
+        check_at_least(1, epochs=epochs, iters=iters)
+        if epochs is not None and iters is not None:
+            raise UserError("epochs and iters are both set", key="epochs", remedy="Set one of them to null.")
+        self.modules, self.epochs, self.iters, self.norm_eval = modules or (), epochs, iters, norm_eval
+        self._parameters: list[nn.Parameter] = []
+        self._norms: list[nn.Module] = []
+        unused = {"before_train_epoch": epochs, "before_train_iter": iters}
+        self.idle_points = {point for point, end in unused.items() if end is None}
+
+    def before_train(self, engine: Engine) -> None:
+        """Freeze, unless the frozen time is over in a resumed run."""
+        if self._parameters:  # this engine has trained before
+            return
+        parameters, norms = self._chosen(engine.model)
+        if self._over(engine):
+            return
+        self._parameters, self._norms = parameters, norms
+        self._set(engine, frozen=True)
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """Unfreeze after `epochs`."""
+        self._unfreeze_if_over(engine)
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        """Unfreeze after `iters`, between two accumulation windows."""
+        if engine.window_closed:
+            self._unfreeze_if_over(engine)
+
+    def _chosen(self, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Module]]:
+        """Return the parameters to freeze, and the normalisation layers to put into eval mode."""
+        key = f"{self.key}.modules"
+        if not self.modules:
+            raise UserError("no module is named", key=key, remedy=f"Name some: {key}=[backbone] or '{key}=[layers.*]'.")
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        modules = {name: module for name, module in model.named_modules() if name}
+        matched = matching(self.modules, [*modules, *trained], key)
+
+        def inside(name: str) -> bool:
+            parts = name.split(".")
+            return any(".".join(parts[:end]) in matched for end in range(1, len(parts) + 1))
+
+        parameters = [parameter for name, parameter in trained.items() if inside(name)]
+        if len(parameters) in (0, len(trained)):
+            which = "all" if parameters else "none"
+            raise UserError(
+                f"{which} of the {len(trained)} trained parameters are in these modules",
+                key=key,
+                remedy=f"Name other modules, such as {next(iter(modules), '')}.",
+            )
+        norms = [
+            module
+            for name, module in modules.items()
+            if self.norm_eval and module.training and inside(name) and getattr(module, "running_mean", None) is not None
+        ]
+        return parameters, norms
+
+    def _over(self, engine: Engine) -> bool:
+        if self.epochs is not None:
+            return engine.progress.epoch >= self.epochs
+        return self.iters is not None and engine.progress.iteration >= self.iters
+
+    def _unfreeze_if_over(self, engine: Engine) -> None:
+        if self._parameters and self._over(engine):
+            self._set(engine, frozen=False)
+            self._parameters, self._norms = [], []
+
+    def _set(self, engine: Engine, *, frozen: bool) -> None:
+        for parameter in self._parameters:
+            parameter.requires_grad_(not frozen)
+        for module in self._norms:
+            module.train(not frozen)
+        engine.rewrap()
+        log.info(
+            "%s: %s %d parameters and the statistics of %d layers at iteration %d",
+            self.key, "froze" if frozen else "unfroze", len(self._parameters), len(self._norms),
+            engine.progress.iteration,
+        )  # fmt: skip
