@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from hydraloop.errors import UserError
+
+_FEW = 5
+"""Up to this many parameters are named in an error."""
 
 
 def wrap_in_ddp(
@@ -31,13 +37,12 @@ def wrap_in_ddp(
     if not find_unused_parameters:
         wrapped = with_tally = _WithTally(task, device)
         tally = with_tally.tally
-    ddp: Any = nn.parallel.DistributedDataParallel
-    for buffer in (
-        task.buffers() if sync else ()
-    ):  # before torch 2.13, DDP does this only with doing it in every forward
-        dist.broadcast(buffer.detach(), 0)
+    ddp: Any = _DDP
+    if sync:  # before torch 2.13, DDP does this only together with doing it in every forward
+        for buffer in task.buffers():
+            dist.broadcast(buffer.detach(), 0)
     # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
-    new = "forward_sync_buffers" in inspect.signature(ddp).parameters
+    new = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
     return ddp(
         wrapped,
         **{"forward_sync_buffers" if new else "broadcast_buffers": False},
@@ -46,6 +51,32 @@ def wrap_in_ddp(
         find_unused_parameters=find_unused_parameters,
         gradient_as_bucket_view=True,  # saves a copy of all gradients
     ), tally
+
+
+class _DDP(nn.parallel.DistributedDataParallel):
+    """DDP whose error about unused parameters names them and the options."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Return what the task returns.
+
+        Raises:
+            UserError: no loss of the iteration before used some of the parameters.
+        """
+        try:
+            return super().forward(*args, **options)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if found is None:
+                raise
+            trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            names = [trained[int(index)].removeprefix("task.") for index in found[1].split()]
+            more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+            raise UserError(
+                f"the loss does not depend on {', '.join(names[:_FEW])}{more}, so DDP waits for gradients of it",
+                key="distributed.find_unused_parameters",
+                remedy="Set distributed.find_unused_parameters=true if other batches use them; freeze them "
+                "('hooks=[freeze]') if none does.",
+            ) from error
 
 
 class _WithTally(nn.Module):
