@@ -24,6 +24,7 @@ from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
+from hydraloop.schemas.data import SPLITS, loader_options
 from hydraloop.schemas.root import Config
 
 HOOK_GROUPS = ("default_hooks", "hooks")
@@ -243,12 +244,8 @@ def _check_values(cfg: DictConfig) -> None:
 def _check_data(cfg: DictConfig, *, trains: bool) -> None:
     if trains and cfg.data.get("train") is None:
         raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits.")
-    if cfg.data.get("loader") is None:
-        raise UserError(
-            "the data has no options of the loader",
-            key="data.loader",
-            remedy="Begin the file of your data with `defaults: [base, _self_]`, which brings them.",
-        )
+    for split in SPLITS:
+        loader_options(cfg.data, split)
 
 
 def _check_targets(cfg: DictConfig) -> None:

@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import multiprocessing.context
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from hydraloop.data.sampler import EpochSampler, mix_seed
+from hydraloop.data.collate import Collate, explained
+from hydraloop.data.loader_options import check_ranges
+from hydraloop.data.order import Drawn, index, indices, made_for
+from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.errors import UserError
 
 _WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
-class Loader(DataLoader[Any]):
+class PartLoader(DataLoader[Any]):
     """torch's DataLoader, with an order and worker seeds that depend only on (seed, epoch, rank).
 
-    `len(loader)` is the number of batches in a whole epoch, the same on all ranks. Created by `build_loader`.
+    `len(loader)` is the number of batches in a whole epoch. Created by `build_loader`. This class is for samplers that
+    split an epoch between the ranks themselves, so that the samples of other ranks are not known.
+
+    Args:
+        dataset: with `__getitem__`, and `__getitems__` if it has it.
+        order: of this rank's samples or batches.
+        batch_size: has no effect if the order is one of batches.
+        seed: of the run.
+        rank: this process's number.
+        key: of the data set in the config, for errors.
+        options: of torch's DataLoader.
     """
 
-    sampler: EpochSampler
     generator: torch.Generator
+
+    def __init__(
+        self, dataset: Any, order: EpochSampler | EpochBatches, *, batch_size: int, seed: int, rank: int, key: str,
+        **options: Any
+    ) -> None:  # fmt: skip
+        in_batches = isinstance(order, EpochBatches)
+        sizes = {"batch_sampler": order} if in_batches else {"sampler": order, "batch_size": batch_size}
+        super().__init__(dataset, generator=torch.Generator(), **sizes, **options)
+        self.order, self.key = order, key
+        self._seed, self._rank, self._first = seed, rank, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch (from 0) of the next iteration, which determines its order and the seeds of its workers."""
-        self.sampler.set_epoch(epoch)
+        self.order.set_epoch(epoch)
 
     def set_position(self, samples: int) -> None:
         """Skip the first `samples` of this rank's part, in the next iteration only; see `EpochSampler`."""
-        self.sampler.set_position(samples)
+        self.order.set_position(samples)
+        self._first = -(-samples // (self.batch_size or 1))
 
     def begin(self, first: int, iteration: int) -> Iterable[Any]:
         """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`."""
-        assert self.batch_size is not None
-        self.set_position(min(first * self.batch_size, len(self.sampler)))
+        self.set_position(min(first * (self.batch_size or 1), len(self.order)))  # None: the order is one of batches
         return self
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
@@ -44,6 +67,30 @@ class Loader(DataLoader[Any]):
 
     def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
         """Do nothing; see `TrainLoader`."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch (from 0) of the current or next iteration."""
+        return self.order.epoch
+
+    def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
+        """Return the indices of this rank's samples in a batch. Computes the whole order; see `EpochSampler`."""
+        return self.order.indices_at(batch_idx, epoch)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
+        # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
+        # base + i. With persistent workers this happens only in the first epoch. Ranks draw different numbers.
+        own = (self._rank,) if self._rank else ()
+        self.generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS, *own))
+        first, self._first = self._first, 0
+        return explained(super().__iter__(), self, first)
+
+
+class Loader(PartLoader):
+    """A loader whose ranks have equal parts of each global batch; it knows the samples of all ranks.
+
+    `len(loader)` is the same on all ranks. Created by `build_loader`.
+    """
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks).
@@ -57,24 +104,7 @@ class Loader(DataLoader[Any]):
         Raises:
             IndexError: an epoch has no such batch.
         """
-        return self.sampler.samples_at(batch_idx)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch (from 0) of the current or next iteration."""
-        return self.sampler.epoch
-
-    def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """Return the indices of this rank's samples in a batch. Computes the whole order; see `EpochSampler`."""
-        return self.sampler.indices_at(batch_idx, epoch)
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
-        # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
-        # base + i. With persistent workers this happens only in the first epoch. Ranks draw different numbers.
-        sampler = self.sampler
-        own = (sampler.rank,) if sampler.rank else ()
-        self.generator.manual_seed(mix_seed(sampler.seed, sampler.epoch, _WORKERS, *own))
-        return super().__iter__()
+        return self.order.samples_at(batch_idx)
 
 
 def build_loader(
@@ -90,12 +120,19 @@ def build_loader(
     prefetch_factor: int | None = None,
     timeout: float = 0.0,
     collate_fn: Callable[[Any], Any] | None = None,
+    sampler: Any = None,
+    batch_sampler: Any = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    multiprocessing_context: str | multiprocessing.context.BaseContext | None = None,
     device: torch.device | None = None,
     key: str = "data",
+    keys: Mapping[str, str] | None = None,
     rank: int = 0,
     world_size: int = 1,
-) -> Loader:
+) -> PartLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
+
+    It is a `Loader`, unless the sampler has `num_replicas` and so splits an epoch itself.
 
     Args:
         dataset: must have a length. Its `__getitems__`, if it has one, may return a stacked batch.
@@ -110,8 +147,16 @@ def build_loader(
         timeout: seconds after which waiting for a worker is an error; 0: wait forever. No effect without workers.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`. Not called for a batch that
             the data set has stacked.
+        sampler: yields the indices of an epoch, of all ranks; or of this one, if it has `num_replicas`. Its draws are
+            seeded, see `Drawn`. A function, or a `functools.partial` of a class, is called with the data set. None: all
+            samples, shuffled or in order.
+        batch_sampler: as `sampler`, but yields lists of indices, each the batch of one rank (see `EpochBatches`).
+            `batch_size` and `drop_last` then have no effect.
+        worker_init_fn: called in each worker with its number, after the seeds are set. No effect without workers.
+        multiprocessing_context: how workers are started (`spawn`); None: torch's default. No effect without workers.
         device: to which the batches will be copied.
         key: of the data set in the config (`data.train`), for errors.
+        keys: of the options in the config, for errors; None: `data.loader.<option>`.
         rank: this process's number, 0 .. world_size - 1.
         world_size: number of processes that share the samples.
 
@@ -120,7 +165,13 @@ def build_loader(
             one global batch (with `drop_last`), or an option is out of range.
         ValueError: the rank is out of range.
     """
-    _check_options(batch_size, num_workers, pin_memory, prefetch_factor, timeout)
+    values = {
+        "batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory, "timeout": timeout,
+        "prefetch_factor": prefetch_factor, "multiprocessing_context": multiprocessing_context,
+        "sampler": sampler, "batch_sampler": batch_sampler,
+    }  # fmt: skip
+    keys = keys or {name: f"data.loader.{name}" for name in values}
+    check_ranges(values, keys)
     if isinstance(dataset, IterableDataset):
         raise UserError(
             f"{type(dataset).__name__} is an IterableDataset, whose length and order are unknown",
@@ -128,37 +179,49 @@ def build_loader(
             remedy="Use a data set with __len__ and __getitem__, so that an epoch can be counted and resumed.",
         )
     samples = len(dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset; a map-style one has it
-    _check_samples(samples, batch_size, world_size, shuffle=shuffle, drop_last=drop_last, key=key)
-    if pin_memory == "auto":
-        pin_memory = device is not None and has_streams(device)
-    sampler = EpochSampler(
-        dataset,  # type: ignore[arg-type]  # has a length, see above
-        shuffle=shuffle,
-        seed=seed,
-        batch_size=batch_size,
-        drop_last=drop_last,
-        rank=rank,
-        world_size=world_size,
-    )
-    return Loader(
+    if samples == 0:
+        raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
+    which = "sampler" if batch_sampler is None else "batch_sampler"
+    draws = made_for(values[which], dataset, rank, world_size)
+    splits = draws is not None and hasattr(draws, "num_replicas")
+    if splits and draws.num_replicas != world_size:
+        raise UserError(
+            f"{type(draws).__name__} splits an epoch for {draws.num_replicas} processes, and there are {world_size}",
+            key=keys[which],
+            remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
+        )
+    share = {} if splits else {"rank": rank, "world_size": world_size}
+    order: EpochSampler | EpochBatches
+    if batch_sampler is not None:
+        order = EpochBatches(Drawn(draws, indices, samples=samples, seed=seed, key=keys[which]), **share)
+    else:
+        drawn = None if draws is None else Drawn(draws, index, samples=samples, seed=seed, key=keys[which])
+        samples = samples if drawn is None else len(drawn)
+        _check_samples(samples, batch_size, 1 if splits else world_size, shuffle=shuffle, drop_last=drop_last, key=key)
+        order = EpochSampler(
+            range(samples), shuffle=shuffle, seed=seed, batch_size=batch_size, drop_last=drop_last, order=drawn, **share
+        )
+    workers = num_workers > 0
+    return (PartLoader if splits else Loader)(
         dataset,
+        order,
         batch_size=batch_size,
-        sampler=sampler,
+        seed=seed,
+        rank=rank,
+        key=key,
         num_workers=num_workers,
-        pin_memory=pin_memory,
-        drop_last=drop_last,
-        persistent_workers=persistent_workers and num_workers > 0,
-        prefetch_factor=prefetch_factor if num_workers > 0 else None,
-        timeout=timeout if num_workers > 0 else 0.0,
-        collate_fn=_Collate(default_collate if collate_fn is None else collate_fn),
-        generator=torch.Generator(),
+        pin_memory=has_streams(device) if pin_memory == "auto" and device is not None else pin_memory is True,
+        persistent_workers=persistent_workers and workers,
+        prefetch_factor=prefetch_factor if workers else None,
+        timeout=timeout if workers else 0.0,
+        collate_fn=Collate(default_collate if collate_fn is None else collate_fn),
+        worker_init_fn=worker_init_fn if workers else None,
+        multiprocessing_context=multiprocessing_context if workers else None,
     )
 
 
 def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: bool, drop_last: bool, key: str) -> None:
     """Refuse a data set that leaves a rank without samples to train on. For an evaluation, that is allowed."""
-    if samples == 0:
-        raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     if shuffle and samples < world_size:
         raise UserError(
             f"{samples} samples cannot be shared by {world_size} processes",
@@ -174,29 +237,3 @@ def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: b
             key=key,
             remedy=f"Use {smaller}data.loader.drop_last=false.",
         )
-
-
-def _check_options(
-    batch_size: int, num_workers: int, pin_memory: object, prefetch_factor: int | None, timeout: float
-) -> None:
-    """Refuse values for which torch raises other errors, or none."""
-    for name, value, least, remedy in (
-        ("batch_size", batch_size, 1, "Use 1 or more."),
-        ("num_workers", num_workers, 0, "Use 0 to load in the training process."),
-        ("prefetch_factor", prefetch_factor, 1, "Use 1 or more, or null."),
-        ("timeout", timeout, 0, "Use 0 to wait forever."),
-    ):
-        if value is not None and value < least:
-            raise UserError(f"cannot be {value}", key=f"data.loader.{name}", remedy=remedy)
-    if pin_memory not in (True, False, "auto"):
-        raise UserError(f"cannot be {pin_memory!r}", key="data.loader.pin_memory", remedy="Use auto, true or false.")
-
-
-class _Collate:
-    """Stacks a list of samples, and returns a stacked batch as it is. A class, so that workers can unpickle it."""
-
-    def __init__(self, stack: Callable[[Any], Any]) -> None:
-        self.stack = stack
-
-    def __call__(self, fetched: Any) -> Any:
-        return self.stack(fetched) if isinstance(fetched, list) else fetched

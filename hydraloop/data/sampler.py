@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+if TYPE_CHECKING:
+    from hydraloop.data.order import Drawn
+
 
 class EpochSampler(Sampler[int]):
-    """Yields all samples once an epoch, shuffled by (seed, epoch) or in the order of the data set.
+    """Yields this rank's part of an epoch: all samples once, shuffled by (seed, epoch) or in the order of the data set.
 
     The global random state is neither read nor changed, so a resumed run has the same order as one without a stop.
 
@@ -31,6 +35,7 @@ class EpochSampler(Sampler[int]):
         drop_last: drop an incomplete last global batch, on all ranks.
         rank: this process's number, 0 .. world_size - 1.
         world_size: number of processes that share the samples (W).
+        order: the order of each epoch instead of `data` and `shuffle`; its indices may repeat or be left out.
 
     Raises:
         ValueError: the batch size or the rank is out of range.
@@ -46,6 +51,7 @@ class EpochSampler(Sampler[int]):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        order: Drawn[int] | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch of {batch_size} samples")
@@ -58,9 +64,10 @@ class EpochSampler(Sampler[int]):
         self.world_size = world_size
         self.epoch = 0
         self._position = 0
+        self._drawn = order
 
         global_batch = batch_size * world_size
-        self._samples = len(data)
+        self._samples = len(data if order is None else order)
         self._full, rest = divmod(self._samples, global_batch)
         if drop_last:
             rest = 0
@@ -123,6 +130,11 @@ class EpochSampler(Sampler[int]):
         begin = batch_idx * self.batch_size
         return self._indices(epoch)[begin : begin + self.batch_size]
 
+    @property
+    def num_replicas(self) -> int:
+        """The number of processes that share the samples; by this name, torch's samplers say that they split them."""
+        return self.world_size
+
     def __len__(self) -> int:
         """Return the number of indices that this rank yields in a whole epoch, including a filler."""
         return self._length
@@ -130,7 +142,7 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         # Not a generator function: the position is taken at the call of iter(), not at the first next().
         position, self._position = self._position, 0
-        if self.world_size == 1 and not self.shuffle:
+        if self.world_size == 1 and not self.shuffle and self._drawn is None:
             return iter(range(position, self._length))
         return iter(self._indices(self.epoch)[position:])
 
@@ -147,10 +159,75 @@ class EpochSampler(Sampler[int]):
 
     def _order(self, epoch: int) -> Tensor:
         """Return the order of the whole epoch, `[samples]`."""
+        if self._drawn is not None:
+            return torch.tensor(self._drawn(epoch))
         if not self.shuffle:
             return torch.arange(self._samples)
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
         return torch.randperm(self._samples, generator=generator)
+
+
+class EpochBatches(Sampler[list[int]]):
+    """Yields this rank's batches of an epoch, of those that a batch sampler draws for all ranks.
+
+    Rank r of W has batch r of each W batches. If the last group has fewer, the ranks without a batch get a filler that
+    does not count (see `samples_at`): the first two samples of the group, or its only one twice.
+
+    Args:
+        order: the batches of each epoch.
+        rank: this process's number, 0 .. world_size - 1.
+        world_size: number of processes that share the batches (W).
+    """
+
+    def __init__(self, order: Drawn[list[int]], *, rank: int = 0, world_size: int = 1) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self._position = 0
+        self._drawn = order
+        self._length = -(-len(order) // world_size)
+        self._last: tuple[int, list[list[list[int]]]] = (-1, [])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch (from 0) of the next iterations."""
+        self.epoch = epoch
+
+    def set_position(self, batches: int) -> None:
+        """Skip the first batches of this rank's part, in the next iteration only."""
+        self._position = batches
+
+    def samples_at(self, batch_idx: int) -> tuple[int, int]:
+        """Return the number of samples that count in a batch; see `EpochSampler.samples_at`."""
+        if not 0 <= batch_idx < self._length:
+            raise IndexError(f"an epoch has no batch {batch_idx}")
+        group = self._groups(self.epoch)[batch_idx]
+        return len(group[self.rank]) if self.rank < len(group) else 0, sum(map(len, group))
+
+    def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
+        """Return the indices of this rank's samples in a batch, or of its filler. Computes the whole order."""
+        if not 0 <= batch_idx < self._length:
+            raise IndexError(f"an epoch has no batch {batch_idx}")
+        return self._batches(epoch)[batch_idx]
+
+    def __len__(self) -> int:
+        """Return the number of batches that this rank yields in a whole epoch, including a filler."""
+        return self._length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator function: with workers, torch calls iter() twice and uses the second iterator.
+        position, self._position = self._position, 0
+        yield from self._batches(self.epoch)[position:]
+
+    def _batches(self, epoch: int) -> list[list[int]]:
+        rank = self.rank
+        return [group[rank] if rank < len(group) else (group[0] * 2)[:2] for group in self._groups(epoch)]
+
+    def _groups(self, epoch: int) -> list[list[list[int]]]:
+        """Return the batches of all ranks, for each number of a batch. Those of one epoch are kept."""
+        if self._last[0] != epoch:
+            batches, world = self._drawn(epoch), self.world_size
+            self._last = epoch, [batches[begin : begin + world] for begin in range(0, len(batches), world)]
+        return self._last[1]
 
 
 def mix_seed(*parts: int) -> int:

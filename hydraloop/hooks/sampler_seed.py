@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class DistSamplerSeedHook(Hook):
     """Tells the train loader's sampler which epoch begins, so that the order is a function of (seed, epoch).
 
-    All ranks then use the same order, and a resumed run continues with it. The sampler is the loader's `sampler`, or
-    that of its `batch_sampler`. A sampler without `set_epoch` (torch's for a single process) uses the global generator
-    and is not changed.
+    All ranks then use the same order, and a resumed run continues with it. `set_epoch` is called if the loader, its
+    `sampler`, its `batch_sampler` or the sampler of that has it. A sampler without it (torch's for a single process)
+    uses the global generator and is not changed.
 
     Priority NORMAL, MMEngine's. No host sync, nothing in an iteration. No state: the epoch is part of the run's
     progress. No options, as in MMEngine.
@@ -25,8 +25,9 @@ class DistSamplerSeedHook(Hook):
         """Set the epoch, counted from 0."""
         loader = engine.loaders.train
         # The loader may be a list, and the sampler any object; set_epoch is torch's convention.
-        samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
-        for sampler in {id(found): found for found in samplers}.values():
-            set_epoch = getattr(sampler, "set_epoch", None)
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        orders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+        for order in {id(found): found for found in orders}.values():
+            set_epoch = getattr(order, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(engine.progress.epoch)

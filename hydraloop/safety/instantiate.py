@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import logging
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.errors import UserError, suggestion
@@ -47,6 +48,21 @@ def instantiate(node: Any, key: str) -> Any:
         if mistake is None:
             raise
         raise mistake from error
+
+
+def instantiate_callable(node: Any, key: str) -> Any:
+    """Return the object that a config node describes, or a partial if the node names a function.
+
+    `_partial_` in the node decides otherwise. Arguments and errors: as `instantiate`.
+    """
+    require_target(node, key)
+    if "_partial_" not in node and isinstance(node._target_, str):
+        target = _locate(node._target_, key)
+        if not inspect.isclass(target):
+            node = copy.deepcopy(node)  # keeps the parent, for interpolations
+            with open_dict(node):
+                node._partial_ = True
+    return instantiate(node, key)
 
 
 def require_target(node: Any, key: str) -> None:

@@ -1,15 +1,22 @@
-"""The group `data`: data sets and their loader."""
+"""The group `data`: data sets and their loaders."""
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import II
+from omegaconf import II, DictConfig, OmegaConf
+from omegaconf.errors import ValidationError
+
+from hydraloop.errors import UserError, suggestion
+
+SPLITS = ("train", "val", "test")
+OF_TRAINING = ("sampler", "batch_sampler", "drop_last", "steps_per_epoch")
+"""Options of `data.loader` that val and test do not take from it: they define an epoch of training."""
 
 
 @dataclass
 class LoaderConf:
-    """How batches are made: the arguments of `hydraloop.data.build_loader`, and `eval_batch_size`."""
+    """How batches are made: the arguments of `hydraloop.data.build_loader`, `eval_batch_size`, and those of streams."""
 
     batch_size: int = 64
     """Samples per batch on each rank. 64 gives 20 cheap iterations per epoch of the 1,259 digits."""
@@ -30,6 +37,33 @@ class LoaderConf:
     """Batches that each worker loads ahead. Null: torch's default (2)."""
     timeout: float = 0.0
     """Seconds to wait for a batch from a worker. 0, torch's default: no limit, because slow storage is not an error."""
+    collate_fn: Any = None
+    """Makes a batch of a list of samples: a node whose `_target_` is a function, or a class with `__call__`. Null:
+    torch's `default_collate`, which stacks tensors of one shape."""
+    sampler: Any = None
+    """Yields the indices of an epoch, of all ranks: a node with `_target_`. A function, or a class with
+    `_partial_: true`, is called with the data set. Its draws are seeded by (seed, epoch). Null: all samples, shuffled
+    for training, because most training needs nothing else."""
+    batch_sampler: Any = None
+    """Yields lists of indices, each the batch of one rank; a node as for `sampler`. `batch_size` and `drop_last` then
+    have no effect. Null: batches of `batch_size`, which need no other code."""
+    worker_init_fn: Any = None
+    """Called in each worker with its number, after the seeds are set: a node with `_target_`. Null: nothing is called,
+    because workers are seeded without it."""
+    multiprocessing_context: Any = None
+    """How workers are started: `fork`, `spawn`, `forkserver`, or a node that creates a context. Null: torch's default,
+    which is the fastest for most data."""
+    steps_per_epoch: Optional[int] = None
+    """Batches of an epoch of a stream, on each rank. Null: from the length of the stream. Refused for a data set with
+    indices, because its epoch has all its samples."""
+    skip_on_resume: bool = False
+    """Whether a resumed run reads a stream forward to its position. False: a stream without `state_dict` cannot be
+    resumed inside an epoch, because reading forward can take as long as the run has trained."""
+
+
+def open_options() -> Any:
+    """Return an empty mapping that takes any option without a + on the command line."""
+    return OmegaConf.create({}, flags={"struct": False})
 
 
 @dataclass
@@ -104,6 +138,45 @@ class DataConf:
     """Test data, used once after training. Null: no test."""
     loader: LoaderConf = field(default_factory=LoaderConf)
     """Options of the three loaders; only the train loader shuffles."""
+    train_loader: Any = field(default_factory=open_options)
+    """Options of the train loader alone: `data.train_loader.collate_fn={…}`. Empty: those of `loader`."""
+    val_loader: Any = field(default_factory=open_options)
+    """Options of the val loader alone. It does not take `sampler`, `batch_sampler`, `drop_last` and `steps_per_epoch`
+    from `loader`, because these define training. Empty: the other options of `loader`."""
+    test_loader: Any = field(default_factory=open_options)
+    """Options of the test loader alone, as `val_loader`."""
+
+
+def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """Return the options of a split's loader: those of `data.<split>_loader`, then `data.loader`, then the defaults.
+
+    The data may lack each of these sections.
+
+    Returns:
+        ({option: value}, {option: the key that sets it}). `batch_size` is that of the split. Nodes are not copied.
+
+    Raises:
+        UserError: an option is unknown, or its value is of another type.
+    """
+    typed: Any = OmegaConf.structured(LoaderConf)
+    values: Dict[str, Any] = dict(typed)
+    keys = {name: f"data.loader.{name}" for name in values}
+    for section in ("loader", f"{split}_loader"):
+        for name, value in (data.get(section) or {}).items():
+            key = f"data.{section}.{name}"
+            if name not in values:
+                raise UserError("there is no such option", key=key, remedy=suggestion(str(name), values))
+            try:
+                typed[name] = value
+            except ValidationError as error:
+                raise UserError(str(error).splitlines()[0], key=key) from error
+            if split == "train" or section != "loader" or name not in OF_TRAINING:
+                values[name] = value if isinstance(value, DictConfig) else typed[name]
+                keys[name] = key
+    eval_batch_size = values.pop("eval_batch_size")
+    if split != "train" and eval_batch_size is not None and keys["batch_size"] == "data.loader.batch_size":
+        values["batch_size"] = eval_batch_size
+    return values, keys
 
 
 @dataclass

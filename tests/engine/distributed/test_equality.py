@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import WeightedRandomSampler
 
 from hydraloop.data.loader import build_loader
 from hydraloop.data.tensors import InMemoryDataset
@@ -16,7 +17,7 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.hooks import EMAHook, GradClipHook
+from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook
 from hydraloop.tasks import Regression
 from tests.helpers import failing
 from tests.ranks import on_ranks
@@ -59,15 +60,20 @@ def train(
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
     optimizer = optimizer or torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    sampler = WeightedRandomSampler([1.0] * 8 + [3.0] * 9, num_samples=13) if options.get("weighted") else None
     train_loader: Any = build_loader(
-        dataset(options.get("samples", SAMPLES)), shuffle=True, seed=3, batch_size=batch_size, **part
+        dataset(options.get("samples", SAMPLES)), shuffle=True, seed=3, batch_size=batch_size, sampler=sampler, **part
     )
     if options.get("foreign"):  # a list of batches, which does not know the samples of the other ranks
         train_loader = [
             (x[: train_loader.samples_at(i)[0]], y[: train_loader.samples_at(i)[0]])
             for i, (x, y) in enumerate(train_loader)
         ]
-    hooks = {"ema": EMAHook(), "clip": GradClipHook(max_norm=options.get("max_norm", 1.0))}
+    hooks: dict[str, Any] = {
+        "seeds": DistSamplerSeedHook(),
+        "ema": EMAHook(),
+        "clip": GradClipHook(max_norm=options.get("max_norm", 1.0)),
+    }
     engine = Engine(
         task=task,
         optimizer=optimizer,
@@ -110,6 +116,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         {"pairs": True},
         {"samples": WITH_FILLER},
         {"samples": WITH_FILLER, "pairs": True},
+        {"weighted": True},
     ],
     ids=str,
 )

@@ -1,0 +1,64 @@
+"""From the config to the options of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from hydraloop.errors import UserError
+from hydraloop.safety.instantiate import instantiate, instantiate_callable
+from hydraloop.schemas.data import loader_options
+
+_CALLABLES = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn")
+_CONTEXTS = ("fork", "spawn", "forkserver")
+
+
+def options_of(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options of a split's loader, with its functions and objects, and the key that sets each option.
+
+    Raises:
+        UserError: an option is unknown, out of range or cannot be built; names its key.
+    """
+    values, keys = loader_options(data, split)
+    for name in _CALLABLES:
+        if values[name] is not None:
+            values[name] = instantiate_callable(values[name], keys[name])
+    if isinstance(values["multiprocessing_context"], DictConfig):
+        key = "multiprocessing_context"
+        values[key] = instantiate(values[key], keys[key])
+    check_ranges(values, keys)
+    return values, keys
+
+
+def check_ranges(values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
+    """Refuse values for which torch raises other errors, or none.
+
+    Args:
+        values: by option; an option may be missing.
+        keys: of the options, for errors.
+
+    Raises:
+        UserError: names the key of the option.
+    """
+    for name, least, remedy in (
+        ("batch_size", 1, "Use 1 or more."),
+        ("num_workers", 0, "Use 0 to load in the training process."),
+        ("prefetch_factor", 1, "Use 1 or more, or null."),
+        ("timeout", 0, "Use 0 to wait forever."),
+        ("steps_per_epoch", 1, "Use 1 or more."),
+    ):
+        value = values.get(name)
+        if value is not None and value < least:
+            raise UserError(f"cannot be {value}", key=keys[name], remedy=remedy)
+    if values["pin_memory"] not in (True, False, "auto"):
+        problem = f"cannot be {values['pin_memory']!r}"
+        raise UserError(problem, key=keys["pin_memory"], remedy="Use auto, true or false.")
+    context = values["multiprocessing_context"]
+    if isinstance(context, str) and context not in _CONTEXTS:
+        remedy = f"Use {', '.join(_CONTEXTS)}, or null."
+        raise UserError(f"cannot be {context!r}", key=keys["multiprocessing_context"], remedy=remedy)
+    if values["sampler"] is not None and values["batch_sampler"] is not None:
+        problem = "there is a batch_sampler too, which defines the order"
+        raise UserError(problem, key=keys["sampler"], remedy="Leave one of the two out.")

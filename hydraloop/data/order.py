@@ -1,0 +1,162 @@
+"""Orders that a sampler draws: the same for the same (seed, epoch), on all ranks and in a resumed run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from hydraloop.data.sampler import mix_seed
+from hydraloop.errors import UserError
+
+_Item = TypeVar("_Item", int, list[int])
+_DRAWS = 2  # separates these seeds from those of the shuffled order and of the workers
+
+
+class Drawn(Generic[_Item]):
+    """What a sampler yields in each epoch. Its draws are seeded; the run's generators are neither read nor changed.
+
+    The seeds of torch's (on the CPU), NumPy's and Python's global generators follow from (seed, epoch), and so do those
+    of the generators that the sampler has (`generator`). `set_epoch(epoch)` is called first, if the sampler has it.
+
+    Args:
+        sampler: yields indices, or lists of indices.
+        of: makes an item: `index` or `indices`.
+        samples: of the data set.
+        seed: of the run, the same on all ranks.
+        key: the option that sets the sampler, for errors.
+
+    Raises:
+        UserError: it yields nothing, or something else; or it draws another order for the same seeds.
+    """
+
+    def __init__(
+        self, sampler: Iterable[Any], of: Callable[[Any], _Item], *, samples: int, seed: int, key: str
+    ) -> None:
+        self.sampler, self.seed, self.key = sampler, seed, key
+        self._of: Callable[[Any], _Item] = of
+        self._samples = samples
+        self._length: int | None = None
+        first = self(0)
+        if not first:
+            raise UserError(f"{self._name} yields nothing", key=key, remedy="Check its arguments.")
+        if self(0) != first:
+            raise UserError(
+                f"{self._name} draws another order each time, also with the same seeds, so a run could not be resumed",
+                key=key,
+                remedy="Let it draw from torch's, NumPy's or Python's global generators, or give it a torch.Generator "
+                "named `generator`, or a method set_epoch(epoch) on which the order depends.",
+            )
+        self._length = len(first)
+
+    def __len__(self) -> int:
+        """Return the number of items in an epoch."""
+        assert self._length is not None
+        return self._length
+
+    def __call__(self, epoch: int) -> list[_Item]:
+        """Return the items of an epoch (from 0).
+
+        Raises:
+            UserError: there are more or fewer than in epoch 0, or an item is not an index of the data set.
+        """
+        seed = mix_seed(self.seed, epoch, _DRAWS)
+        part: Any = self.sampler
+        while part is not None:  # a batch sampler has a sampler
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(epoch)
+            if isinstance(getattr(part, "generator", None), torch.Generator):
+                part.generator.manual_seed(seed)
+            part = getattr(part, "sampler", None)
+        with _seeded(seed):
+            drawn = list(self.sampler)
+        try:
+            items = [self._of(item) for item in drawn]
+        except TypeError as error:
+            raise UserError(f"{self._name}: {error}", key=self.key, remedy="Yield indices of the data set.") from error
+        flat = [index for item in items for index in (item if isinstance(item, list) else (item,))]
+        if flat and not (min(flat) >= 0 and max(flat) < self._samples):
+            raise UserError(
+                f"{self._name} yields indices from {min(flat)} to {max(flat)}, and there are {self._samples} samples",
+                key=self.key,
+                remedy="Yield indices of the data set, 0 or more.",
+            )
+        if self._length is not None and len(items) != self._length:
+            raise UserError(
+                f"{self._name} yields {len(items)} items in epoch {epoch + 1}, and {self._length} in the first one",
+                key=self.key,
+                remedy="Yield the same number in each epoch: schedules and limits are computed from it.",
+            )
+        return items
+
+    @property
+    def _name(self) -> str:
+        return self.sampler.name if isinstance(self.sampler, _Called) else type(self.sampler).__name__
+
+
+def index(item: Any) -> int:
+    """Return what a sampler yields as a number."""
+    return operator.index(item)
+
+
+def indices(item: Any) -> list[int]:
+    """Return what a batch sampler yields as a list of numbers.
+
+    Raises:
+        TypeError: it is empty, or not a list of numbers.
+    """
+    batch = [operator.index(one) for one in item]
+    if not batch:
+        raise TypeError("a batch is empty")
+    return batch
+
+
+def made_for(sampler: Any, dataset: Any, rank: int, world_size: int) -> Any:
+    """Return the sampler of a data set.
+
+    A function is called for each order. A partial class is called once, with `num_replicas` and `rank` if it takes
+    them. Any other object is returned.
+    """
+    if not isinstance(sampler, functools.partial):
+        is_function = callable(sampler) and not hasattr(sampler, "__iter__")
+        return _Called(functools.partial(sampler), dataset) if is_function else sampler
+    if not isinstance(sampler.func, type):
+        return _Called(sampler, dataset)
+    takes = inspect.signature(sampler.func).parameters
+    return sampler(dataset, **({"num_replicas": world_size, "rank": rank} if "num_replicas" in takes else {}))
+
+
+class _Called:
+    """Calls a function of the data set for each iteration."""
+
+    def __init__(self, function: functools.partial[Iterable[Any]], dataset: Any) -> None:
+        self._function, self._dataset = function, dataset
+        self.name: str = getattr(function.func, "__name__", type(function.func).__name__)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._function(self._dataset))
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of the CPU in the body, and restore their states after it."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if numpy is not None:
+            numpy.random.set_state(before[2])

@@ -1,0 +1,110 @@
+"""`data.loader` and `data.<split>_loader`: functions, objects and numbers, by configuration alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import RandomSampler
+
+import hydraloop
+from hydraloop.data.building import build_loaders
+from hydraloop.data.loader import PartLoader
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.validate import validate
+from tests.config.composed import REPOSITORY
+from tests.data import loader_parts
+
+PARTS = "tests.data.loader_parts"
+
+
+def composed(*lines: str, base: bool = True) -> DictConfig:
+    """The config of a run on 40 lists of numbers."""
+    data = [f"data.{split}={{_target_: {PARTS}.Words}}" for split in ("train", "val", "test")]
+    cfg = hydraloop.compose(["data=base", *data, *(lines if base else ())], folder=REPOSITORY)
+    if not base:
+        own = OmegaConf.from_dotlist([*data, *lines])
+        OmegaConf.update(cfg, "data", own.data, merge=False)
+    return cfg
+
+
+def loaders(*lines: str, base: bool = True) -> dict[str, PartLoader]:
+    cfg = composed(*lines, base=base)
+    validate(cfg)
+    built: Any = build_loaders(cfg, torch.device("cpu"), Distributed())
+    return {split: getattr(built, split) for split in ("train", "val", "test")}
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_functions_become_partials_and_classes_are_created(base: bool) -> None:
+    built = loaders(
+        f"data.loader.collate_fn={{_target_: {PARTS}.pad, value: 7}}",
+        f"data.val_loader.collate_fn={{_target_: {PARTS}.Pad, value: 8}}",
+        "data.train_loader.batch_size=5",
+        "data.loader.eval_batch_size=4",
+        "data.test_loader.batch_size=3",
+        base=base,
+    )
+    train, val, test = built.values()
+    assert isinstance(train.collate_fn.stack, partial)  # type: ignore[attr-defined]
+    assert isinstance(val.collate_fn.stack, loader_parts.Pad)  # type: ignore[attr-defined]
+    assert [next(iter(loader)).shape[0] for loader in (train, val, test)] == [5, 4, 3]
+    assert next(iter(val)).tolist() == [[0, 8, 8, 8], [1, 1, 8, 8], [2, 2, 2, 8], [3, 3, 3, 3]]
+    assert next(iter(test)).tolist() == [[0, 7, 7], [1, 1, 7], [2, 2, 2]]
+
+
+def test_what_defines_an_epoch_of_training_is_not_for_evaluation() -> None:
+    sampler = "{_target_: torch.utils.data.RandomSampler, _partial_: true, num_samples: 6}"
+    train, val, test = loaders(
+        f"data.loader.sampler={sampler}",
+        "data.loader.drop_last=true",
+        "data.loader.batch_size=4",
+        f"data.test_loader.sampler={{_target_: {PARTS}.every_second}}",
+        f"data.loader.collate_fn={{_target_: {PARTS}.pad}}",
+    ).values()
+    assert (len(train), len(val), len(test)) == (1, 10, 5)
+    assert isinstance(train.order._drawn.sampler, RandomSampler)  # type: ignore[union-attr]
+    drawn = [int(row[0]) for batch in test for row in batch]
+    assert sorted(drawn) == list(range(0, 40, 2)) != drawn
+    assert drawn == [int(row[0]) for batch in test for row in batch], "an evaluation has the same order each time"
+
+
+def test_worker_options() -> None:
+    (train, *_) = loaders(
+        f"data.loader.worker_init_fn={{_target_: {PARTS}.count_workers}}",
+        "data.loader.multiprocessing_context=spawn",
+        "data.train_loader.num_workers=1",
+    ).values()
+    assert train.worker_init_fn.func is loader_parts.count_workers  # type: ignore[union-attr]
+    assert train.multiprocessing_context.get_start_method() == "spawn"  # type: ignore[union-attr]
+    assert loaders("data.loader.multiprocessing_context=spawn")["train"].multiprocessing_context is None
+
+
+MISTAKES = {
+    "data.val_loader.btch_size=3": ("data.val_loader.btch_size", "Did you mean"),
+    "data.train_loader.batch_size=many": ("data.train_loader.batch_size", "many"),
+    "data.test_loader.batch_size=0": ("data.test_loader.batch_size", "Use 1 or more"),
+    "data.loader.steps_per_epoch=3": ("data.loader.steps_per_epoch", "has indices"),
+    "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
+    "data.loader.collate_fn=pad": ("data.loader.collate_fn", "_target_"),
+    "data.loader.collate_fn={_target_: os.system}": ("data.loader.collate_fn", "trust"),
+    "data.val_loader.sampler={_target_: shutil.rmtree}": ("data.val_loader.sampler", "trust"),
+    "data.loader.batch_sampler={_target_: builtins.eval}": ("data.loader.batch_sampler", "trust"),
+    "data.loader.worker_init_fn={_target_: os.kill}": ("data.loader.worker_init_fn", "trust"),
+    "data.loader.multiprocessing_context={_target_: os.fork}": ("data.loader.multiprocessing_context", "trust"),
+    f"data.loader.collate_fn={{_target_: {PARTS}.pad, vlaue: 3}}": ("data.loader.collate_fn.vlaue", "value"),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_name_their_key(line: str) -> None:
+    key, text = MISTAKES[line]
+    with pytest.raises(UserError) as caught:
+        loaders(line)
+    assert caught.value.key is not None
+    assert caught.value.key.startswith(key)
+    assert text in str(caught.value)

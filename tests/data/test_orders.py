@@ -1,0 +1,226 @@
+"""Samplers and batch samplers: seeded by (seed, epoch), shared by the ranks, exact after a resume."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
+
+from hydraloop.data import EpochSampler, build_loader
+from hydraloop.data.loader import Loader, PartLoader
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.loaders import share_of
+from hydraloop.errors import UserError
+from tests.data.loader_parts import ByLength, Strided, Words, every_second, pad
+from tests.ranks import on_ranks
+
+WEIGHTED = WeightedRandomSampler([1.0] * 20 + [5.0] * 20, num_samples=30)
+
+
+class Everywhere(Sampler[int]):
+    """Draws from all generators: torch's, NumPy's, Python's and its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randint(40, (4,)).tolist()
+        yield from np.random.randint(40, size=4)
+        yield from (random.randrange(40) for _ in range(4))
+        yield from torch.randint(40, (4,), generator=self.generator)
+
+
+SAMPLERS: dict[str, Any] = {
+    "weighted": WEIGHTED,
+    "class": partial(RandomSampler, num_samples=30),
+    "function": every_second,
+    "all generators": Everywhere(),
+    "own generator": RandomSampler(range(40), generator=torch.Generator()),
+}
+BATCH_SAMPLERS: dict[str, Any] = {
+    "by length": partial(ByLength, batch_size=4),
+    "torch's": BatchSampler(WEIGHTED, 7, drop_last=False),
+}
+
+
+def of_rank(which: str, name: str, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Any:
+    sampler = (SAMPLERS if which == "sampler" else BATCH_SAMPLERS)[name]
+    part = {"rank": rank, "world_size": world_size, which: sampler}
+    return build_loader(Words(), shuffle=True, seed=3, batch_size=batch_size, collate_fn=pad, **part, **options)  # type: ignore[arg-type]
+
+
+def samples_of(loader: PartLoader, epoch: int) -> list[list[int]]:
+    """The samples of each batch of an epoch that count, as they were loaded."""
+    loader.set_epoch(epoch)
+    share = share_of(loader)
+    batches: list[list[int]] = [batch[:, 0].tolist() for batch in loader]
+    return [batch[: share(number)[0]] if share else batch for number, batch in enumerate(batches)]
+
+
+CASES = [("sampler", name) for name in SAMPLERS] + [("batch_sampler", name) for name in BATCH_SAMPLERS]
+
+
+@pytest.mark.parametrize(("which", "name"), CASES)
+def test_an_order_follows_from_seed_and_epoch_and_draws_from_no_generator_of_the_run(which: str, name: str) -> None:
+    before = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    epochs = [samples_of(of_rank(which, name), epoch) for epoch in (0, 1)]
+    assert before[0] == random.getstate()
+    assert torch.equal(before[1], torch.get_rng_state())
+    assert before[2] == np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    assert epochs[0] != epochs[1]
+    torch.manual_seed(11)
+    random.seed(11)
+    again = of_rank(which, name)
+    assert [samples_of(again, epoch) for epoch in (1, 0)] == epochs[::-1]
+
+
+@pytest.mark.parametrize("world_size", range(1, 6))
+@pytest.mark.parametrize(("which", "name"), CASES)
+def test_ranks_share_an_order(which: str, name: str, world_size: int) -> None:
+    whole = samples_of(of_rank(which, name, batch_size=4 * world_size), 2)
+    ranks = [of_rank(which, name, rank, world_size) for rank in range(world_size)]
+    parts = [samples_of(rank, 2) for rank in ranks]
+    assert len({len(part) for part in parts}) == 1
+    assert len({len(rank) for rank in ranks}) == 1
+    together = [list(chain.from_iterable(of_ranks)) for of_ranks in zip(*parts, strict=True)]
+    groups = whole
+    if which == "batch_sampler":
+        groups = [list(chain(*whole[begin : begin + world_size])) for begin in range(0, len(whole), world_size)]
+    assert together == groups
+    assert [rank.samples_at(batch_idx)[1] for rank in ranks for batch_idx in range(len(rank))] == [
+        len(group) for _ in ranks for group in groups
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("which", "name"), [("sampler", "weighted"), ("batch_sampler", "by length")])
+def test_an_epoch_continues_at_any_batch(which: str, name: str, workers: int) -> None:
+    for rank in (0, 1):
+        loader = of_rank(which, name, rank, 2, num_workers=workers)
+        loader.set_epoch(1)
+        whole = [batch[:, 0].tolist() for batch in loader]
+        assert [loader.indices_at(number, 1) for number in range(len(loader))] == whole
+        for first in (0, 2, len(loader)):
+            fresh = of_rank(which, name, rank, 2, num_workers=workers)
+            fresh.set_epoch(1)
+            assert [batch[:, 0].tolist() for batch in fresh.begin(first, 99)] == whole[first:]
+        with pytest.raises(IndexError, match="no batch"):
+            loader.samples_at(len(loader))
+        with pytest.raises(IndexError, match="no batch"):
+            loader.indices_at(len(loader), 1)
+
+
+def test_a_filler_has_two_samples_of_the_last_group() -> None:
+    for count, filler in ((9, [6, 7]), (7, [6, 6])):
+        batches = [list(range(begin, min(begin + 3, count))) for begin in range(0, count, 3)]
+        loader = build_loader(Words(), shuffle=True, batch_sampler=batches, rank=1, world_size=2, collate_fn=pad)
+        assert [batch[:, 0].tolist() for batch in loader] == [[3, 4, 5], filler]
+        assert isinstance(loader, Loader)
+        assert [loader.samples_at(number) for number in (0, 1)] == [(3, 6), (0, count - 6)]
+
+
+@pytest.mark.parametrize("of", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize("kind", [Strided, DistributedSampler])
+def test_a_distributed_sampler_splits_an_epoch_itself(kind: Any, of: str) -> None:
+    class Batched(BatchSampler):
+        def __init__(self, data: Any, num_replicas: int, rank: int) -> None:
+            super().__init__(kind(data, num_replicas=num_replicas, rank=rank), 4, drop_last=False)
+            self.num_replicas = num_replicas
+
+    made = partial(kind if of == "sampler" else Batched)
+    for epoch in (0, 1):
+        parts = []
+        for rank in range(2):
+            options: Any = {of: made}
+            loader = build_loader(
+                Words(), shuffle=True, batch_size=4, rank=rank, world_size=2, collate_fn=pad, **options
+            )
+            assert share_of(loader) is None, "the samples of the other rank are not known"
+            parts.append(samples_of(loader, epoch))
+            expected = kind(Words(), num_replicas=2, rank=rank)
+            expected.set_epoch(epoch)
+            assert list(chain(*parts[-1])) == list(expected)
+            assert [batch[:, 0].tolist() for batch in loader.begin(3, 3)] == parts[-1][3:]
+        assert sorted(chain(*chain(*parts))) == list(range(40))
+    with pytest.raises(UserError, match="for 3 processes, and there are 2"):
+        build_loader(Words(), shuffle=True, sampler=Strided(Words(), 3, 0), world_size=2)
+
+
+class Hidden:
+    """Draws from a generator that nobody else knows."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers.permutation(40).tolist())
+
+
+def growing(data: Words, seen: list[int]) -> list[int]:
+    """One sample more in the third epoch (two draws are of the first)."""
+    seen.append(0)
+    return list(range(10 + (len(seen) > 2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sampler": Hidden()}, "Hidden draws another order each time"),
+        ({"sampler": iter(range(40))}, "draws another order each time"),
+        ({"sampler": []}, "list yields nothing"),
+        ({"sampler": [0, 40]}, "yields indices from 0 to 40, and there are 40 samples"),
+        ({"sampler": [0, -1]}, "yields indices from -1 to 0"),
+        ({"sampler": [0.5]}, "list: 'float' object cannot be interpreted"),
+        ({"batch_sampler": [1, 2]}, "list: 'int' object is not iterable"),
+        ({"batch_sampler": [[1], []]}, "list: a batch is empty"),
+        ({"sampler": [0], "batch_sampler": [[1]]}, "there is a batch_sampler too"),
+    ],
+    ids=str,
+)
+def test_what_could_not_be_resumed_or_indexed_is_refused_when_built(options: Any, text: str) -> None:
+    with pytest.raises(UserError, match=text) as caught:
+        build_loader(Words(), shuffle=True, **options)
+    assert caught.value.key == f"data.loader.{next(iter(options))}"
+
+
+def test_another_length_in_a_later_epoch_is_refused() -> None:
+    loader = build_loader(Words(), shuffle=True, sampler=partial(growing, seen=[]), collate_fn=pad)
+    with pytest.raises(UserError, match="growing yields 11 items in epoch 2, and 10 in the first one"):
+        samples_of(loader, 1)
+
+
+def test_the_default_orders_are_those_of_earlier_versions() -> None:
+    orders = {epoch: EpochSampler(range(10), shuffle=True, seed=5) for epoch in (0, 1, 7)}
+    for epoch, sampler in orders.items():
+        sampler.set_epoch(epoch)
+    assert [list(sampler) for sampler in orders.values()] == [
+        [3, 2, 5, 6, 9, 7, 1, 8, 0, 4],
+        [3, 1, 5, 8, 4, 2, 7, 6, 9, 0],
+        [3, 6, 5, 9, 1, 0, 7, 2, 4, 8],
+    ]
+
+
+def _drawn_on(distributed: Distributed, which: str, name: str) -> list[list[int]]:
+    random.seed(distributed.rank)
+    torch.manual_seed(distributed.rank)
+    return samples_of(of_rank(which, name, distributed.rank, distributed.world_size), 1)
+
+
+@pytest.mark.parametrize(("which", "name"), [("sampler", "all generators"), ("batch_sampler", "by length")])
+def test_ranks_with_different_generators_draw_the_same_order(which: str, name: str) -> None:
+    parts = on_ranks(2, _drawn_on, which, name)
+    assert parts == [samples_of(of_rank(which, name, rank, 2), 1) for rank in range(2)]
+
+
+def test_samples_of_a_list_are_batched() -> None:
+    data: Any = [torch.tensor(number) for number in range(5)]
+    batches: list[Tensor] = list(build_loader(data, shuffle=False, batch_size=2))
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4]]
