@@ -70,6 +70,23 @@ def check_epoch(engine: Engine) -> None:
     )
 
 
+def check_task(task: Any) -> None:
+    """Refuse a module that is not a task, or whose `forward` does not take a batch."""
+    if not hasattr(task, "evaluate") or not hasattr(task, "metric_names"):
+        raise UserError(
+            f"{type(task).__name__} is not a task",
+            key="task",
+            remedy="Use it as the model of a task, such as hydraloop.tasks.Classification(model, loss, metrics).",
+        )
+    signature = refusing(task.forward, "batch")
+    if signature is not None:
+        raise UserError(
+            f"{type(task).__name__}.forward{signature} cannot be called with (batch)",
+            key="task",
+            remedy="Write: def forward(self, batch)",
+        )
+
+
 def check_hook(hook: object, key: str) -> None:
     """Refuse an object that is not a hook, or a mount point that does not take what the engine passes.
 

@@ -15,7 +15,7 @@ from hydraloop.engine.accumulation import Window
 from hydraloop.engine.checkpoint import optimizer_state
 from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.initial_weights import load_from
-from hydraloop.engine.checks import check_hook
+from hydraloop.engine.checks import check_hook, check_task
 from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.prefetch import prefetched, reads_ahead
@@ -131,6 +131,7 @@ class EngineState(LogsRecords):
         self.distributed = distributed or Distributed()
         self.precision = precision or Precision()
         self.device = self.distributed.device(self.settings.device)
+        check_task(task)
         # A sharded model is on its device, or waits in host memory.
         self.task: Any = cast(Any, task if self.distributed.sharded else task.to(self.device))
         self.task.engine = self

@@ -100,8 +100,24 @@ class LanguageModelingConf:
     """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 
 
+@dataclass
+class HuggingFaceConf:
+    """`task=huggingface`: models of transformers, which compute their loss; batches are dicts."""
+
+    _target_: str = "hydraloop.tasks.HuggingFace"
+    model: Any = MISSING
+    """Called with the entries of a batch as keyword arguments; returns a mapping with `loss`."""
+    metrics: Dict[str, Any] = field(default_factory=dict)
+    """Metrics by name, updated with logits and labels. Empty, because they depend on the head of the model."""
+    labels: str = "labels"
+    """Key of the labels in a batch, for the metrics. The name that most models of transformers use."""
+    logits: str = "logits"
+    """Key of the logits in the model's output, for the metrics. The name that most models of transformers use."""
+
+
 def register(store: ConfigStore) -> None:
     """Store the options of `task`."""
     store.store(group="task", name="classification", package="task", node=ClassificationConf)
     store.store(group="task", name="regression", package="task", node=RegressionConf)
     store.store(group="task", name="language_modeling", package="task", node=LanguageModelingConf)
+    store.store(group="task", name="huggingface", package="task", node=HuggingFaceConf)

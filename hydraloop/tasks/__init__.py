@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hydraloop.tasks.classification import Classification
+from hydraloop.tasks.huggingface import HuggingFace
 from hydraloop.tasks.language_modeling import LanguageModeling
 from hydraloop.tasks.metrics import (
     Accuracy,
@@ -21,6 +22,7 @@ __all__ = [
     "Accuracy",
     "BitsPerByte",
     "Classification",
+    "HuggingFace",
     "LanguageModeling",
     "MeanAbsoluteError",
     "Metric",

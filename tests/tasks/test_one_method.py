@@ -172,3 +172,23 @@ def test_a_task_without_a_loss_says_so_when_it_needs_one() -> None:
     with pytest.raises(UserError, match="which is null") as caught:
         Task(nn.Identity())((torch.zeros(2), torch.zeros(2)))
     assert caught.value.key == "task.loss"
+
+
+class TwoArguments(Task):
+    """Takes what the batch contains, not the batch."""
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:  # type: ignore[override]
+        return {"loss": inputs.mean()}
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (nn.Linear(1, 1), "Linear is not a task"),
+        (TwoArguments(nn.Identity()), r"TwoArguments.forward\(inputs.* cannot be called with \(batch\)"),
+    ],
+)
+def test_what_is_not_a_task_gives_one_message(task: nn.Module, problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as caught:
+        Engine(task=task, loaders=Loaders(None, [batch_of(1)]), settings=Settings(device="cpu"))
+    assert caught.value.key == "task"
