@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
+
+_NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
+"""`debug=nan` names an option of a group. Hydra would read a number."""
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
@@ -67,7 +71,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     parsed: list[Override] = []
     for line in overrides:
         try:
-            parsed.extend(parser.parse_overrides([line]))
+            parsed.extend(parser.parse_overrides([_NOT_A_NUMBER.sub(r"\1'nan'", line)]))
         except OverrideParseException as error:
             raise UserError(
                 f"{line!r} is not key=value",

@@ -1,7 +1,7 @@
 """The group `task`: model, loss and metrics."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -58,7 +58,7 @@ class ClassificationConf:
     _target_: str = "hydraloop.tasks.Classification"
     model: Any = MISSING
     """Returns logits `[N, C]`; the group `model`."""
-    loss: Optional[Dict[str, Any]] = field(
+    loss: Any = field(  # not Optional[Dict]: OmegaConf could not add a new _target_ after task.loss=null
         default_factory=lambda: {"_target_": "torch.nn.CrossEntropyLoss", "label_smoothing": 0.0}
     )
     """Called with (logits, classes); the mean over the batch. No smoothing: the loss is the negative log-likelihood.
@@ -74,7 +74,7 @@ class RegressionConf:
     _target_: str = "hydraloop.tasks.Regression"
     model: Any = MISSING
     """Returns outputs with the targets' shape and unit; the group `model`."""
-    loss: Optional[Dict[str, Any]] = field(default_factory=lambda: {"_target_": "torch.nn.MSELoss"})
+    loss: Any = field(default_factory=lambda: {"_target_": "torch.nn.MSELoss"})  # as above
     """Called with (outputs, targets); the mean over the batch. Least squares, as R2 and RMSE assume. Null if a custom
     task computes its loss."""
     metrics: Dict[str, Any] = field(

@@ -84,6 +84,14 @@ def test_null_and_nothing_are_not_hooks(typed: str) -> None:
     assert str(caught.value.remedy).startswith(f"To select none, use {group}=[].")
 
 
+def test_nan_is_the_name_of_an_option() -> None:
+    lines = ["debug=nan", "+debug=nan", "seed=1", "optimizer.lr=nan"]
+    assert [override.input_line for override in arguments.parse(lines)] == [
+        "debug='nan'", "+debug='nan'", "seed=1", "optimizer.lr=nan",
+    ]  # fmt: skip
+    assert arguments.with_hook_lists(lines[:1]) == (["debug='nan'"], [])
+
+
 def test_dry_run_is_a_flag_among_hydras() -> None:
     args = arguments.read(["seed=1", "--dry-run", "-m"])
     assert (args.dry_run, args.multirun, args.overrides) == (True, True, ["seed=1"])

@@ -160,6 +160,11 @@ NEW_ENTRIES: dict[str, tuple[str, str, str]] = {
         "merged into that of hydraloop.models.SmallCNN, which has no depth, heads",
         "task.model=null +task.model={_target_:my_project.model.Net,depth:3,heads:2}",
     ),
+    "task.loss={_target_:torch.nn.L1Loss,reduction:sum}": (
+        "task.loss",
+        "merged into that of torch.nn.CrossEntropyLoss, which has no reduction",
+        "task.loss=null +task.loss={_target_:torch.nn.L1Loss,reduction:sum}",
+    ),
     "optimizer={_target_:torch.optim.SGD,nesterov:true}": (
         "optimizer",
         "merged into that of torch.optim.AdamW, which has no nesterov",

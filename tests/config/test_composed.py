@@ -66,7 +66,7 @@ def test_the_golden_files_contain_what_was_typed() -> None:
     assert [read("char_lm.yaml", f"data.{split}.block_size") for split in ("train", "val", "test")] == [64] * 3
     assert list(read("char_lm.yaml", "scheduler")) == ["linear", "cosine"]
     assert read("char_lm.yaml", "default_hooks.grad_clip.max_norm") == 1.0
-    assert read("fast.yaml", "engine.max_epochs") == 2
+    assert (read("fast.yaml", "engine.max_epochs"), read("fast.yaml", "engine.limit_train_batches")) == (1, 3)
     assert read("fp16.yaml", "precision").name == "fp16"
     assert read("fp16.yaml", "precision.init_scale") == 1024
     assert list(read("fast.yaml", "scheduler")) == ["linear", "cosine"]
