@@ -9,6 +9,7 @@ from hydraloop.data.loader import Loader, build_loader
 from hydraloop.data.python_sources import PythonSources
 from hydraloop.data.sampler import EpochSampler
 from hydraloop.data.tensors import InMemoryDataset
+from hydraloop.data.text import Tokenize
 
 __all__ = [
     "Augmented",
@@ -18,5 +19,6 @@ __all__ = [
     "InMemoryDataset",
     "Loader",
     "PythonSources",
+    "Tokenize",
     "build_loader",
 ]
