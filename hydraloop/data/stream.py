@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,9 +11,11 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position, Source, is_hugging_face
+from hydraloop.data.several import Mixed
+from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split
+from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.errors import UserError
 
@@ -27,16 +29,28 @@ class StreamLoader:
 
     Args:
         dataset: what the config names, for hooks.
-        drawer: `BatchDrawer`, without the arguments that say where it begins and whether it ends.
+        sources: the sets to read.
+        drawer: `BatchDrawer`, without the sets and the arguments that say where it begins and whether it ends.
         steps: the most batches of an iteration.
         options: of torch's DataLoader.
     """
 
     def __init__(
-        self, dataset: Any, drawer: Callable[..., BatchDrawer], *, steps: int, options: dict[str, Any]
+        self,
+        dataset: Any,
+        sources: Sequence[Source],
+        drawer: Callable[..., BatchDrawer],
+        *,
+        steps: int,
+        options: dict[str, Any],
     ) -> None:
         self.dataset, self.num_workers = dataset, options["num_workers"]
-        self._drawer, self._steps, self._options = drawer, steps, options
+        self._sources, self._drawer, self._steps, self._options = sources, drawer, steps, options
+
+    def first_batches(self, count: int) -> list[Any]:
+        """Return up to `count` batches from the beginning, drawn in this process from shallow copies of the sets."""
+        copies = [source._replace(dataset=copy.copy(source.dataset)) for source in self._sources]
+        return [_checked(drawn).batch for drawn in islice(self._drawer(copies, endless=False), count)]
 
     def __len__(self) -> int:
         return self._steps
@@ -47,12 +61,10 @@ class StreamLoader:
 
     def _drawn(self, **where: Any) -> Iterator[Drawn]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
-        drawer = self._drawer(**where)
+        drawer = self._drawer(self._sources, **where)
         for drawn in DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options):
-            if isinstance(drawn, UserError):
-                raise drawn
             if drawn is not None:
-                yield drawn
+                yield _checked(drawn)
 
 
 class TrainStreamLoader(StreamLoader):
@@ -61,7 +73,6 @@ class TrainStreamLoader(StreamLoader):
     A `TrainLoader`: it knows the position after each batch that was consumed. The workers live for the whole run.
 
     Args:
-        sources: the sets that the drawer reads.
         batch_size: samples per batch on each rank.
         rank: this process's number.
         world_size: number of processes that share the stream.
@@ -73,7 +84,6 @@ class TrainStreamLoader(StreamLoader):
     def __init__(
         self,
         *others: Any,
-        sources: Sequence[Source],
         batch_size: int,
         rank: int,
         world_size: int,
@@ -82,10 +92,9 @@ class TrainStreamLoader(StreamLoader):
         **options: Any,
     ) -> None:
         super().__init__(*others, **options)
-        self.batch_size = batch_size
-        self._sources, self._rank, self._world_size = sources, rank, world_size
+        self.batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._skip, self._key = skip_on_resume, key
-        self._positions = [Position.begin(len(sources)) for _ in range(max(self.num_workers, 1))]
+        self._positions = [Position.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
         self._next = 0
         """The worker with the first batch that was not consumed."""
@@ -160,7 +169,7 @@ class TrainStreamLoader(StreamLoader):
     def _restored(self, dataset: Any, of_set: dict[str, Any], *, inside: bool) -> dict[str, Any]:
         """Return where a set begins."""
         name, stateless = type(dataset).__name__, of_set["state"] is None
-        if of_set["samples"] == 0 or not (stateless or (is_hugging_face(dataset) and _has_buffer(dataset))):
+        if of_set["samples"] == 0 or not (stateless or has_shuffle_buffer(dataset)):
             return of_set
         if self._skip:
             return {**of_set, "state": None}
@@ -177,14 +186,6 @@ class TrainStreamLoader(StreamLoader):
         return {"pass": of_set["pass"] + 1, "samples": 0, "state": None} if stateless else of_set
 
 
-def _has_buffer(part: object) -> bool:
-    """Return whether a Hugging Face set has a shuffle buffer, inside the parts that it consists of."""
-    if isinstance(part, list | tuple):
-        return any(map(_has_buffer, part))
-    theirs = type(part).__module__.startswith("datasets.")
-    return theirs and ("BufferShuffled" in type(part).__name__ or any(map(_has_buffer, vars(part).values())))
-
-
 def build_stream_loader(
     dataset: Any,
     options: Mapping[str, Any],
@@ -199,8 +200,8 @@ def build_stream_loader(
     """Return a loader of a set that can only be iterated; a `TrainStreamLoader` for training.
 
     Args:
-        dataset: anything iterable. An iteration begins at the first sample, or after the one at which `state_dict`
-            returned the state that was loaded.
+        dataset: anything iterable, or several of them as `Mixed`. An iteration begins at the first sample, or after
+            the one at which `state_dict` returned the state that was loaded.
         options: by name; see `LoaderConf`.
         train: whether to train.
         seed: the run's seed.
@@ -216,10 +217,11 @@ def build_stream_loader(
     if pin_memory == "auto":
         pin_memory = device is not None and has_streams(device)
     copies = max(workers, 1)
-    sources = [_split(dataset, options["split_stream"], rank, world_size, copies, key)]
+    mixed = dataset if isinstance(dataset, Mixed) else Mixed([dataset], [1.0])
+    sources = [split(one, options["split_stream"], rank, world_size, copies, key) for one in mixed.datasets]
     drawer = partial(
         BatchDrawer,
-        sources,
+        weights=mixed.weights,
         batch_size=batch_size,
         collate=options["collate_fn"] or default_collate,
         seed=seed,
@@ -230,11 +232,11 @@ def build_stream_loader(
     of_torch |= {name: options[name] for name in _OF_WORKERS if workers}
     steps = _steps(dataset, options, batch_size * world_size, key)
     if not train:
-        return StreamLoader(dataset, drawer, steps=steps, options=of_torch)
+        return StreamLoader(dataset, sources, drawer, steps=steps, options=of_torch)
     return TrainStreamLoader(
         dataset,
+        sources,
         drawer,
-        sources=sources,
         steps=steps,
         batch_size=batch_size,
         rank=rank,
@@ -262,30 +264,10 @@ def _steps(dataset: Any, options: Mapping[str, Any], global_batch: int, key: str
     return length // global_batch if options["drop_last"] else -(-length // global_batch)
 
 
-def _split(dataset: Any, split_stream: bool | None, rank: int, world_size: int, workers: int, key: str) -> Source:
-    """Return the set with the way in which it is split between the workers of all ranks.
-
-    A Hugging Face set splits itself. A method `split(index, count)` is asked for the part of each worker. Any other
-    set of a plain class is read whole by each worker, which keeps every n-th sample. A torch IterableDataset may split
-    itself between workers (torch asks for it) or not, so the user must say it.
-    """
-    if world_size * workers == 1 or split_stream is False:
-        return Source(dataset, "own")
-    if is_hugging_face(dataset):
-        if world_size > 1:
-            theirs = importlib.import_module("datasets.distributed")  # installed, because the set is of its class
-            dataset = theirs.split_dataset_by_node(dataset, rank, world_size)
-        return Source(dataset, "own")
-    if callable(getattr(dataset, "split", None)):
-        return Source(dataset, "method")
-    if split_stream is None and isinstance(dataset, IterableDataset):
-        raise UserError(
-            f"{type(dataset).__name__} does not say how {world_size * workers} workers (of all ranks) share it",
-            key=key,
-            remedy="Give it a method split(index, count) that returns a part of it. Or set data.loader.split_stream="
-            "true to let each worker keep every n-th sample, or =false if it splits itself between ranks and workers.",
-        )
-    return Source(dataset, "samples")
+def _checked(drawn: Drawn | UserError) -> Drawn:
+    if isinstance(drawn, UserError):
+        raise drawn
+    return drawn
 
 
 def _as_drawn(drawn: Any) -> Any:

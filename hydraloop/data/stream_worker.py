@@ -10,24 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.sampler import mix_seed
+from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
 
 _STREAM, _CHOICE = 3, 4  # separate these seeds from others of the run
 _END = object()
-
-
-class Source(NamedTuple):
-    """A set, and how its samples are split between the copies of it, of which each worker of each rank has one."""
-
-    dataset: Any
-    split: Literal["own", "method", "samples"]
-    """`own`: by the set itself; `method`: by `dataset.split(index, count)`; `samples`: each copy keeps every n-th."""
 
 
 @dataclass
@@ -65,7 +58,7 @@ class BatchDrawer(IterableDataset[Any]):
 
     Args:
         sources: the sets.
-        weights: how often a sample is from each set; None: there is one set.
+        weights: how often a sample is drawn from each set; relative.
         batch_size: samples in a batch, 1 or more.
         collate: makes a batch of a list of samples.
         seed: the run's seed.
@@ -80,7 +73,7 @@ class BatchDrawer(IterableDataset[Any]):
         self,
         sources: Sequence[Source],
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float],
         batch_size: int,
         collate: Callable[[list[Any]], Any],
         seed: int,
@@ -93,7 +86,8 @@ class BatchDrawer(IterableDataset[Any]):
         self._sources, self._batch_size, self._collate = sources, batch_size, collate
         self._seed, self._copies, self._key = seed, copies, key
         self._endless, self._positions, self._first = endless, positions, first
-        self._shares = None if weights is None else list(accumulate(weight / sum(weights) for weight in weights))
+        # Where the share of each set ends, in 0 .. 1. The last one ends at 1, also after rounding.
+        self._ends = list(accumulate(weight / sum(weights) for weight in weights))[:-1]
 
     def __iter__(self) -> Iterator[Drawn | UserError | None]:
         info = get_worker_info()
@@ -104,8 +98,8 @@ class BatchDrawer(IterableDataset[Any]):
         self._copy, self._drawn = self._copies[0] + worker, position.drawn
         with _own_draws():
             readers = [
-                _Reader(source, begin, (self._copy, self._copies[1]), self._seed, endless=self._endless)
-                for source, begin in zip(self._sources, position.sets, strict=True)
+                _Reader(source, begin, (self._copy, self._copies[1]), (self._seed, number), endless=self._endless)
+                for number, (source, begin) in enumerate(zip(self._sources, position.sets, strict=True))
             ]
         while True:
             passes = sum(reader.passes for reader in readers)
@@ -123,10 +117,8 @@ class BatchDrawer(IterableDataset[Any]):
         """Return the samples of the next batch; fewer, or none, at the end of sets that are not endless."""
         drawn: list[Any] = []
         while len(drawn) < self._batch_size:
-            chosen = 0
-            if self._shares is not None:
-                chosen = bisect(self._shares[:-1], mix_seed(self._seed, _CHOICE, self._copy, self._drawn) / 2**32)
-            sample = readers[chosen].next()
+            at = mix_seed(self._seed, _CHOICE, self._copy, self._drawn) / 2**32 if self._ends else 0.0
+            sample = readers[bisect(self._ends, at)].next()
             if sample is _END:
                 return [] if self._endless else drawn
             drawn.append(sample)
@@ -148,7 +140,7 @@ class _Reader:
     """Reads one copy of a set, pass after pass."""
 
     def __init__(
-        self, source: Source, begin: dict[str, Any], part: tuple[int, int], seed: int, *, endless: bool
+        self, source: Source, begin: dict[str, Any], part: tuple[int, int], seeds: tuple[int, int], *, endless: bool
     ) -> None:
         self._dataset = source.dataset
         if get_worker_info() is not None and is_hugging_face(self._dataset):
@@ -158,7 +150,7 @@ class _Reader:
         # With `samples`, every copy must read the same stream, also if the set shuffles it.
         by_samples = source.split == "samples"
         self._part, self._parts = part if by_samples else (0, 1)
-        self._seeds, self._endless = (seed, _STREAM, 0 if by_samples else part[0]), endless
+        self._seeds, self._endless = (_STREAM, *seeds, 0 if by_samples else part[0]), endless
         self.passes, self.samples = begin["pass"], begin["samples"]
         self._iterator = self._begin(begin["state"])
 
@@ -222,9 +214,3 @@ def _own_draws() -> Iterator[None]:
 
 def _has_state(dataset: object) -> bool:
     return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def is_hugging_face(dataset: object) -> bool:
-    """Return whether it is an `IterableDataset` of Hugging Face's package datasets, which is not imported for this."""
-    datasets: Any = sys.modules.get("datasets")
-    return datasets is not None and isinstance(dataset, datasets.IterableDataset)
