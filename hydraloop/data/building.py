@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig
@@ -11,13 +11,15 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hydraloop.data.loader import build_loader
 from hydraloop.data.loader_options import options_of
+from hydraloop.data.several import CountsOfSets, MixedStreams, join, mix
+from hydraloop.data.stream import build_stream_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.data import SPLITS
 
-_OF_STREAMS = ("steps_per_epoch", "skip_on_resume")
+_OF_STREAMS = ("steps_per_epoch", "skip_on_resume", "split_stream")
 
 
 def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
@@ -35,50 +37,93 @@ def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distribute
     """
     loaders: dict[str, Any] = {}
     for split in SPLITS:
-        if cfg.data.get(split) is None:
-            continue
-        key = f"data.{split}"
-        data = instantiate(cfg.data[split], key)
-        if _yields_batches(data, key):
-            loaders[split] = data
-            continue
-        options, keys = options_of(cfg.data, split)
-        if options["steps_per_epoch"] is not None:
-            raise UserError(
-                f"{key} has indices, so an epoch has all its samples",
-                key=keys["steps_per_epoch"],
-                remedy="Leave it out.",
-            )
-        loaders[split] = build_loader(
-            data,
-            shuffle=split == "train",
-            seed=cfg.seed,
-            device=device,
-            key=key,
-            keys=keys,
-            rank=distributed.rank,
-            world_size=distributed.world_size,
-            **{name: value for name, value in options.items() if name not in _OF_STREAMS},
-        )
+        if cfg.data.get(split) is not None:
+            loaders[split] = _loader(cfg, split, device, distributed)
     return Loaders(**loaders)
 
 
-def _yields_batches(data: Any, key: str) -> bool:
-    """Return whether `data` is a loader: a DataLoader, or an iterable with a length and without indices.
+def _loader(cfg: DictConfig, split: str, device: torch.device, distributed: Distributed) -> Loader:
+    key, train, order = f"data.{split}", split == "train", None
+    if train and "_target_" not in cfg.data.train:
+        data, order = _train_sets(cfg.data)
+    else:
+        given = next((name for name in ("weights", "lengths") if train and cfg.data.get(name)), None)
+        if given is not None:
+            raise UserError(
+                "data.train is one set", key=f"data.{given}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
+            )
+        data = instantiate(cfg.data[split], key)
+    kind = _kind(data, key)
+    if kind == "batches":
+        loader: Loader = data
+        return loader
+    options, keys = options_of(cfg.data, split)
+    common: dict[str, Any] = {"seed": cfg.seed, "device": device, "key": key, "keys": keys}
+    common |= {"rank": distributed.rank, "world_size": distributed.world_size}
+    if kind == "stream":
+        if distributed.sharded and not train:
+            raise UserError(
+                "ranks may get different numbers of batches of a stream, and FSDP needs the same number on each",
+                key=key,
+                remedy="Use data with indices, or distributed.strategy=ddp.",
+            )
+        return build_stream_loader(data, options, train=train, **common)
+    if options["steps_per_epoch"] is not None:
+        raise UserError(
+            f"{key} has indices, so an epoch has all its samples",
+            key=keys["steps_per_epoch"],
+            remedy="Leave it out. engine.limit_train_batches limits an epoch.",
+        )
+    if order is not None:
+        if options["sampler"] is not None or options["batch_sampler"] is not None:
+            raise UserError(
+                "data.weights and data.lengths define the order, and so does a sampler",
+                key=keys["sampler" if options["sampler"] is not None else "batch_sampler"],
+                remedy="Use one of them.",
+            )
+        options["sampler"] = order
+    of_loader = {name: value for name, value in options.items() if name not in _OF_STREAMS}
+    return build_loader(data, shuffle=train, **common, **of_loader)
+
+
+def _train_sets(data: DictConfig) -> tuple[Any, CountsOfSets | None]:
+    """Return the sets of `data.train` as one, and the sampler that `data.weights` or `data.lengths` ask for."""
+    if not data.train or not all(isinstance(node, DictConfig) and "_target_" in node for node in data.train.values()):
+        instantiate(data.train, "data.train")  # raises: it has no _target_
+    sets = {str(name): instantiate(node, f"data.train.{name}") for name, node in data.train.items()}
+    kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
+    weights, lengths = (dict(data.get(name) or {}) for name in ("weights", "lengths"))
+    if len({*kinds.values()}) > 1 or "batches" in kinds.values():
+        found = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise UserError(
+            f"sets of different kinds cannot be joined: {found}",
+            key="data.train",
+            remedy="Use only sets with indices, or only streams.",
+        )
+    if "stream" in kinds.values():
+        return mix(sets, weights, lengths), None
+    return join(sets, weights, lengths)
+
+
+def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
+    """Return what `data` is: a loader, a set with indices, or a set that can only be iterated.
 
     Raises:
-        UserError: it is neither a loader nor a data set.
+        UserError: it is none of them.
     """
+    if isinstance(data, MixedStreams | IterableDataset):
+        return "stream"
     if isinstance(data, DataLoader):
-        return True
-    if isinstance(data, IterableDataset) or hasattr(data, "__getitem__"):
-        if not isinstance(data, IterableDataset | Sized):
+        return "batches"
+    if hasattr(data, "__getitem__"):
+        if not isinstance(data, Sized):
             raise UserError(f"{type(data).__name__} has no length", key=key, remedy="Give it a method __len__.")
-        return False
-    if isinstance(data, Iterable) and isinstance(data, Sized):
-        return True
+        return "samples"
+    if isinstance(data, Iterable):
+        return "batches" if isinstance(data, Sized) else "stream"
     raise UserError(
         f"{type(data).__name__} is neither a data set nor a loader",
         key=key,
-        remedy="Use an object with __getitem__ and __len__ (samples), or with __iter__ and __len__ (batches).",
+        remedy="Use an object with __getitem__ and __len__ (samples), with __iter__ and __len__ (batches), or with "
+        "__iter__ alone (a stream of samples).",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.errors import UserError
@@ -44,19 +44,19 @@ def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterato
             yield batch
             batch_idx += 1
     except Exception as error:
-        mistake = _dead_worker(error, loader) or _failed_sample(error, loader, batch_idx)
+        mistake = dead_worker(error, loader.key) or _failed_sample(error, loader, batch_idx)
         if mistake is None:
             raise
         raise mistake from error
 
 
-def _dead_worker(error: Exception, loader: PartLoader) -> UserError | None:
+def dead_worker(error: Exception, key: str) -> UserError | None:
     """Return what to say of torch's error for workers that were killed or have exited."""
     text = str(error)
     if not (isinstance(error, RuntimeError) and text.startswith("DataLoader worker (pid")):
         return None
     return UserError(
-        f"{text.splitlines()[0].rstrip('.')}, while it loaded {loader.key}",
+        f"{text.splitlines()[0].rstrip('.')}, while it loaded {key}",
         key="data.loader.num_workers",
         remedy="Often there is too little memory: use fewer workers. data.loader.num_workers=0 loads in the training "
         "process, which shows any other error.",
@@ -71,6 +71,7 @@ def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> User
     dataset, indices = loader.dataset, loader.indices_at(batch_idx, loader.epoch)
     fetch = getattr(dataset, "__getitems__", None)
     index: Any = indices
+    samples: Any
     try:
         if fetch is None:
             samples = []
@@ -81,27 +82,45 @@ def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> User
     except Exception:
         error.add_note(f"{loader.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {loader.epoch + 1}")
         return None
-    collate: Any = loader.collate_fn
-    if not isinstance(samples, list) or _failure(collate, samples) is None:
+    if not isinstance(samples, list):
         return None
-    for index, sample in zip(indices, samples, strict=True):
+    return misfit(loader.collate_fn, samples, indices, loader.key, "dataset[{}]")
+
+
+def misfit(
+    collate: Any, samples: Sequence[Any], numbers: Sequence[int], key: str, shown: str = "it"
+) -> UserError | None:
+    """Return the error that says for which sample `collate` fails; None if it does not fail.
+
+    Args:
+        collate: a `Collate`.
+        samples: of a batch.
+        numbers: of the samples, for the message.
+        key: of the data set in the config.
+        shown: how to look at a sample, with {} for its number.
+    """
+    error = _failure(collate, samples)
+    if error is None:
+        return None
+    for number, sample in zip(numbers, samples, strict=True):
         for together in ([sample], [samples[0], sample]):
             failure = _failure(collate, together)
             if failure is not None:
-                with_first = "" if len(together) == 1 else f" together with sample {indices[0]}"
+                with_first = "" if len(together) == 1 else f" together with sample {numbers[0]}"
                 return UserError(
-                    f"{collate.name} fails for sample {index} of {loader.key}{with_first}: {describe(failure)}",
+                    f"{collate.name} fails for sample {number} of {key}{with_first}: {describe(failure)}",
                     key="data.loader.collate_fn",
-                    remedy=f"Look at dataset[{index}], or set data.loader.collate_fn to a function that can batch it.",
+                    remedy=f"Look at {shown.format(number)}, or set data.loader.collate_fn to a function that can "
+                    "batch it.",
                 )
     return UserError(
-        f"{collate.name} fails for the samples {indices} of {loader.key}: {describe(error)}",
+        f"{collate.name} fails for the samples {[*numbers]} of {key}: {describe(error)}",
         key="data.loader.collate_fn",
         remedy="Set it to a function that can batch them.",
     )
 
 
-def _failure(collate: Callable[[Any], Any], samples: list[Any]) -> Exception | None:
+def _failure(collate: Callable[[Any], Any], samples: Sequence[Any]) -> Exception | None:
     try:
         collate(samples)
     except Exception as error:

@@ -75,7 +75,8 @@ class Drawn(Generic[_Item]):
             if isinstance(getattr(part, "generator", None), torch.Generator):
                 part.generator.manual_seed(seed)
             part = getattr(part, "sampler", None)
-        with _seeded(seed):
+        with preserved_generators():
+            seed_generators(seed)
             drawn = list(self.sampler)
         try:
             items = [self._of(item) for item in drawn]
@@ -145,14 +146,10 @@ class _Called:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of the CPU in the body, and restore their states after it."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the states of the global generators of the CPU after the body."""
     numpy = sys.modules.get("numpy")
     before = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if numpy is not None:
-        numpy.random.seed(seed)
     try:
         yield
     finally:
@@ -160,3 +157,11 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[1])
         if numpy is not None:
             numpy.random.set_state(before[2])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of the CPU; 0 <= seed < 2^32."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also seeds the devices
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)

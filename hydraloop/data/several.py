@@ -13,7 +13,7 @@ from hydraloop.errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedStreams:
     """Streams, and how often a sample is drawn from each."""
 
     datasets: list[Any]
@@ -48,44 +48,44 @@ class CountsOfSets(Sampler[int]):
         return iter(order)
 
 
-def mix(streams: Mapping[str, Any], weights: Mapping[str, float] | None, lengths: object) -> Mixed:
+def mix(streams: Mapping[str, Any], weights: Mapping[str, float], lengths: Mapping[str, int]) -> MixedStreams:
     """Return streams with their weights.
 
     Raises:
         UserError: there are no weights, or there are lengths.
     """
-    if weights is None or lengths is not None:
+    if lengths or not weights:
         example = ", ".join(f"{name}: 1" for name in streams)
         raise UserError(
             "several streams are mixed by weights, because they may have no end",
-            key="data.weights" if lengths is None else "data.lengths",
-            remedy=f"Set 'data.weights={{{example}}}'" + (" and data.lengths=null." if lengths is not None else "."),
+            key="data.lengths" if lengths else "data.weights",
+            remedy=f"Set 'data.weights={{{example}}}'{' instead' if lengths else ''}.",
         )
     _check("data.weights", weights, streams, every=True)
-    return Mixed(list(streams.values()), [weights[name] for name in streams])
+    return MixedStreams(list(streams.values()), [weights[name] for name in streams])
 
 
 def join(
-    sets: Mapping[str, Any], weights: Mapping[str, float] | None, lengths: Mapping[str, int] | None
+    sets: Mapping[str, Any], weights: Mapping[str, float], lengths: Mapping[str, int]
 ) -> tuple[ConcatDataset[Any], CountsOfSets | None]:
     """Return sets with indices as one, and the sampler of an epoch. None: each sample once.
 
     Args:
-        weights: share of each set in an epoch, which has as many samples as all sets together.
-        lengths: samples of a set in an epoch. A set without a length has all its samples in it.
+        weights: share of each set in an epoch, which has as many samples as all sets together; or empty.
+        lengths: samples of a set in an epoch; a set without a length has all its samples in it. Or empty.
 
     Raises:
         UserError: both are given, a name is unknown or missing, or a number is not positive.
     """
     joined: ConcatDataset[Any] = ConcatDataset(sets.values())
     sizes = [len(one) for one in sets.values()]
-    if weights is not None and lengths is not None:
+    if weights and lengths:
         raise UserError("there are data.lengths too", key="data.weights", remedy="Leave one of the two out.")
-    if weights is not None:
+    if weights:
         _check("data.weights", weights, sets, every=True)
         shares = [weights[name] * len(joined) / sum(weights.values()) for name in sets]
         return joined, CountsOfSets(sizes, [max(round(share), 1) for share in shares])
-    if lengths is not None:
+    if lengths:
         _check("data.lengths", lengths, sets, every=False)
         return joined, CountsOfSets(sizes, [lengths.get(name, size) for name, size in zip(sets, sizes, strict=True)])
     return joined, None
@@ -95,8 +95,8 @@ def _check(key: str, numbers: Mapping[str, float], sets: Mapping[str, Any], *, e
     for name, number in numbers.items():
         if name not in sets:
             raise UserError("there is no such set in data.train", key=f"{key}.{name}", remedy=suggestion(name, sets))
-        if number <= 0:
-            raise UserError(f"cannot be {number}", key=f"{key}.{name}", remedy="Use a positive number.")
+        if not isinstance(number, int if key == "data.lengths" else (int, float)) or number <= 0:
+            raise UserError(f"cannot be {number!r}", key=f"{key}.{name}", remedy="Use a positive number.")
     missing = [name for name in sets if name not in numbers]
     if every and missing:
         raise UserError(f"{missing[0]} has no weight", key=key, remedy=f"Add one: {missing[0]}: 1.")

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from hydraloop.data.several import Mixed
+from hydraloop.data.collate import Collate, dead_worker
+from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
 from hydraloop.engine.device.batch_transfer import has_streams
@@ -32,6 +33,7 @@ class StreamLoader:
         sources: the sets to read.
         drawer: `BatchDrawer`, without the sets and the arguments that say where it begins and whether it ends.
         steps: the most batches of an iteration.
+        key: of the data set in the config, for errors.
         options: of torch's DataLoader.
     """
 
@@ -42,9 +44,10 @@ class StreamLoader:
         drawer: Callable[..., BatchDrawer],
         *,
         steps: int,
+        key: str,
         options: dict[str, Any],
     ) -> None:
-        self.dataset, self.num_workers = dataset, options["num_workers"]
+        self.dataset, self.num_workers, self._key = dataset, options["num_workers"], key
         self._sources, self._drawer, self._steps, self._options = sources, drawer, steps, options
 
     def first_batches(self, count: int) -> list[Any]:
@@ -62,9 +65,15 @@ class StreamLoader:
     def _drawn(self, **where: Any) -> Iterator[Drawn]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
         drawer = self._drawer(self._sources, **where)
-        for drawn in DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options):
-            if drawn is not None:
-                yield _checked(drawn)
+        try:
+            for drawn in DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options):
+                if drawn is not None:
+                    yield _checked(drawn)
+        except RuntimeError as error:
+            mistake = dead_worker(error, self._key)
+            if mistake is None:
+                raise
+            raise mistake from error
 
 
 class TrainStreamLoader(StreamLoader):
@@ -77,7 +86,6 @@ class TrainStreamLoader(StreamLoader):
         rank: this process's number.
         world_size: number of processes that share the stream.
         skip_on_resume: read a set forward to its position if it cannot restore it.
-        key: of the data set in the config, for errors.
         others: see `StreamLoader`.
     """
 
@@ -88,12 +96,11 @@ class TrainStreamLoader(StreamLoader):
         rank: int,
         world_size: int,
         skip_on_resume: bool,
-        key: str,
         **options: Any,
     ) -> None:
         super().__init__(*others, **options)
         self.batch_size, self._rank, self._world_size = batch_size, rank, world_size
-        self._skip, self._key = skip_on_resume, key
+        self._skip = skip_on_resume
         self._positions = [Position.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
         self._next = 0
@@ -189,6 +196,7 @@ class TrainStreamLoader(StreamLoader):
 def build_stream_loader(
     dataset: Any,
     options: Mapping[str, Any],
+    keys: Mapping[str, str],
     *,
     train: bool,
     seed: int,
@@ -200,9 +208,10 @@ def build_stream_loader(
     """Return a loader of a set that can only be iterated; a `TrainStreamLoader` for training.
 
     Args:
-        dataset: anything iterable, or several of them as `Mixed`. An iteration begins at the first sample, or after
-            the one at which `state_dict` returned the state that was loaded.
+        dataset: anything iterable, or `MixedStreams`. An iteration begins at the first sample, or after the one at
+            which `state_dict` returned the state that was loaded.
         options: by name; see `LoaderConf`.
+        keys: of the options in the config, for errors.
         train: whether to train.
         seed: the run's seed.
         device: to which the batches will be copied.
@@ -211,40 +220,37 @@ def build_stream_loader(
         world_size: number of processes that share the stream.
 
     Raises:
-        UserError: the set has no length, or does not say how it is split.
+        UserError: the set has no length, does not say how it is split, or has an option of sets with indices.
     """
+    for name in ("sampler", "batch_sampler"):
+        if options[name] is not None:
+            raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
     batch_size, workers, pin_memory = options["batch_size"], options["num_workers"], options["pin_memory"]
     if pin_memory == "auto":
         pin_memory = device is not None and has_streams(device)
     copies = max(workers, 1)
-    mixed = dataset if isinstance(dataset, Mixed) else Mixed([dataset], [1.0])
+    mixed = dataset if isinstance(dataset, MixedStreams) else MixedStreams([dataset], [1.0])
     sources = [split(one, options["split_stream"], rank, world_size, copies, key) for one in mixed.datasets]
     drawer = partial(
         BatchDrawer,
         weights=mixed.weights,
         batch_size=batch_size,
-        collate=options["collate_fn"] or default_collate,
+        collate=Collate(options["collate_fn"] or default_collate),
         seed=seed,
         copies=(rank * copies, world_size * copies),
         key=key,
     )
     of_torch = {"num_workers": workers, "pin_memory": pin_memory}
     of_torch |= {name: options[name] for name in _OF_WORKERS if workers}
-    steps = _steps(dataset, options, batch_size * world_size, key)
+    arguments: dict[str, Any] = {
+        "steps": _steps(dataset, options, batch_size * world_size, key),
+        "key": key,
+        "options": of_torch,
+    }
     if not train:
-        return StreamLoader(dataset, sources, drawer, steps=steps, options=of_torch)
-    return TrainStreamLoader(
-        dataset,
-        sources,
-        drawer,
-        steps=steps,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        skip_on_resume=options["skip_on_resume"],
-        key=key,
-        options=of_torch,
-    )
+        return StreamLoader(dataset, sources, drawer, **arguments)
+    arguments |= {"batch_size": batch_size, "rank": rank, "world_size": world_size}
+    return TrainStreamLoader(dataset, sources, drawer, skip_on_resume=options["skip_on_resume"], **arguments)
 
 
 def _steps(dataset: Any, options: Mapping[str, Any], global_batch: int, key: str) -> int:

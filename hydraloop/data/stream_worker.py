@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from hydraloop.data.collate import Collate, misfit
+from hydraloop.data.order import preserved_generators, seed_generators
 from hydraloop.data.sampler import mix_seed
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
@@ -75,7 +73,7 @@ class BatchDrawer(IterableDataset[Any]):
         *,
         weights: Sequence[float],
         batch_size: int,
-        collate: Callable[[list[Any]], Any],
+        collate: Collate,
         seed: int,
         copies: tuple[int, int],
         key: str,
@@ -96,34 +94,49 @@ class BatchDrawer(IterableDataset[Any]):
             yield None
         position = Position.begin(len(self._sources)) if self._positions is None else self._positions[worker]
         self._copy, self._drawn = self._copies[0] + worker, position.drawn
-        with _own_draws():
+        with preserved_generators():
             readers = [
                 _Reader(source, begin, (self._copy, self._copies[1]), (self._seed, number), endless=self._endless)
                 for number, (source, begin) in enumerate(zip(self._sources, position.sets, strict=True))
             ]
         while True:
             passes = sum(reader.passes for reader in readers)
-            with _own_draws():
-                samples = self._samples(readers)
-                batch = self._collate(samples) if samples else None
+            with preserved_generators():
+                samples, numbers = self._samples(readers)
+                batch = self._collated(samples, numbers)
             if not samples:
                 if self._endless or not any(reader.samples for reader in readers):
                     yield self._no_samples()
                 return
+            if isinstance(batch, UserError):
+                yield batch
             position = Position(self._drawn, [reader.position() for reader in readers])
             yield Drawn(worker, position, sum(reader.passes for reader in readers) > passes, batch)
 
-    def _samples(self, readers: Sequence[_Reader]) -> list[Any]:
-        """Return the samples of the next batch; fewer, or none, at the end of sets that are not endless."""
+    def _samples(self, readers: Sequence[_Reader]) -> tuple[list[Any], list[int]]:
+        """Return the samples of the next batch and their numbers; fewer, or none, at the end of sets that have one."""
         drawn: list[Any] = []
+        numbers: list[int] = []
         while len(drawn) < self._batch_size:
             at = mix_seed(self._seed, _CHOICE, self._copy, self._drawn) / 2**32 if self._ends else 0.0
-            sample = readers[bisect(self._ends, at)].next()
+            reader = readers[bisect(self._ends, at)]
+            sample = reader.next()
             if sample is _END:
-                return [] if self._endless else drawn
+                return ([], []) if self._endless else (drawn, numbers)
             drawn.append(sample)
+            numbers.append(reader.samples - 1)
             self._drawn += 1
-        return drawn
+        return drawn, numbers
+
+    def _collated(self, samples: list[Any], numbers: list[int]) -> Any:
+        """Return the batch, or the error to raise; None if there are no samples."""
+        try:
+            return self._collate(samples) if samples else None
+        except Exception:
+            mistake = misfit(self._collate, samples, numbers, self._key)
+            if mistake is None:
+                raise
+            return mistake
 
     def _no_samples(self) -> UserError:
         copies = self._copies[1]
@@ -191,25 +204,7 @@ class _Reader:
         return iterator
 
     def _seed(self, number: int) -> None:
-        seed = mix_seed(*self._seeds, self.passes, number)
-        random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also seeds the devices
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
-
-
-@contextmanager
-def _own_draws() -> Iterator[None]:
-    """Restore the states of this process's generators at the end; those of devices are not concerned."""
-    numpy: Any = sys.modules.get("numpy")
-    states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        if numpy is not None:
-            numpy.random.set_state(states[2])
+        seed_generators(mix_seed(*self._seeds, self.passes, number))
 
 
 def _has_state(dataset: object) -> bool:

@@ -32,7 +32,8 @@ class LoaderConf:
     window is weighted by its samples."""
     persistent_workers: bool = False
     """Whether workers live longer than an epoch. False: persistent workers are seeded only once, so a resumed run would
-    not be identical to the last bit. True saves about 0.1 s per worker and epoch."""
+    not be identical to the last bit. True saves about 0.1 s per worker and epoch. No effect on a stream, whose workers
+    live for the whole run."""
     prefetch_factor: Optional[int] = None
     """Batches that each worker loads ahead. Null: torch's default (2)."""
     timeout: float = 0.0
@@ -59,6 +60,10 @@ class LoaderConf:
     skip_on_resume: bool = False
     """Whether a resumed run reads a stream forward to its position. False: a stream without `state_dict` cannot be
     resumed inside an epoch, because reading forward can take as long as the run has trained."""
+    split_stream: Optional[bool] = None
+    """Whether each worker of each rank reads the whole stream and keeps every n-th sample. False: the stream splits
+    itself. Null: its method `split(index, count)` if it has one, else as true; an IterableDataset of torch is refused
+    with several workers or ranks, because some of them split themselves and others do not."""
 
 
 def open_options() -> Any:
@@ -131,11 +136,16 @@ class DataConf:
     """Base of all data options. Begin your own file with `defaults: [base, _self_]` to get the loader's options."""
 
     train: Any = None
-    """Training data."""
+    """Training data: a node with `_target_`, or several by name, `{web: {…}, books: {…}}`."""
     val: Any = None
     """Validation data. Null: no validation."""
     test: Any = None
     """Test data, used once after training. Null: no test."""
+    weights: Any = field(default_factory=open_options)
+    """Shares of several train sets in an epoch, `{web: 0.7, books: 0.3}`. The epoch is as long as all sets together: a
+    small set is repeated. Streams need weights. Empty: each sample once, which needs no decision."""
+    lengths: Any = field(default_factory=open_options)
+    """Samples of train sets in an epoch, `{web: 1000}`; the other sets have all their samples in it. Empty: all."""
     loader: LoaderConf = field(default_factory=LoaderConf)
     """Options of the three loaders; only the train loader shuffles."""
     train_loader: Any = field(default_factory=open_options)

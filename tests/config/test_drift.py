@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 def test_the_options_of_the_loader_are_the_arguments_of_build_loader() -> None:
-    not_of_it = {"eval_batch_size", "steps_per_epoch", "skip_on_resume"}  # of one split, and of streams
+    not_of_it = {"eval_batch_size", "steps_per_epoch", "skip_on_resume", "split_stream"}  # of one split, and of streams
     fields = {field.name: field.default for field in dataclasses.fields(LoaderConf) if field.name not in not_of_it}
     parameters = inspect.signature(build_loader).parameters
     by_the_builder = {"dataset", "shuffle", "seed", "device", "key", "keys", "rank", "world_size"}

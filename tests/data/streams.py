@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.stream import StreamLoader, build_stream_loader
@@ -82,6 +83,30 @@ class Sized(Plain):
         return self.samples
 
 
+class Indexed:
+    """0 .. n - 1, with indices."""
+
+    def __init__(self, samples: int = 10) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Odd:
+    """Tensors `[1]`, and one of another shape."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for number in range(10):
+            yield torch.full((2 if number == self.at else 1,), float(number))
+
+
 _DEFAULTS = {
     "batch_size": 3,
     "num_workers": 0,
@@ -90,6 +115,8 @@ _DEFAULTS = {
     "prefetch_factor": None,
     "timeout": 0,
     "collate_fn": None,
+    "sampler": None,
+    "batch_sampler": None,
     "worker_init_fn": None,
     "multiprocessing_context": None,
     "steps_per_epoch": None,
@@ -105,6 +132,7 @@ def stream_loader(
     return build_stream_loader(
         dataset,
         {**_DEFAULTS, **options},
+        {name: f"data.loader.{name}" for name in _DEFAULTS},
         train=train,
         seed=seed,
         device=None,

@@ -28,13 +28,13 @@ def counts(order: CountsOfSets) -> list[int]:
 
 
 def test_without_weights_an_epoch_has_each_sample_once() -> None:
-    joined, order = join(sets(a=5, b=3), None, None)
+    joined, order = join(sets(a=5, b=3), {}, {})
     assert order is None
     assert [joined[index][0].item() for index in range(len(joined))] == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
 def test_weights_are_the_shares_of_an_epoch_as_long_as_all_sets() -> None:
-    _, order = join(sets(a=90, b=10), {"a": 1, "b": 3}, None)
+    _, order = join(sets(a=90, b=10), {"a": 1, "b": 3}, {})
     assert order is not None
     assert counts(order) == [25, 75]
     of_each = Counter(order)
@@ -43,7 +43,7 @@ def test_weights_are_the_shares_of_an_epoch_as_long_as_all_sets() -> None:
 
 
 def test_lengths_are_the_samples_of_a_set() -> None:
-    _, order = join(sets(a=20, b=10, c=4), None, {"a": 5, "c": 9})
+    _, order = join(sets(a=20, b=10, c=4), {}, {"a": 5, "c": 9})
     assert order is not None
     assert (len(order), counts(order)) == (24, [5, 10, 9])
 
@@ -51,10 +51,12 @@ def test_lengths_are_the_samples_of_a_set() -> None:
 @pytest.mark.parametrize(
     ("weights", "lengths", "message", "remedy"),
     [
-        ({"a": 1}, None, "data.weights: b has no weight", "Add one: b: 1."),
-        ({"a": 1, "c": 1}, None, "data.weights.c: there is no such set in data.train", "Known: a, b."),
-        (None, {"bb": 3}, "data.lengths.bb: there is no such set in data.train", "Did you mean b?"),
-        (None, {"a": 0}, "data.lengths.a: cannot be 0", "Use a positive number."),
+        ({"a": 1}, {}, "data.weights: b has no weight", "Add one: b: 1."),
+        ({"a": 1, "c": 1}, {}, "data.weights.c: there is no such set in data.train", "Known: a, b."),
+        ({}, {"bb": 3}, "data.lengths.bb: there is no such set in data.train", "Did you mean b?"),
+        ({}, {"a": 0}, "data.lengths.a: cannot be 0", "Use a positive number."),
+        ({}, {"a": 1.5}, "data.lengths.a: cannot be 1.5", "Use a positive number."),
+        ({"a": "much", "b": 1}, {}, "data.weights.a: cannot be 'much'", "Use a positive number."),
         ({"a": 1, "b": 1}, {"a": 1}, "data.weights: there are data.lengths too", "Leave one of the two out."),
     ],
 )
@@ -66,15 +68,15 @@ def test_mistakes(weights: Any, lengths: Any, message: str, remedy: str) -> None
 
 def test_streams_need_weights() -> None:
     with pytest.raises(UserError, match="several streams are mixed by weights") as caught:
-        mix({"a": Plain(), "b": Plain()}, None, None)
+        mix({"a": Plain(), "b": Plain()}, {}, {})
     assert (caught.value.key, caught.value.remedy) == ("data.weights", "Set 'data.weights={a: 1, b: 1}'.")
     with pytest.raises(UserError, match="several streams are mixed by weights") as caught:
-        mix({"a": Plain(), "b": Plain()}, None, {"a": 4})
+        mix({"a": Plain(), "b": Plain()}, {}, {"a": 4})
     assert caught.value.key == "data.lengths"
 
 
 def test_streams_are_drawn_by_their_weights() -> None:
-    mixed = mix({"a": Plain(10_000), "b": Plain(10)}, {"a": 3, "b": 1}, None)
+    mixed = mix({"a": Plain(10_000), "b": Plain(10)}, {"a": 3, "b": 1}, {})
     numbers = list(chain(*run(train_loader(mixed, batch_size=50), 0, 40)))
     assert len(numbers) == 2000
     of_a = [number for number in numbers if number >= 10]
@@ -85,7 +87,7 @@ def test_streams_are_drawn_by_their_weights() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_on_mixed_streams_that_was_cut_reads_what_a_whole_one_reads(workers: int) -> None:
     def make() -> Any:
-        return mix({"a": Shards((5, 7)), "b": Numbers(30)}, {"a": 1, "b": 2}, None)
+        return mix({"a": Shards((5, 7)), "b": Numbers(30)}, {"a": 1, "b": 2}, {})
 
     options = {"num_workers": workers, "skip_on_resume": True}
     whole = cut_run(make, (), 24, **options)
@@ -93,7 +95,7 @@ def test_a_run_on_mixed_streams_that_was_cut_reads_what_a_whole_one_reads(worker
 
 
 def test_each_rank_draws_other_samples_of_each_stream() -> None:
-    mixed = mix({"a": Numbers(12), "b": Shards((0, 6, 6))}, {"a": 1, "b": 1}, None)
+    mixed = mix({"a": Numbers(12), "b": Shards((0, 6, 6))}, {"a": 1, "b": 1}, {})
     parts = [run(train_loader(mixed, rank=rank, world_size=2), 0, 3) for rank in range(2)]
     numbers = [[number for batch in part for number in batch["x"]] for part in parts]
     assert all(numbers)

@@ -1,0 +1,143 @@
+"""Streams and several sets by configuration alone: which loader `data.train` gets, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, islice
+from typing import Any
+
+import pytest
+import torch
+
+import hydraloop
+from hydraloop.data.building import build_loaders
+from hydraloop.data.stream import StreamLoader, TrainStreamLoader
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.loaders import Loaders
+from hydraloop.errors import UserError
+from hydraloop.validate import validate
+from tests.config.composed import REPOSITORY
+
+STREAMS, TENSORS = "tests.data.streams", "torch.utils.data.TensorDataset"
+NUMBERS = f"data.train={{_target_: {STREAMS}.Numbers, samples: 10}}"
+TWO = f"data.train={{a: {{_target_: {STREAMS}.Sized, samples: 90}}, b: {{_target_: {STREAMS}.Sized, samples: 10}}}}"
+INDEXED = TWO.replace("Sized", "Indexed")
+
+
+def built(*lines: str) -> Loaders:
+    cfg = hydraloop.compose(["data=base", *lines], folder=REPOSITORY)
+    validate(cfg)
+    return build_loaders(cfg, torch.device("cpu"), Distributed())
+
+
+def refused(*lines: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        built(*lines)
+    return caught.value
+
+
+def epoch(loaders: Loaders) -> list[Any]:
+    train: Any = loaders.train
+    return list(train.begin(0, 0))
+
+
+def test_a_generator_class_is_a_stream() -> None:
+    loaders = built(
+        NUMBERS,
+        "data.val=${data.train}",
+        "data.loader.batch_size=4",
+        "data.loader.steps_per_epoch=5",
+        "data.val_loader.steps_per_epoch=2",
+        "data.loader.skip_on_resume=true",
+    )
+    assert isinstance(loaders.train, TrainStreamLoader)
+    assert loaders.train._skip
+    assert type(loaders.val) is StreamLoader
+    assert (len(loaders.train), len(loaders.val)) == (5, 2)
+    assert [len(batch["x"]) for batch in epoch(loaders)] == [4] * 5
+    assert [len(batch["x"]) for batch in loaders.val] == [4, 4]
+
+
+def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
+    error = refused(NUMBERS, "data.val=${data.train}", "data.loader.steps_per_epoch=5")
+    assert (error.key, error.problem) == ("data.val", "Numbers has no length, so the length of an epoch is unknown")
+    assert "data.val_loader.steps_per_epoch=1000" in str(error.remedy)
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "problem"),
+    [
+        ((NUMBERS,), "data.train", "Numbers has no length"),
+        ((INDEXED, "data.loader.steps_per_epoch=5"), "data.loader.steps_per_epoch", "has indices"),
+        ((NUMBERS, "data.loader.steps_per_epoch=0"), "data.loader.steps_per_epoch", "cannot be 0"),
+        (
+            (NUMBERS, "data.loader.steps_per_epoch=5", f"data.loader.sampler={{_target_: {STREAMS}.Sized}}"),
+            "data.loader.sampler",
+            "data.train is a stream: it has no indices",
+        ),
+        (("data.train={a: {_target_: os.getcwd}}",), "data.train.a._target_", "os.getcwd"),
+        ((TWO,), "data.weights", "several streams are mixed by weights"),
+        ((TWO, "data.weights={a: 1, b: 1}"), "data.train", "MixedStreams has no length"),
+        (
+            (f"data.train={{a: {{_target_: {STREAMS}.Sized}}, b: {{_target_: {STREAMS}.Indexed}}}}",),
+            "data.train",
+            "sets of different kinds cannot be joined: a (stream), b (samples)",
+        ),
+        ((NUMBERS, "data.weights={a: 1}"), "data.weights", "data.train is one set"),
+        (("data.train={a: {samples: 3}}",), "data.train", "nothing to build"),
+        (
+            (INDEXED, "data.weights={a: 1, b: 1}", f"data.loader.sampler={{_target_: {STREAMS}.Sized}}"),
+            "data.loader.sampler",
+            "define the order, and so does a sampler",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_the_first_iteration(lines: tuple[str, ...], key: str, problem: str) -> None:
+    error = refused(*lines)
+    assert error.key == key
+    assert problem in error.problem
+
+
+def test_several_streams_are_mixed() -> None:
+    loaders = built(TWO, "data.weights={a: 3, b: 1}", "data.loader.steps_per_epoch=10")
+    numbers = torch.cat(epoch(loaders)).tolist()
+    assert len(numbers) == 640
+    assert 0.55 < sum(number >= 10 for number in numbers) / 640 < 0.8
+
+
+def test_several_sets_are_one_and_weights_are_their_shares() -> None:
+    once = torch.cat(epoch(built(INDEXED))).tolist()
+    assert sorted(once) == sorted([*range(90), *range(10)])
+    assert once != sorted(once)
+    shared = Counter(torch.cat(epoch(built(INDEXED, "data.weights={a: 1, b: 1}"))).tolist())
+    assert shared.total() == 100
+    assert sum(shared[number] for number in range(10)) >= 50, "the 10 samples of b, 5 times"
+    lengths = torch.cat(epoch(built(INDEXED, "data.lengths={a: 7}"))).tolist()
+    assert len(lengths) == 17
+
+
+def test_the_draws_of_an_epoch_are_those_of_its_seed() -> None:
+    lines = (INDEXED, "data.weights={a: 1, b: 1}")
+    first, second = built(*lines), built(*lines)
+    assert torch.equal(torch.cat(epoch(first)), torch.cat(epoch(second)))
+    train: Any = first.train
+    train.set_epoch(1)
+    assert not torch.equal(torch.cat(epoch(first)), torch.cat(epoch(second)))
+
+
+def test_a_collate_function_that_fails_in_a_stream_names_the_sample() -> None:
+    for workers in (0, 1):
+        loaders = built(
+            f"data.train={{_target_: {STREAMS}.Odd, at: 5}}",
+            "data.loader.steps_per_epoch=9",
+            "data.loader.batch_size=4",
+            f"data.loader.num_workers={workers}",
+        )
+        train: Any = loaders.train
+        batches = train.begin(0, 0)
+        assert next(iter(batches)).tolist() == [[0.0], [1.0], [2.0], [3.0]]
+        with pytest.raises(
+            UserError, match=r"default_collate fails for sample 5 of data\.train together with sample 4"
+        ):
+            list(islice(chain(batches), 3))
+        train.end_workers()
