@@ -89,6 +89,11 @@ def test_what_has_no_counterpart_is_named(outcomes: Mapping[str, Any]) -> None:
     assert found["ignored"] == 1
 
 
+def test_a_file_of_lightning_is_loaded(outcomes: Mapping[str, Any]) -> None:
+    assert outcomes["weights"]["same"]
+    assert outcomes["weights"]["objects"] > 0, "it contains more than tensors"
+
+
 def test_from_the_command_line(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     project.write(

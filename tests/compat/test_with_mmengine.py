@@ -30,6 +30,11 @@ def test_a_hook_sees_the_same_as_in_mmengines_own_runner(outcomes: Mapping[str, 
     assert traces["here"] == traces["theirs"]
 
 
+def test_a_file_of_mmengine_is_loaded(outcomes: Mapping[str, Any]) -> None:
+    assert outcomes["weights"]["same"]
+    assert outcomes["weights"]["objects"] > 0, "it contains more than tensors"
+
+
 def test_early_stopping_hook(outcomes: Mapping[str, Any]) -> None:
     found = outcomes["early_stopping"]
     assert (found["status"], found["epochs"]) == ("stopped", 4)

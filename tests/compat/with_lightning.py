@@ -18,6 +18,7 @@ with warnings.catch_warnings():
 
 from hydraloop.compat import LightningCallback
 from hydraloop.compat.lightning_methods import INSTEAD, POINTS
+from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from tests.compat.scripts import RISING, engine_with, refusal, run_all
@@ -118,6 +119,18 @@ def traces() -> Any:
         engine_with(LightningCallback(in_ours), max_epochs=EPOCHS, **here).train()
         found.append({"theirs": in_theirs.trace, "here": in_ours.trace})
     return found
+
+
+def weights() -> Any:
+    """Load a file of Lightning's own trainer, with hyperparameters of other classes; compare the weights."""
+    trainer = trained([theirs.EarlyStopping("val_accuracy")], max_epochs=1)
+    module, path = trainer.lightning_module, Path(tempfile.mkdtemp(), "a.ckpt")
+    module.save_hyperparameters({"act": torch.nn.ReLU, "where": Path("data")})
+    trainer.save_checkpoint(path)
+    own = torch.nn.ModuleDict({"layer": torch.nn.Linear(3, 2)})
+    initialise(own, path, Rules())
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    return {"same": same(own.state_dict(), module.state_dict()), "objects": len(unsafe)}
 
 
 def early_stopping() -> Any:
@@ -326,5 +339,17 @@ def unmapped() -> Any:
 
 if __name__ == "__main__":
     run_all(
-        [traces, early_stopping, resumed, timer, lambdas, finetuning, finetuning_resumed, spikes, refused, unmapped]
+        [
+            traces,
+            weights,
+            early_stopping,
+            resumed,
+            timer,
+            lambdas,
+            finetuning,
+            finetuning_resumed,
+            spikes,
+            refused,
+            unmapped,
+        ]
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's warnings about mmengine's use of it
@@ -21,6 +22,7 @@ with warnings.catch_warnings():
 
 from hydraloop.compat import MMEngineHook
 from hydraloop.compat.mmengine_hook import INSTEAD
+from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -29,7 +31,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal, run_all
-from tests.hooks.tiny_runs import BATCHES, batches
+from tests.hooks.tiny_runs import BATCHES, batches, same
 from tests.ranks import on_ranks
 
 EPOCHS = 2
@@ -120,6 +122,27 @@ def traces() -> Any:
     runner.train()
     engine_with(MMEngineHook(here), max_epochs=EPOCHS).train()
     return {"theirs": tracer.trace, "here": here.trace}
+
+
+def weights() -> Any:
+    """Load a file of mmengine's own runner, with its message hub and the states of its hooks; compare the weights."""
+    model = Model()
+    folder = Path(tempfile.mkdtemp())
+    Runner(
+        model=model,
+        work_dir=str(folder),
+        train_dataloader=loader(BATCHES),
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper={"optimizer": {"type": "AdamW", "lr": 0.1}},
+        param_scheduler=[{"type": "LinearLR", "start_factor": 0.1, "end": 2}],
+        default_hooks={"logger": {"type": "LoggerHook", "interval": 1}},
+        default_scope="mmengine",
+        experiment_name="weights",
+    ).train()
+    own = nn.ModuleDict({"layer": nn.Linear(3, 2)})
+    initialise(own, folder / "epoch_1.pth", Rules())
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(folder / "epoch_1.pth")
+    return {"same": same(own.state_dict(), model.state_dict()), "objects": len(unsafe)}
 
 
 def early_stopping() -> Any:
@@ -286,6 +309,7 @@ if __name__ == "__main__":
     run_all(
         [
             traces,
+            weights,
             early_stopping,
             empty_cache,
             sync_buffers,

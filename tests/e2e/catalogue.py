@@ -188,7 +188,7 @@ MECHANISM = (
         test_load_from_takes_weights_into_a_new_run
         engine/checkpoint/test_resume.py::test_cut_at_an_epochs_end
         test_cut_inside_an_epoch
-        engine/checkpoint/test_format.py::test_init_with_a_prefix_takes_only_those
+        engine/checkpoint/test_initial_weights.py::test_init_with_a_prefix_takes_only_those
         test_init_with_a_prefix_the_model_does_not_have_takes_it_off
         test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front
         """,
@@ -351,6 +351,18 @@ CUSTOM_HOOKS = (
         test_evaluation_runs_on_the_average_and_the_raw_bits_come_back
         test_by_epoch_averages_the_ends_of_epochs
         test_a_resumed_run_ends_with_the_same_bits
+        """,
+    ),
+    _row(
+        "MMDetection, MMClassification",
+        "frozen_stages and norm_eval of backbones",
+        "`freeze`",
+        "engine.max_epochs=2 hooks=[freeze] hooks.freeze.modules=[features] hooks.freeze.epochs=1",
+        tests="""
+        hooks/test_freeze.py::test_modules_are_frozen_for_their_time
+        test_two_ranks_train_as_one_process_does
+        test_a_killed_run_resumes_to_the_same_bits
+        test_frozen_norms_keep_their_statistics_unless_told_otherwise
         """,
     ),
     _row(
