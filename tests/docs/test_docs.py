@@ -163,7 +163,7 @@ def _shortened(arguments: list[str]) -> list[str]:
     """With one epoch, unless the command says how long or has schedules, whose lengths must fit."""
     if "experiment=char_lm" in arguments:
         return [*arguments, *TINY]
-    lasting = ("--", "engine.max_", "scheduler", "+scheduler", "resume=")
+    lasting = ("--", "engine.max_epochs", "engine.max_iters", "scheduler", "+scheduler", "resume=")
     return (
         arguments
         if any(argument.startswith(lasting) for argument in arguments)
