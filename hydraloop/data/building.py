@@ -44,7 +44,7 @@ def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distribute
 
 def _loader(cfg: DictConfig, split: str, device: torch.device, distributed: Distributed) -> Loader:
     key, train, order = f"data.{split}", split == "train", None
-    if train and "_target_" not in cfg.data.train:
+    if train and isinstance(cfg.data.train, DictConfig) and "_target_" not in cfg.data.train:
         data, order = _train_sets(cfg.data)
     else:
         given = next((name for name in ("weights", "lengths") if train and cfg.data.get(name)), None)
@@ -55,6 +55,8 @@ def _loader(cfg: DictConfig, split: str, device: torch.device, distributed: Dist
         data = instantiate(cfg.data[split], key)
     kind = _kind(data, key)
     if kind == "batches":
+        if train and not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
+            _check_split(data, distributed.world_size)
         loader: Loader = data
         return loader
     options, keys = options_of(cfg.data, split)
@@ -127,3 +129,14 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
         remedy="Use an object with __getitem__ and __len__ (samples), with __iter__ and __len__ (batches), or with "
         "__iter__ alone (a stream of samples).",
     )
+
+
+def _check_split(batches: object, world_size: int) -> None:
+    """Refuse batches that are the same on all ranks."""
+    if world_size > 1 and not hasattr(batches, "num_replicas"):
+        raise UserError(
+            f"{type(batches).__name__} yields the same batches on each of {world_size} processes",
+            key="data.train",
+            remedy="Let data.train be the data set of its samples, or split the batches in the class and give it an "
+            "attribute num_replicas.",
+        )

@@ -52,11 +52,12 @@ def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterato
 
 def dead_worker(error: Exception, key: str) -> UserError | None:
     """Return what to say of torch's error for workers that were killed or have exited."""
-    text = str(error)
-    if not (isinstance(error, RuntimeError) and text.startswith("DataLoader worker (pid")):
+    texts = (str(one) for one in (error.__cause__, error) if isinstance(one, RuntimeError))  # the cause has the signal
+    text = next((text for text in texts if text.startswith("DataLoader worker (pid")), None)
+    if text is None:
         return None
     return UserError(
-        f"{text.splitlines()[0].rstrip('.')}, while it loaded {key}",
+        f"{text.splitlines()[0].rstrip('. ')}, while it loaded {key}",
         key="data.loader.num_workers",
         remedy="Often there is too little memory: use fewer workers. data.loader.num_workers=0 loads in the training "
         "process, which shows any other error.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook
 from hydraloop.engine.hook_order import overrides
 from hydraloop.engine.loaders import Loader
+from hydraloop.engine.ready_loader import check_ranks
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def check_trainable(engine: Engine) -> None:
     """Refuse to train without a train loader, or with one that has no batch."""
     if engine.loaders.train is None:
         raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
+    check_ranks(engine.loaders.train, engine.distributed.world_size)
     if not all(check_lengths(engine)):
         raise UserError(
             "the train loader has no batch",

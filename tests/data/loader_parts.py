@@ -86,3 +86,20 @@ class Strided:
 def count_workers(worker: int, seen: Any = None) -> None:
     """For `worker_init_fn`: the worker's number is the first random number of its samples."""
     torch.manual_seed(100 + worker)
+
+
+class Epoch:
+    """A sized iterable of batches."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.arange(6).split(2))
+
+
+class NoLength(Dataset[int]):
+    """A data set whose length was forgotten."""
+
+    def __getitem__(self, index: int) -> int:
+        return index

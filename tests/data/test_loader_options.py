@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch.utils.data import RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 import hydraloop
 from hydraloop.data.building import build_loaders
@@ -25,6 +25,7 @@ PARTS = "tests.data.loader_parts"
 def composed(*lines: str, base: bool = True) -> DictConfig:
     """The config of a run on 40 lists of numbers."""
     data = [f"data.{split}={{_target_: {PARTS}.Words}}" for split in ("train", "val", "test")]
+    data = [line for line in data if not any(own.startswith(line.split("=")[0] + "=") for own in lines)]
     cfg = hydraloop.compose(["data=base", *data, *(lines if base else ())], folder=REPOSITORY)
     if not base:
         own = OmegaConf.from_dotlist([*data, *lines])
@@ -108,3 +109,36 @@ def test_mistakes_name_their_key(line: str) -> None:
     assert caught.value.key is not None
     assert caught.value.key.startswith(key)
     assert text in str(caught.value)
+
+
+def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches() -> None:
+    ready = f"{{_target_: torch.utils.data.DataLoader, dataset: {{_target_: {PARTS}.words}}, shuffle: true}}"
+    cfg = composed(
+        f"data.train={ready}", f"data.val={{_target_: {PARTS}.words}}", f"data.test={{_target_: {PARTS}.Epoch}}"
+    )
+    built: Any = build_loaders(cfg, torch.device("cpu"), Distributed())
+    assert isinstance(built.train, DataLoader)
+    assert not isinstance(built.train, PartLoader)
+    assert isinstance(built.val, PartLoader)
+    assert len(built.val.dataset) == 40
+    assert isinstance(built.test, loader_parts.Epoch)
+
+
+class _OfTwo(Distributed):
+    world_size = 2
+
+
+@pytest.mark.parametrize(
+    ("target", "ranks", "text"),
+    [
+        ("Epoch", 2, "yields the same batches on each of 2 processes"),
+        ("NoLength", 1, "NoLength has no length"),
+        ("pad", 1, "pad"),
+        ("Pad, value: 1", 1, "Pad is neither a data set nor a loader"),
+    ],
+)
+def test_objects_of_another_type_than_data_are_refused(target: str, ranks: int, text: str) -> None:
+    cfg = composed(f"data.train={{_target_: {PARTS}.{target}}}")
+    with pytest.raises(UserError, match=text) as caught:
+        build_loaders(cfg, torch.device("cpu"), _OfTwo() if ranks == 2 else Distributed())
+    assert caught.value.key == "data.train"

@@ -44,9 +44,10 @@ def reads_ahead(loader: object) -> bool:
 
     Workers have their own random generators. Any other loader may draw from the generators of this process. If it
     fetched a batch ahead, a checkpoint would save the generators after the draws for that batch, and the resumed run,
-    which fetches it again, would draw other numbers.
+    which fetches it again, would draw other numbers. A loader with its own `state_dict` would save a position that is
+    one batch too far.
     """
-    return getattr(loader, "num_workers", 0) > 0
+    return getattr(loader, "num_workers", 0) > 0 and not hasattr(loader, "state_dict")
 
 
 def one_ahead(
