@@ -35,6 +35,7 @@ _AT_LEAST = {
     "engine.accumulate": (1, "Use 1 or more."),
     "engine.val_interval": (1, "Use 1 or more, or null for never."),
     "engine.val_begin": (0, "Use 0 for the start."),
+    "engine.sanity_val_steps": (0, "Use 0 for none."),
     "engine.threads": (1, "Use 1 or more, or null for all cores."),
     "distributed.nproc_per_node": (1, "Use 1 or more."),
     "distributed.max_restarts": (0, "Use 0 (no restart) or more."),

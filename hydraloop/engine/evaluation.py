@@ -49,16 +49,21 @@ def evaluating(engine: Engine) -> Iterator[None]:
         engine._evaluation = None
 
 
-@torch.no_grad()
 def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
-    """Evaluate the batches of a loader, with all modules in eval mode; called on every rank.
+    """Evaluate a loader and return the metrics over all ranks' samples, the same on each rank. One host sync."""
+    evaluate_batches(engine, loader, before, after)
+    return compute(engine)
+
+
+@torch.no_grad()
+def evaluate_batches(
+    engine: Engine, loader: Loader | None, before: Sequence[Call] = (), after: Sequence[Call] = ()
+) -> None:
+    """Reset the metrics and add the batches of a loader, with all modules in eval mode; called on every rank.
 
     Args:
         before: called before each batch.
         after: called after each batch.
-
-    Returns:
-        The metrics over all ranks' samples, the same on each rank. One host sync.
     """
     task, ranks = engine.task, engine.distributed
     share = share_of(loader)
@@ -81,6 +86,12 @@ def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], afte
                     call(engine, batch_idx, batch, outputs)
         finally:
             ranks.after_evaluation()
-    metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
+
+
+@torch.no_grad()
+def compute(engine: Engine) -> dict[str, float]:
+    """Return the metrics over all batches since the last reset; called on every rank. One host sync."""
+    ranks = engine.distributed
+    metrics: dict[str, float] = ranks.from_main(engine.task.compute_metrics(ranks.sum, ranks.gather))
     log_matrices(engine)
     return metrics

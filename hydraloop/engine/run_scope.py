@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from hydraloop.engine import sanity
 from hydraloop.engine.device.seeding import cudnn_benchmark
 from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.report.summary import format_start, format_summary
@@ -61,6 +62,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         kernels = cudnn_benchmark(engine.settings.benchmark)
         with kernels, engine.precision.active(), always(engine, engine.stages.after_run):
             try:
+                sanity.check(engine)
                 for call in engine.stages.before_run:
                     call(engine)
                 yield

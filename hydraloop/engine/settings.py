@@ -49,6 +49,7 @@ class Settings:
     val_begin: int = 0
     val_by_epoch: bool = True
     test: bool = True
+    sanity_val_steps: int = 1
     limit_train_batches: int | float | None = None
     limit_val_batches: int | float | None = None
     limit_test_batches: int | float | None = None

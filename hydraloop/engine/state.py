@@ -104,6 +104,10 @@ class EngineState(LogsRecords):
     """The contents of `load_from` until after_load_checkpoint; tensors are read from the file when they are used."""
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ReadyLoader` if it does not know its position; used for iterations and checkpoints."""
+    metric_names: tuple[str, ...]
+    """Of the metrics of a validation: those that the task declares; from before_run on, those of the sanity step."""
+    tried: bool = False
+    """Whether the sanity step has been done, which happens once for each engine."""
     evaluation_length: int = 0
     """The number of batches of the current or last evaluation."""
     _window: Window | None = None
@@ -145,7 +149,7 @@ class EngineState(LogsRecords):
         self.accumulate = self.settings.accumulate
         self.epoch_length = self.settings.limited("train", len(self.train_loader or ()))
         self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
-        self.metric_names: tuple[str, ...] = tuple(self.task.metric_names)
+        self.metric_names = tuple(self.task.metric_names)
 
         load_from(cast("Engine", self))
         self._optimizer = optimizer

@@ -7,19 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hydraloop.engine.device import seeding
+from hydraloop.engine.evaluation import evaluate_batches
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.train_mode import in_eval_mode
+from hydraloop.engine.sanity import first_batches, trial
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.tta_views import (
     Merge,
     View,
     Views,
-    check_images,
     mean_output,
     mean_probability,
     named_views,
@@ -51,15 +49,14 @@ class TestTimeAugmentationHook(Hook):
     It makes the test worse for digits, letters and signs; use [identity,shift] for these.
 
     Priority HIGHEST: all other hooks see the model that is tested. Cost: the time of a test is multiplied by the number
-    of views; a copy of the inputs; a test step on two samples before training. No host sync, no more memory for the
+    of views; a copy of the inputs; a test step on one batch before training. No host sync, no more memory for the
     model. No state. Options: `TestTimeAugmentationHookConf`. From MMEngine's PrepareTTAHook, and MMPretrain's
     AverageClsScoreTTA for the probabilities.
 
     Raises:
         UserError: an unknown name, no transform, a shift below 1; or the test's inputs are not images or too small for
-            the shift, or the model's outputs cannot be merged. The latter is checked before the first iteration if two
-            samples can be read without side effects (no worker processes) and the model is neither sharded nor
-            compiled, else at the first test batch.
+            the shift, or the model's outputs cannot be merged. The latter is checked before the first iteration, with
+            the first batch of the test; if a loader can be iterated only once, at its first batch.
     """
 
     __test__ = False  # pytest would collect a class whose name begins with Test
@@ -83,13 +80,8 @@ class TestTimeAugmentationHook(Hook):
                 why = "data.test=null" if engine.loaders.test is None else "engine.test=false"
                 log.warning("%s has no effect: the run has no test (%s)", self.key, why)
             return
-        batch = _some_batch(engine.loaders.test)
-        if batch is None:
-            return
-        if _can_try(engine):
-            self._try(engine, batch)
-        elif self._turns and isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
-            check_images(batch[0], key=self.key, shift=self._shift)
+        with trial(engine, "test"), engine.task.uncounted():
+            self._try(engine, first_batches(engine.loaders.test, 1))
 
     def before_test_epoch(self, engine: Engine) -> None:
         engine.during_evaluation(self._augmented(engine))
@@ -123,15 +115,15 @@ class TestTimeAugmentationHook(Hook):
             return self._merge
         return "probabilities" if _of_classes(task) else "outputs"
 
-    def _try(self, engine: Engine, batch: Any) -> None:
+    def _try(self, engine: Engine, batches: list[Any]) -> None:
         try:
             with self._in_place(engine):
-                _try_test(engine, batch)
+                evaluate_batches(engine, batches)
         except Exception as error:  # of the user's model, task or view
             if isinstance(error, UserError) and str(error.key).startswith(self.key):
                 raise
             try:
-                _try_test(engine, batch)
+                evaluate_batches(engine, batches)
             except Exception:  # the views are not the cause: the test itself will report it
                 return
             raise UserError(
@@ -163,50 +155,3 @@ def _of_classes(task: Any) -> bool:
     loss = getattr(task, "loss", None)
     functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
     return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss in functions
-
-
-def _some_batch(loader: Any) -> Any:
-    """Return a batch of two samples (or the only one) as the loader would make it, or a list's first batch.
-
-    Return None if there are worker processes: a data set may open files at its first sample, separately in each worker.
-    The random generators are unchanged.
-    """
-    if isinstance(loader, Sequence):
-        return loader[0] if loader else None
-    batched = getattr(loader, "batch_sampler", None) is not None and callable(getattr(loader, "collate_fn", None))
-    if not batched or getattr(loader, "num_workers", None) != 0:
-        return None
-    generators = seeding.rng_state()
-    try:
-        dataset, fetch = loader.dataset, getattr(loader.dataset, "__getitems__", None)
-        # Two: some models drop a dimension of size 1.
-        indices = list(range(min(2, len(dataset))))
-        return loader.collate_fn([dataset[index] for index in indices] if fetch is None else fetch(indices))
-    finally:
-        seeding.set_rng_state(generators)
-
-
-@torch.no_grad()
-def _try_test(engine: Engine, batch: Any) -> None:
-    """Do one step of the test as the engine does; metrics, modes and generators are unchanged."""
-    task = engine.task
-    generators = seeding.rng_state()
-    try:
-        with in_eval_mode(task):
-            task.reset_metrics()  # moves them to the device
-            with task.uncounted():
-                for moved in engine.on_device([batch]):
-                    engine.evaluate_batch(moved)
-    finally:
-        seeding.set_rng_state(generators)
-
-
-def _can_try(engine: Engine) -> bool:
-    """Return whether an additional step is harmless: a sharded model needs all ranks, a compiled one another
-    compilation."""
-    # module.compile() and torch.compile(module); torch has no public function for this.
-    compiled = any(
-        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
-        for module in engine.task.modules()
-    )
-    return not (compiled or engine.distributed.sharded)

@@ -23,6 +23,11 @@ class EngineConf:
     """Whether `val_interval` and `val_begin` count epochs. False: iterations, for epochs that take hours."""
     test: bool = True
     """Whether to test once after training, on the best checkpoint if one was saved, else on the last weights."""
+    sanity_val_steps: int = 1
+    """Validation batches that are evaluated before the run begins, so that a mistake in the data, the task or a metric
+    shows at once, and the names of all metrics are known. They are collated in this process from the first samples; no
+    hook is called, and random numbers stay the same. 1 finds most mistakes. 0: none; then `monitor` and `save_best` can
+    only name metrics that the task declares."""
     limit_train_batches: Optional[Union[int, float]] = None
     """Batches of an epoch: a number (100), or a share of the train loader (0.1; at least one batch). Null: all.
     Schedules and intervals follow the shorter epoch. With shuffling, each epoch gets other samples."""

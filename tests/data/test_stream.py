@@ -12,6 +12,7 @@ import torch
 
 from hydraloop.data.stream import StreamLoader, TrainStreamLoader
 from hydraloop.engine.device.prefetch import one_ahead
+from hydraloop.engine.sanity import first_batches
 from hydraloop.errors import UserError
 from tests.data.streams import ByWorker, Numbers, Plain, Shards, Sized, stream_loader
 
@@ -247,3 +248,13 @@ def test_no_workers_and_one_worker_read_the_same() -> None:
 def test_a_checkpoint_of_other_data_is_refused() -> None:
     with pytest.raises(UserError, match="in 0 sets; this run has 1 ranks, 1 workers and 1 sets"):
         train_loader(Shards()).load_state(None, 0, 5)
+
+
+def test_the_first_batches_are_drawn_in_this_process() -> None:
+    loader = val_loader(Shards(), batch_size=4, num_workers=2, steps_per_epoch=9)
+    first = [batch["x"].tolist() for batch in first_batches(loader, 9)]
+    assert first == [[0, 1, 2, 3], [4, 200, 201, 202], [203, 204, 205, 206]], "the part of the first worker"
+    assert [batch["x"].tolist() for batch in first_batches(loader, 1)] == first[:1]
+    empty = val_loader(Shards(()), batch_size=4, num_workers=2, steps_per_epoch=9)
+    with pytest.raises(UserError, match="has no samples"):
+        first_batches(empty, 1)

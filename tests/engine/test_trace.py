@@ -200,7 +200,8 @@ def test_an_exception_in_a_phase(tmp_path: Path, point: str, until: list[str]) -
 
 def test_an_exception_of_the_task_in_validation(tmp_path: Path) -> None:
     misshapen = [(batches(1)[0][0][:, :2], batches(1)[0][1])]
-    assert _trace(tmp_path, val=misshapen, raises=RuntimeError) == [
+    assert _trace(tmp_path, val=misshapen, raises=RuntimeError) == ["on_exception", "after_run"], "in the sanity step"
+    assert _trace(tmp_path, val=misshapen, raises=RuntimeError, sanity_val_steps=0) == [
         "before_run", "before_train", *EPOCH,
         "before_val", "before_val_epoch", "before_val_iter 0",
         "on_exception", "after_train", "after_run",

@@ -180,7 +180,7 @@ def test_a_validation_without_the_metric_is_not_the_best(tmp_path: Path, caplog:
         optimizer=optim.SGD(net.parameters(), lr=0.1),
         loaders=Loaders(batches(), batches(2, seed=1), None),
         hooks={"checkpoint": CheckpointHook(save_best=["acc", "err"], rule=["greater", "less"], interval=None)},
-        settings=Settings(max_epochs=3, device="cpu"),
+        settings=Settings(max_epochs=3, device="cpu", sanity_val_steps=0),  # a value for each validation
         run_dir=tmp_path,
     )
     with caplog.at_level(logging.WARNING):

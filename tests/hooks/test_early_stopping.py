@@ -348,7 +348,7 @@ def on_rank(distributed: Distributed, run_dir: str) -> tuple[int, str | None]:
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         loaders=Loaders(batches(2), batches(1)),
         hooks={"early_stopping": EarlyStoppingHook(patience=3)},
-        settings=Settings(device="cpu", max_epochs=9),
+        settings=Settings(device="cpu", max_epochs=9, sanity_val_steps=0),  # a value for each validation
         run_dir=Path(run_dir),
         distributed=distributed,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,8 @@ def _engine(
             test or build_loader(_data(), shuffle=False, **shares),
         ),
         hooks={**({} if tta is None else {"tta": tta}), "outputs": Outputs(), **(hooks or {})},
-        settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
+        # The validation data are not those of a task that a test brings.
+        settings=Settings(**{"device": "cpu", "max_epochs": 2, "sanity_val_steps": 0, **settings}),
         run_dir=run_dir,
         distributed=distributed,
         precision=make_precision({"name": precision}, torch.device("cpu")),
@@ -369,7 +370,7 @@ def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, 
     assert raised.value.key == "hooks.tta.transforms"
     assert engine.progress.iteration == 0
     engine.model.compile(backend="eager")
-    with pytest.raises(UserError, match="the input of the test is a tensor"):  # no step is tried
+    with pytest.raises(UserError, match="the input of the test is a tensor"):
         engine.train()
     assert engine.progress.iteration == 0
 
@@ -386,7 +387,7 @@ def test_the_trial_moves_no_generator_and_no_mode_and_disturbs_no_worker(tmp_pat
 
     class Counting(Accuracy):
         def update(self, preds: Tensor, target: Tensor) -> None:
-            raise AssertionError("two samples of no test")
+            raise AssertionError("a batch of no test")
 
     task = Classification(Looking(), nn.CrossEntropyLoss(), {"accuracy": Counting()})
     engine, hook = _engine(tmp_path, task=task), TestTimeAugmentationHook()
@@ -399,7 +400,7 @@ def test_the_trial_moves_no_generator_and_no_mode_and_disturbs_no_worker(tmp_pat
     assert seen == [False] * 2, "each view once, as in a test"
     assert [module.training for module in engine.task.modules()] == modes
     assert engine.model is model
-    assert engine.loaders.test.dataset.read == 2  # type: ignore[union-attr]
+    assert engine.loaders.test.dataset.read == 4  # type: ignore[union-attr]
     with_workers = _data()
     loader = build_loader(with_workers, shuffle=False, batch_size=4, num_workers=1)
     hook.before_train(_engine(tmp_path, test=loader))
@@ -432,11 +433,15 @@ def test_a_data_set_without_whole_batches_is_looked_at_too(tmp_path: Path) -> No
     assert engine.progress.iteration == 0
 
 
-def test_other_loaders_are_left_to_the_test(tmp_path: Path) -> None:
-    whole = torch.utils.data.DataLoader(_data(8), batch_size=None)  # its data set's samples are the batches
-    hook = TestTimeAugmentationHook()
-    hook.before_train(_engine(tmp_path, test=whole))
-    assert whole.dataset.read == 0  # type: ignore[attr-defined]
+def test_a_loader_that_can_be_read_once_is_left_to_the_test(tmp_path: Path) -> None:
+    class Once(Iterator[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __next__(self) -> Any:
+            raise AssertionError("a batch that the test would lack")
+
+    TestTimeAugmentationHook().before_train(_engine(tmp_path, test=Once()))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,10 @@ def engine_of(
     precision: Precision | None = None,
     **settings: Any,
 ) -> Engine:
-    """An engine over four batches an epoch, with SGD; `settings` are the engine's."""
+    """An engine over four batches an epoch, with SGD; `settings` are the engine's.
+
+    There is no sanity step, because a `Scripted` metric has one value for each evaluation.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
     net = model() if net is None else net
     return Engine(
@@ -94,7 +97,7 @@ def engine_of(
         ),
         hooks=hooks,
         schedules=schedules,
-        settings=Settings(**{"max_epochs": 3, "device": "cpu", **settings}),
+        settings=Settings(**{"max_epochs": 3, "device": "cpu", "sanity_val_steps": 0, **settings}),
         run_dir=run_dir,
         distributed=distributed,
         precision=precision,

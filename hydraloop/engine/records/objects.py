@@ -47,6 +47,8 @@ class LogsRecords:
 
     mode: Mode = "train"
     """`val` or `test` from before_val to after_val and from before_test to after_test, otherwise `train`."""
+    muted: bool = False
+    """Whether nothing is logged, during the sanity step."""
     distributed: Distributed
     run_dir: Path
     stages: Stages
@@ -68,7 +70,7 @@ class LogsRecords:
         Raises:
             UserError: an object has the name of one of the numbers.
         """
-        if not self.distributed.is_main:
+        if self.muted or not self.distributed.is_main:
             return
         if not PLAIN.issuperset(map(type, record.values())):  # a third of the time of a look at each value
             record = {name: plain(value) for name, value in record.items()}
@@ -142,7 +144,7 @@ class LogsRecords:
     def _log(self, kind: ObjectKind, name: str, suffix: str, write: Callable[[Path], object]) -> Path | None:
         """Let `write` write the file of an object, then log the record that names it."""
         mode, name = self._place(name)
-        if not self.distributed.is_main:
+        if self.muted or not self.distributed.is_main:
             return None
         self._claim(f"{mode}/{name}", kind)
         entries = position(cast("Engine", self), mode)

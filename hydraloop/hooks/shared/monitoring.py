@@ -20,7 +20,10 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
         UserError: names similar metrics.
     """
     if name not in engine.metric_names:
-        raise UserError(f"there is no metric {name!r}", key=key, remedy=suggestion(name, engine.metric_names))
+        remedy = suggestion(name, engine.metric_names)
+        if not engine.tried:
+            remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
+        raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
 
 
 def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> None:

@@ -246,7 +246,7 @@ def test_nothing_is_recomputed_in_evaluation(tmp_path: Path) -> None:
     model = network()
     checkpoint_activations(model, ["Block"])
     engine_for(model, tmp_path, {}).validate()
-    assert forwards_of(model) == [2, 2]
+    assert forwards_of(model) == [3, 3], "one in the sanity step, two in the validation"
 
 
 def test_a_class_that_does_not_occur() -> None:
@@ -297,7 +297,7 @@ def test_channels_last(wanted: object, expected: bool, tmp_path: Path) -> None:
         settings=Settings(device="cpu", max_epochs=1, channels_last=expected),
         run_dir=tmp_path,
     ).train()
-    assert model.layouts == [expected] * 4
+    assert model.layouts == [expected] * 5, "of the sanity step, two iterations and the validation"
 
 
 def test_a_layout_that_is_none() -> None:

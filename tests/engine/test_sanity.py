@@ -1,0 +1,330 @@
+"""The sanity step: what it finds before the first iteration, and that it changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+
+from hydraloop.data.loader import build_loader
+from hydraloop.engine.device.seeding import rng_state
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import whole
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.sanity import first_batches
+from hydraloop.engine.settings import Settings
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
+from hydraloop.tasks import Regression, Task
+from tests.engine.distributed.test_equality import dataset, network
+from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
+from tests.ranks import RankError, on_ranks
+
+
+class Lazy(Dataset[Any]):
+    """Opens its file at the first sample, as a set that shall work in workers does."""
+
+    def __init__(self, length: int = 10) -> None:
+        self.length, self.file = length, ""
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.file = "open"
+        return torch.full((3,), float(index)), torch.zeros(1)
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without a length."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from torch.arange(10.0)
+
+
+def collated(samples: list[Any]) -> list[Any]:
+    """A collate function that shows what it gets."""
+    return [int(sample[0][0]) if isinstance(sample, tuple) else int(sample) for sample in samples]
+
+
+# What changes nothing. -----------------------------------------------------------------------------------------------
+
+
+class Drawing(Task):
+    """Draws from each generator, changes a buffer and logs a picture in each evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_task().model, nn.MSELoss())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        self.calls = self.calls + 1
+        self.engine.log_image("noise", torch.rand(4, 4).numpy() + random.random() + np.random.rand())
+        return super().evaluate(batch)
+
+
+def test_it_calls_no_hook_starts_no_process_and_changes_no_state(tmp_path: Path) -> None:
+    recorder, task, data = Recorder(), Drawing(), Lazy()
+    loader = build_loader(data, shuffle=False, batch_size=4, num_workers=2)
+    found: dict[str, Any] = {}
+    others = set(multiprocessing.active_children())  # ranks of other tests
+
+    def look(engine: Engine) -> None:
+        found.update(
+            state=rng_state(), processes=set(multiprocessing.active_children()) - others, trace=list(recorder.trace),
+            modes=[module.training for module in task.modules()], calls=task.calls.item(), file=data.file,
+            mode=engine.mode, media=list(tmp_path.glob("media/**/*")), names=engine.metric_names,
+        )  # fmt: skip
+
+    task.model.eval()
+    engine = make_engine(tmp_path, {"recorder": recorder, "look": at("before_run", look)}, task=task)
+    engine.loaders = Loaders(batches(2), loader)
+    modes, before = [module.training for module in task.modules()], rng_state()
+    engine.train()
+    assert found.pop("state")["torch"].equal(before.pop("torch"))
+    assert {name: value for name, value in rng_state().items() if name != "torch"} != before, "the validation draws"
+    assert found == {
+        "processes": set(), "trace": ["before_run"], "modes": modes, "calls": 0, "file": "", "mode": "train",
+        "media": [], "names": ("loss",),
+    }  # fmt: skip
+    assert task.calls == 3, "of the validation"
+    assert data.file == "", "read in the workers"
+
+
+def run(distributed: Distributed, run_dir: str, steps: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Two epochs with dropout in training and in evaluation, accumulation and EMA."""
+    torch.manual_seed(distributed.rank)
+    Path(run_dir).mkdir(exist_ok=True)
+
+    class Noisy(Regression):
+        def evaluate(self, batch: Any) -> dict[str, Any]:
+            return super().evaluate((nn.functional.dropout(batch[0]), batch[1]))
+
+    task = Noisy(nn.Sequential(network(), nn.Dropout(0.3), nn.Linear(1, 1)), nn.MSELoss())
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.fill_(0.3)
+    distributed.prepare(task.model)
+    part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": 3}
+    hooks = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1, by_epoch=False)}
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
+        loaders=Loaders(
+            build_loader(dataset(), shuffle=True, seed=3, **part), build_loader(dataset(5), shuffle=False, **part)
+        ),
+        hooks=hooks,
+        settings=Settings(device="cpu", max_epochs=2, accumulate=2, sanity_val_steps=steps, **settings),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    result = engine.train()
+    weights = {name: whole(value).detach().clone() for name, value in task.model.state_dict().items()}
+    return {"weights": weights, "val": result.val_metrics, "generator": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize(("world_size", "strategy"), [(1, "auto"), (2, "ddp"), (2, "fsdp2")])
+def test_runs_with_and_without_it_are_equal_to_the_last_bit(world_size: int, strategy: str, tmp_path: Path) -> None:
+    def ran(steps: int, name: str, **settings: Any) -> list[Any]:
+        if world_size == 1:
+            return [run(Distributed(), str(tmp_path / name), steps, settings)]
+        return on_ranks(world_size, run, str(tmp_path / name), steps, settings, strategy=strategy)
+
+    without = ran(0, "without")
+    assert list(differences(ran(1, "with"), without)) == []
+    (first, *_) = sorted((tmp_path / "with" / "checkpoints").glob("iter_*.pth"), key=lambda path: len(path.name))
+    resumed = ran(2, "resumed", resume=tmp_path / "with" / "checkpoints" / first.name)
+    assert list(differences(resumed, without)) == []
+
+
+class Custom(nn.Module):
+    """A model that torch compiles, unlike a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs).tanh()
+        return outputs
+
+
+def test_compiled_code_is_made_for_training_first(tmp_path: Path) -> None:
+    def graphs(steps: int) -> list[str]:
+        torch.compiler.reset()
+        task = Task(Custom(), nn.MSELoss())
+        engine = make_engine(
+            tmp_path, task=task, train=batches(2, 4), val=batches(1, 6), sanity_val_steps=steps, max_epochs=2
+        )
+        seen: list[str] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            seen.append(str([tuple(one.shape) if isinstance(one, Tensor) else one for one in inputs]))
+            return graph.forward
+
+        engine.model.compile(backend=backend)
+        engine.train()
+        return seen
+
+    without = graphs(0)
+    assert "(4, 3)" in without[0], "the shape of training is static"
+    assert graphs(1) == without
+
+
+# What it finds. ------------------------------------------------------------------------------------------------------
+
+
+class Several(Task):
+    """Returns a scalar of its own and has a metric of several values."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        return {**super().forward(batch), "margin": batch[0].mean()}
+
+
+class Parts:
+    """A metric with two values and a matrix."""
+
+    higher_is_better = True
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        self.preds = preds
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"mean": self.preds.mean(), "table": torch.eye(2)}
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def to(self, device: torch.device) -> Parts:
+        return self
+
+
+def test_all_names_are_known_before_the_first_hook_runs(tmp_path: Path) -> None:
+    task = Several(tiny_task().model, nn.MSELoss(), {"parts": Parts()})
+    names: list[tuple[str, ...]] = []
+    look = at("before_run", lambda engine: names.append(engine.metric_names))
+    stop = EarlyStoppingHook(monitor="margin", rule="less", patience=9)
+    engine = make_engine(tmp_path, {"look": look, "stop": stop}, task=task, val=batches(2))
+    engine.train()
+    assert names == [("parts/mean", "loss", "margin")]
+    assert tuple(engine.metrics) == names[0]
+
+
+def test_without_it_only_declared_names_can_be_followed(tmp_path: Path) -> None:
+    stop = EarlyStoppingHook(monitor="margin", rule="less", patience=9)
+    engine = make_engine(
+        tmp_path, {"stop": stop}, task=Several(tiny_task().model, nn.MSELoss()), val=batches(2), sanity_val_steps=0
+    )
+    with pytest.raises(UserError, match=r"hooks\.stop\.monitor: there is no metric 'margin'") as caught:
+        engine.train()
+    assert "engine.sanity_val_steps=1" in str(caught.value.remedy)
+    assert engine.progress.iteration == 0
+
+
+def test_a_mistake_in_the_validation_ends_the_run_before_the_first_iteration(tmp_path: Path) -> None:
+    misshapen = [batches(1)[0], (torch.ones(4, 2), torch.ones(4, 1))]
+    for steps, trained in ((1, 2), (2, 0)):
+        recorder = Recorder()
+        engine = make_engine(tmp_path, {"recorder": recorder}, val=misshapen, sanity_val_steps=steps)
+        with pytest.raises(RuntimeError) as caught:
+            engine.train()
+        assert ("In the sanity step" in "".join(getattr(caught.value, "__notes__", []))) is (trained == 0)
+        assert engine.progress.iteration == trained
+        assert engine.result is not None
+        assert engine.result.status == "failed"
+        assert not engine.muted
+
+
+def fails_on_one_rank(distributed: Distributed, run_dir: str) -> None:
+    """Rank 1 has a validation batch that the model cannot take."""
+    width = 3 - distributed.rank
+    task = Regression(network(), nn.MSELoss())
+    Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+        loaders=Loaders(batches(2), [(torch.ones(4, width), torch.ones(4, 1))]),
+        settings=Settings(device="cpu"),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    ).train()
+
+
+def test_a_mistake_on_one_rank_ends_all(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="mat1 and mat2"):
+        on_ranks(2, fails_on_one_rank, str(tmp_path))
+
+
+def test_a_metric_that_needs_more_samples_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Needs(Parts):
+        def compute(self) -> dict[str, Tensor]:
+            self.count = getattr(self, "count", 0) + 1
+            if self.count == 1:
+                raise ValueError("needs at least two batches")
+            return super().compute()
+
+    task = Task(tiny_task().model, nn.MSELoss(), {"needs": Needs()})
+    engine = make_engine(tmp_path, task=task, val=batches(2))
+    with caplog.at_level(logging.WARNING):
+        engine.train()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the metrics cannot be computed from 1 batch, so their names are not checked: ValueError: needs at least two "
+        "batches"
+    ]
+    assert tuple(engine.metrics) == ("needs/mean", "loss")
+
+
+@pytest.mark.parametrize("settings", [{"val_interval": None}, {"sanity_val_steps": 0}])
+def test_without_a_validation_nothing_is_evaluated(tmp_path: Path, settings: dict[str, Any]) -> None:
+    make_engine(tmp_path, val=[None] if settings.get("val_interval", 1) is None else batches(1), **settings).train()
+    assert make_engine(tmp_path, test=batches(1)).train().test_metrics
+
+
+# Batches. ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_have_the_first_samples(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "collate_fn": collated}
+    shuffled = DataLoader(Lazy(), 4, shuffle=True, **options)
+    assert first_batches(shuffled, 1) == [[0, 1, 2, 3]]
+    assert first_batches(shuffled, 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert first_batches(DataLoader(Stream(), 4, **options), 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    by_batch = DataLoader(Lazy(), batch_sampler=BatchSampler(SequentialSampler(Lazy()), 3, False), **options)
+    assert first_batches(by_batch, 1) == [[0, 1, 2]]
+    assert first_batches(DataLoader(Lazy(), batch_sampler=[[5], [6, 7]], **options), 1) == [[0, 1]]
+    own = build_loader(Lazy(), shuffle=False, batch_size=4, num_workers=workers, collate_fn=collated)
+    assert first_batches(own, 1) == [[0, 1, 2, 3]]
+
+
+def test_batches_that_a_set_makes_itself() -> None:
+    ready = DataLoader(Lazy(), batch_size=None, collate_fn=lambda batch: int(batch[0][0]))
+    assert first_batches(ready, 2) == [0, 1]
+    assert first_batches(["a", "b", "c"], 2) == ["a", "b"]
+    assert first_batches(iter(["a"]), 2) == [], "the validation needs it"
+
+
+def test_a_set_that_workers_will_read_is_not_touched() -> None:
+    inner = [Lazy(), Lazy()]
+    data = Subset(torch.utils.data.ConcatDataset(inner), [0, 12])
+    assert first_batches(DataLoader(data, 2, num_workers=1, collate_fn=collated), 1) == [[0, 2]]
+    assert [each.file for each in inner] == ["", ""]
+    assert first_batches(DataLoader(data, 2, collate_fn=collated), 1) == [[0, 2]]
+    assert [each.file for each in inner] == ["open", "open"], "in this process, as in the validation"
+
+
+def test_a_set_that_cannot_be_copied_is_left_to_the_validation() -> None:
+    class Single(Lazy):
+        def __copy__(self) -> Single:
+            raise TypeError("only one")
+
+    assert first_batches(DataLoader(Single(), 2, num_workers=1), 1) == []
