@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -33,7 +34,9 @@ def listed(batch: Any) -> Any:
     return {name: value.tolist() for name, value in batch.items()} if isinstance(batch, dict) else batch.tolist()
 
 
-def run(loader: TrainStreamLoader, begin: int, end: int, ahead: bool = False) -> list[Any]:
+def run(
+    loader: TrainStreamLoader, begin: int, end: int, ahead: bool = False, listed: Callable[[Any], Any] = listed
+) -> list[Any]:
     """Consume the batches from number `begin` to `end` of a run, in epochs."""
     consumed, number = [], begin
     while number < end:
@@ -49,18 +52,20 @@ def run(loader: TrainStreamLoader, begin: int, end: int, ahead: bool = False) ->
     return consumed
 
 
-def cut_run(make: Any, cuts: tuple[int, ...], end: int, **options: Any) -> list[Any]:
+def cut_run(
+    make: Any, cuts: tuple[int, ...], end: int, listed: Callable[[Any], Any] = listed, **options: Any
+) -> list[Any]:
     """As `run` to the end, in another loader after each cut."""
     loader, at, consumed = train_loader(make(), **options), 0, []
     for cut in cuts:
-        consumed += run(loader, at, cut, ahead=loader.num_workers > 0)
+        consumed += run(loader, at, cut, loader.num_workers > 0, listed)
         state = loader.state_at(cut % STEPS, cut)
         loader.end_workers()
         random.random(), torch.rand(1), np.random.rand()  # another process has other generators
         loader = train_loader(make(), **options)
         loader.load_state(state, cut % STEPS, cut)
         at = cut
-    consumed += run(loader, at, end)
+    consumed += run(loader, at, end, listed=listed)
     loader.end_workers()
     return consumed
 
@@ -80,7 +85,7 @@ def test_a_run_that_was_cut_reads_what_a_whole_one_reads(make: Any, options: dic
 
 @pytest.mark.slow
 def test_workers_can_be_spawned() -> None:
-    options = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn"}
     assert cut_run(Shards, (4,), 8, **options) == cut_run(Shards, (), 8, num_workers=2)
 
 
