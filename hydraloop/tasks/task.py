@@ -150,9 +150,9 @@ class Task(nn.Module):
         Raises:
             UserError: there is no such tensor.
         """
-        first = batch[0] if type(batch) in (list, tuple) and batch else batch
-        if isinstance(first, Tensor) and first.ndim:  # the usual batch, in a third of the time of the loop
-            return first.shape[0]
+        first = batch[0] if type(batch) in (tuple, list) and batch else batch
+        if isinstance(first, Tensor) and (shape := first.shape):  # the usual batch, in a fifth of the time of a search
+            return shape[0]
         return samples_in(batch, type(self).__name__)
 
     def flops(self, batch: Any) -> int | None:

@@ -41,15 +41,14 @@ class Averages:
         sums = self._sums.get(name)
         if sums is None:
             sums = self._sums[name] = self.zeros.clone()
-        if isinstance(total, Tensor):
-            total = total.detach()
+        if isinstance(total, Tensor) and (total.ndim or total.requires_grad):
             if total.numel() != 1:
                 raise UserError(
                     f"the task's {name} is {shown(total)}, not one number",
                     key="task",
                     remedy=f"Return its mean over the samples: {name}.mean().",
                 )
-            total = total.reshape(())
+            total = total.detach().reshape(())
         sums[0] += total
         sums[1] += count
 
