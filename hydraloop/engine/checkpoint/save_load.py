@@ -221,7 +221,8 @@ def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
         raise UserError(
             f"the weights do not fit the model {class_name(engine.model)}: {error}",
             key=key,
-            remedy="Use the model of that file, or init.checkpoint= to start from a part of it.",
+            remedy="Use the model of that file, or start a new run with the entries that fit: init.checkpoint=… "
+            "init.mismatched=skip.",
         ) from error
 
 

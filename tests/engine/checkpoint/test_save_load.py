@@ -228,7 +228,7 @@ def test_another_model_is_refused_and_the_tensor_named(tmp_path: Path, option: s
         make_engine(tmp_path, task=task, **{option: path}).train()
     assert caught.value.key == option
     assert "Sequential" in str(caught.value)
-    assert "init.checkpoint" in str(caught.value)
+    assert "init.checkpoint=… init.mismatched=skip" in str(caught.value)
 
 
 def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
