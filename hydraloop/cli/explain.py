@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
-from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.errors import UserError, any_of, close_names, suggestion
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -48,6 +48,11 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         return UserError(
             "the option is selected twice", key=twice[1], remedy=f"Leave the + out: {twice[1]}=… changes the selection."
         )
+    merged = re.match(
+        r"In '([^']+)': .*Key '[^']+' (?:not in '\w+'|is not in struct).*full_key: (\S+)", text, re.DOTALL
+    )
+    if merged is not None:
+        return _new_in_a_file(merged[1], merged[2], _without(None, [], composer))
     cause = f": {_first_line(str(error.__cause__))}" if error.__cause__ is not None else ""
     problem = " ".join(line.strip() for line in text.splitlines() if line.strip()) + cause
     return UserError(problem, remedy="Check the config files, or set HYDRA_FULL_ERROR=1 to see the traceback.")
@@ -86,7 +91,7 @@ def _culprit(text: str, overrides: Sequence[Override]) -> Override | None:
     return next((override for override in overrides if named and override.key_or_group == named[1]), None)
 
 
-def _without(culprit: Override, overrides: Sequence[Override], composer: Composer) -> DictConfig | None:
+def _without(culprit: Override | None, overrides: Sequence[Override], composer: Composer) -> DictConfig | None:
     """Return the config without the wrong override, for suggestions; None if it cannot be composed either."""
     rest = [override.input_line or "" for override in overrides if override is not culprit and not is_sweep(override)]
     for lines in (rest, []):
@@ -202,6 +207,24 @@ def _needs_a_plus(override: Override, new: Sequence[str], cfg: DictConfig, compo
     if len(new) == 1:
         return UserError("there is no such key", key=new[0], remedy=remedy)
     return UserError(f"there are no keys {names}", key=key, remedy=remedy)
+
+
+def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
+    """A config file is merged into the selected option, and names an entry that this does not have."""
+    parent, _, name = key.rpartition(".")
+    group = "model" if parent == "task.model" else key.partition(".")[0]
+    node = None if cfg is None else _select(cfg, parent)
+    close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
+    if group in ("model", "optimizer", "precision", "data"):
+        empty = f"{group}: {'base' if group == 'data' else 'null'}"
+        line = f"- override /{empty}" if "/" in file else f"- {empty}"
+        remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"
+    else:
+        entry = parent.rpartition(".")[2]
+        remedy = f"To replace {entry}, write in {file}.yaml {entry}: null and the new one under another name."
+    if close:
+        remedy = f"Did you mean {close[0]}? {remedy}"
+    return UserError(f"{file}.yaml is merged into the selected option, which has no {name}", key=key, remedy=remedy)
 
 
 def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:

@@ -224,6 +224,56 @@ def test_a_mapping_replaces_an_option_once_that_is_cleared() -> None:
     assert cfg.optimizer == {"_target_": "torch.optim.SGD", "nesterov": True, "_partial_": True}
 
 
+FILES: dict[str, tuple[str, str, str, str]] = {
+    # the file: (key, problem, remedy, the file after it)
+    "task: {model: {_target_: my_project.model.Net, depth: 3}}": (
+        "task.model.depth",
+        "experiment/mine.yaml is merged into the selected option, which has no depth",
+        "To replace the option, write in the defaults of experiment/mine.yaml: - override /model: null",
+        "defaults:\n  - override /model: null\ntask: {model: {_target_: my_project.model.Net, depth: 3}}",
+    ),
+    "task: {model: {widht: 3}}": (
+        "task.model.widht",
+        "which has no widht",
+        "Did you mean width? To replace the option, write",
+        "task: {model: {width: 3}}",
+    ),
+    "optimizer: {_target_: torch.optim.Adagrad, lr_decay: 0.1}": (
+        "optimizer.lr_decay",
+        "which has no lr_decay",
+        "- override /optimizer: null",
+        "defaults:\n  - override /optimizer: null\noptimizer: {_target_: torch.optim.Adagrad, lr_decay: 0.1}",
+    ),
+    "data: {train: {_target_: my_project.data.Spirals, samples: 5}}": (
+        "data.train.samples",
+        "which has no samples",
+        "- override /data: base",
+        "defaults:\n  - override /data: base\ndata: {train: {_target_: my_project.data.Spirals, samples: 5}}",
+    ),
+    "task: {metrics: {accuracy: {_target_: torchmetrics.F1Score, average: micro}}}": (
+        "task.metrics.accuracy.average",
+        "which has no average",
+        "To replace accuracy, write in experiment/mine.yaml accuracy: null and the new one under another name.",
+        "task: {metrics: {accuracy: null, f1: {_target_: torchmetrics.F1Score, average: micro}}}",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_file_that_is_merged_into_an_option_is_named_with_what_replaces_the_option(text: str, tmp_path: Path) -> None:
+    key, problem, remedy, works = FILES[text]
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(f"# @package _global_\n{text}\n")
+    error = mistake("experiment=mine", tmp_path)
+    assert error.key == key
+    assert problem in error.problem
+    assert remedy in str(error.remedy)
+    file.write_text(f"# @package _global_\n{works}\n")
+    with opened(REPOSITORY / "conf", "config", tmp_path) as composer:
+        command.check_command(arguments.read(["experiment=mine"]), composer)
+
+
 def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "broken.yaml").write_text("a: [1\nb: 2\n")
