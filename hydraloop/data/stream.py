@@ -37,6 +37,9 @@ class StreamLoader:
         options: of torch's DataLoader.
     """
 
+    calls_set_epoch = True
+    """Sets get the number of the pass, not of the epoch."""
+
     def __init__(
         self,
         dataset: Any,

@@ -21,8 +21,9 @@ class SetEpochInfoHook(Hook):
 
     The epoch is the one that begins, counted from 0 as in MMDetection; a run that resumes inside an epoch passes its
     number again. The model is the raw one, without wrappers of DDP or torch.compile. The sampler's `set_epoch` is
-    called by `sampler_seed`. Loader workers start with a copy of the data set in each epoch. Persistent workers keep
-    their first copy; the hook warns about this once.
+    called by `sampler_seed`. A stream is left out: its loader calls `set_epoch` with the number of the pass. Loader
+    workers start with a copy of the data set in each epoch. Persistent workers keep their first copy; the hook warns
+    about this once.
 
     Priority NORMAL, MMDetection's. No host sync, nothing in an iteration. No state: the epoch is part of the run's
     progress. No options, as in MMDetection, where the hook is for the model only.
@@ -34,12 +35,13 @@ class SetEpochInfoHook(Hook):
     def before_train(self, engine: Engine) -> None:
         """Find the methods; warn if there are no methods, or if persistent workers will not get the epoch."""
         modules = [module for module in (engine.task, engine.model) if hasattr(module, "set_epoch")]
-        data_sets = data_sets_with("set_epoch", engine.loaders.train)
+        loader = engine.loaders.train
+        data_sets = [] if getattr(loader, "calls_set_epoch", False) else data_sets_with("set_epoch", loader)
         self._told = [*modules, *data_sets]
         if not self._told:
             names = f"{type(engine.task).__name__}, {type(engine.model).__name__} or the train data set"
             log.warning("%s does nothing: there is no set_epoch(epoch) in %s", self.key, names)
-        if data_sets and keeps_workers(engine.loaders.train):
+        if data_sets and keeps_workers(loader):
             log.warning(
                 "%s: set_epoch of %s reaches only this process: persistent workers have copies of the data set; "
                 "set data.loader.persistent_workers=false, or write the epoch to a tensor in shared memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -105,6 +106,23 @@ class Odd:
     def __iter__(self) -> Iterator[Tensor]:
         for number in range(10):
             yield torch.full((2 if number == self.at else 1,), float(number))
+
+
+class Dying:
+    """Ends its process at the fifth sample."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+        os._exit(7)
+
+
+class Points:
+    """Points `[2]` on three rings, without an end."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        while True:
+            label = int(torch.randint(3, ()))
+            yield torch.nn.functional.normalize(torch.randn(2), dim=0) * (1 + label), label
 
 
 _DEFAULTS = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import hydraloop
+from hydraloop.builder import build
 from hydraloop.data.building import build_loaders
 from hydraloop.data.stream import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
@@ -141,3 +143,25 @@ def test_a_collate_function_that_fails_in_a_stream_names_the_sample() -> None:
         ):
             list(islice(chain(batches), 3))
         train.end_workers()
+
+
+def test_a_worker_of_a_stream_that_dies_names_the_option() -> None:
+    lines = [f"data.train={{_target_: {STREAMS}.Dying}}", "data.loader.steps_per_epoch=9", "data.loader.num_workers=1"]
+    loaders = built(*lines, "data.loader.batch_size=4")
+    with pytest.raises(UserError, match=r"while it loaded data\.train") as caught:
+        epoch(loaders)
+    assert caught.value.key == "data.loader.num_workers"
+
+
+def test_the_sanity_step_and_the_validation_read_a_stream_from_its_beginning(tmp_path: Path) -> None:
+    points = f"{{_target_: {STREAMS}.Points}}"
+    loader = ["data.loader.steps_per_epoch=5", "data.val_loader.steps_per_epoch=3", "data.loader.num_workers=1"]
+    lines = ["experiment=spirals", "data=base", "engine.max_epochs=2", "engine.device=cpu", *loader]
+    cfg = hydraloop.compose([*lines, f"data.train={points}", f"data.val={points}"], folder=REPOSITORY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        engine = build(cfg, run_dir=tmp_path)
+        engine.train()
+        first = engine.metrics
+        assert set(first) >= {"accuracy", "loss"}
+        assert engine.validate() == first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
+from tests.data.streams import stream_loader
 
 
 class Told:
@@ -52,6 +54,14 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         self.epoch = epoch
 
 
+class Stream(Data):
+    """The same as a stream."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(8):
+            yield self[index]
+
+
 class Batches(Hook):
     """The distinct inputs of each epoch; asks for a checkpoint at the third iteration."""
 
@@ -66,18 +76,23 @@ class Batches(Hook):
 
 def engine_of(
     run_dir: Path,
-    data: Dataset[Any],
+    data: Any,
     *,
     task: type[Task] = Task,
     model: type[nn.Linear] = nn.Linear,
     workers: int = 0,
     persistent: bool = False,
+    steps: int | None = None,
     **settings: Any,
 ) -> tuple[Engine, Batches]:
     """Three epochs of two batches."""
     run_dir.mkdir(exist_ok=True)
     net, seen = model(1, 1), Batches()
-    loader = build_loader(data, shuffle=True, batch_size=4, num_workers=workers, persistent_workers=persistent)
+    loader: Any = (
+        build_loader(data, shuffle=True, batch_size=4, num_workers=workers, persistent_workers=persistent)
+        if steps is None
+        else stream_loader(data, train=True, batch_size=4, steps_per_epoch=steps)
+    )
     engine = Engine(
         task=task(net, nn.MSELoss()),
         optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
@@ -103,6 +118,12 @@ def test_task_model_and_data_set_get_each_epoch_from_0(
     assert engine.model.epochs == [0, 1, 2]
     assert seen.inputs == {0: {0.0}, 1: {1.0}, 2: {2.0}}
     assert warnings(caplog) == []
+
+
+def test_a_stream_gets_the_number_of_its_pass(tmp_path: Path) -> None:
+    engine, seen = engine_of(tmp_path, Stream(), steps=1)
+    engine.train()
+    assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {1.0}}, "a pass has two batches"
 
 
 def test_a_wrapped_data_set_gets_the_epoch(tmp_path: Path) -> None:
