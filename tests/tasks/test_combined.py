@@ -76,7 +76,9 @@ def train(distributed: Distributed, run_dir: Path, resume: Path | None = None) -
             "sampler_seed": DistSamplerSeedHook(),
             "ema": EMAHook(momentum=0.1),
             "logger": LoggerHook(interval=2),
-            "checkpoint": CheckpointHook(interval=2, by_epoch=False),
+            "checkpoint": CheckpointHook(
+                interval=2, by_epoch=False, save_best=["classes/rate/1", "norm"], rule="greater"
+            ),
         },
         settings=Settings(device="cpu", max_epochs=2, accumulate=2, resume=resume),
         precision=make_precision({"name": "bf16"}, torch.device("cpu")),

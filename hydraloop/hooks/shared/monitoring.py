@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
-    """Reject a metric that no validation of this run reports.
+    """Reject a metric that no validation of this run reports as a number.
 
     Raises:
         UserError: names similar metrics.
     """
     if name not in engine.metric_names:
+        if name in engine.task.pictures:
+            remedy = f"Use a number: {', '.join(engine.metric_names)}."
+            raise UserError(f"{name!r} is a matrix, not a number", key=key, remedy=remedy)
         remedy = suggestion(name, engine.metric_names)
         if not engine.tried:
             remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
