@@ -10,6 +10,7 @@ from typing import Any
 
 from hydraloop.cli.compose import Composer
 from hydraloop.schemas import stored
+from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf
@@ -63,6 +64,7 @@ def format_help(composer: Composer, command: str) -> str:
         _groups(composer),
         _options("Options", Config, skip=("task", "data", "optimizer", "scheduler", "precision")),
         _options("Options of the engine (engine.max_epochs=…)", EngineConf),
+        _options("Options of the loaders (data.loader.batch_size=128; data.val_loader for one of them)", LoaderConf),
         _options("Options of several processes (distributed.nproc_per_node=2)", DistributedConf),
         _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
         _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),

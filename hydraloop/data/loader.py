@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from hydraloop.data.collate import Collate, explained
+from hydraloop.data.collate import Collate, explained, misfit
 from hydraloop.data.loader_options import check_ranges
 from hydraloop.data.order import Drawn, index, indices, made_for
 from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
@@ -76,6 +76,13 @@ class PartLoader(DataLoader[Any]):
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
         """Return the indices of this rank's samples in a batch. Computes the whole order; see `EpochSampler`."""
         return self.order.indices_at(batch_idx, epoch)
+
+    def misfit(self, samples: Any, number: int) -> UserError | None:
+        """Return what to say if `collate_fn` fails for batch `number` of the data set's order; None if it does not."""
+        if not isinstance(samples, list):
+            return None
+        first = number * (self.batch_size or len(samples))
+        return misfit(self.collate_fn, samples, range(first, first + len(samples)), self.key, "dataset[{}]")
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with

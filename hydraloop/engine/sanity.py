@@ -101,12 +101,23 @@ def first_batches(loader: Any, count: int) -> list[Any]:
         An empty list if the loader can be iterated only once, or its data set cannot be copied.
     """
     if isinstance(loader, DataLoader):
-        return [loader.collate_fn(samples) for samples in islice(_samples(loader), count)]
+        return [_collated(loader, samples, number) for number, samples in enumerate(islice(_samples(loader), count))]
     if hasattr(loader, "first_batches"):  # of a stream
         batches: list[Any] = loader.first_batches(count)
         return batches
     found = iter(loader)
     return [] if found is loader else list(islice(found, count))
+
+
+def _collated(loader: Any, samples: Any, number: int) -> Any:
+    try:
+        return loader.collate_fn(samples)
+    except Exception as error:
+        explain = getattr(loader, "misfit", None)  # of hydraloop's loader
+        mistake = None if explain is None else explain(samples, number)
+        if mistake is None:
+            raise
+        raise mistake from error
 
 
 def _samples(loader: DataLoader[Any]) -> Iterator[Any]:

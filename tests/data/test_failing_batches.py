@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from hydraloop.data import build_loader
 from hydraloop.errors import UserError
 from tests.data.loader_parts import Words, pad
+from tests.helpers import Recorder, make_engine
 
 
 class Entries(Dataset[dict[str, int]]):
@@ -128,3 +130,12 @@ def test_an_error_that_does_not_come_again_is_raised_as_it_was() -> None:
     error = first_error(Words(), collate_fn=once)
     assert isinstance(error, ValueError)
     assert str(error) == "only once"
+
+
+def test_a_validation_that_cannot_be_collated_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+    val: Any = build_loader(Entries(13), shuffle=False, batch_size=8, key="data.val", collate_fn=labels)
+    seen = Recorder()
+    with pytest.raises(UserError, match=r"labels fails for sample 13 of data\.val") as caught:
+        make_engine(tmp_path, {"seen": seen}, val=val, sanity_val_steps=2).train()
+    assert caught.value.key == "data.loader.collate_fn"
+    assert "before_train_iter 0" not in seen.trace

@@ -142,3 +142,16 @@ def test_objects_of_another_type_than_data_are_refused(target: str, ranks: int, 
     with pytest.raises(UserError, match=text) as caught:
         build_loaders(cfg, torch.device("cpu"), _OfTwo() if ranks == 2 else Distributed())
     assert caught.value.key == "data.train"
+
+
+def test_a_weighted_sampler_by_config_alone() -> None:
+    weights = [0.0] * 20 + [1.0] * 20
+    sampler = f"{{_target_: torch.utils.data.WeightedRandomSampler, weights: {weights}, num_samples: 30}}"
+    train = loaders(f"data.loader.sampler={sampler}", f"data.loader.collate_fn={{_target_: {PARTS}.pad}}")["train"]
+    epochs = []
+    for epoch in (0, 1, 0):
+        train.set_epoch(epoch)
+        epochs.append([int(row[0]) for batch in train for row in batch])
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert len(epochs[0]) == 30
+    assert min(epochs[0]) >= 20
