@@ -25,7 +25,10 @@ class Metric(Protocol):
         """Add a batch. No host sync."""
 
     def compute(self) -> Any:
-        """Return the value over all batches since the last `reset`, a scalar tensor; over all ranks if possible."""
+        """Return the value over all batches since the last `reset`; over all ranks if possible.
+
+        A number or scalar tensor, a vector, a matrix, or a mapping of them.
+        """
 
     def reset(self) -> None:
         """Remove all batches."""
@@ -50,11 +53,14 @@ class SumMetric(ABC):
         """Add a batch to the sums. No host sync."""
 
     @abstractmethod
-    def value(self, sums: Tensor) -> Tensor:
-        """Return the metric, a scalar, from the sums `[size]` over all samples; NaN without samples. No host sync."""
+    def value(self, sums: Tensor) -> Any:
+        """Return the metric, usually a scalar, from the sums `[size]` over all samples; NaN without samples.
 
-    def compute(self) -> Tensor:
-        """Return the metric over this rank's samples, a scalar."""
+        No host sync.
+        """
+
+    def compute(self) -> Any:
+        """Return the metric over this rank's samples."""
         return self.value(self.sums)
 
     def reset(self) -> None:
