@@ -242,7 +242,7 @@ class Task(nn.Module):
     def uncounted(self) -> Iterator[None]:
         """Keep `evaluate` from changing the metrics."""
         metrics, averages = self.metrics, self._averages
-        self.metrics, self._averages = {}, Averages(LOSS)
+        self.metrics, self._averages = {}, Averages(LOSS, averages.zeros.device)
         try:
             yield
         finally:

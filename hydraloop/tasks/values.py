@@ -14,18 +14,21 @@ from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import sums_dtype
 
+_CPU = torch.device("cpu")
+
 
 class Averages:
     """Means of named scalars over the samples of an evaluation and over all ranks.
 
     Args:
         always: the name of a scalar that has a mean even if no batch was added: NaN.
+        device: that of the values that will be added.
     """
 
-    def __init__(self, always: str) -> None:
+    def __init__(self, always: str, device: torch.device = _CPU) -> None:
         self.names = [always]
         """The names that a rank has added since the start of the run; the same on all ranks."""
-        self.reset(torch.device("cpu"))
+        self.reset(device)
 
     def reset(self, device: torch.device) -> None:
         """Remove all values; the device is that of the values that will be added."""

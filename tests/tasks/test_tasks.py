@@ -149,6 +149,8 @@ def test_metrics_follow_the_model() -> None:
     metric = task.metrics["accuracy"]
     assert isinstance(metric, Accuracy)
     assert metric.sums.device.type == "meta"
+    with task.uncounted():
+        assert task._averages.zeros.device.type == "meta"
 
 
 def test_the_state_dict_contains_only_the_model() -> None:
