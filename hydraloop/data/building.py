@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sized
 from typing import Any, Literal
 
@@ -121,6 +122,12 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
         if not isinstance(data, Sized):
             raise UserError(f"{type(data).__name__} has no length", key=key, remedy="Give it a method __len__.")
         return "samples"
+    if inspect.isgenerator(data):
+        raise UserError(
+            "a generator can be read only once",
+            key=key,
+            remedy="Use a class whose __iter__ begins again at the first sample.",
+        )
     if isinstance(data, Iterable):
         return "batches" if isinstance(data, Sized) else "stream"
     raise UserError(

@@ -191,6 +191,7 @@ class _Reader:
 
     def _begin(self, state: Any) -> Iterator[Any]:
         """Begin the current pass, at the state or, without one, by reading forward."""
+        self._pass_seed = mix_seed(*self._seeds, self.passes)
         self._seed(0)
         if callable(getattr(self._dataset, "set_epoch", None)):
             self._dataset.set_epoch(self.passes)
@@ -204,7 +205,7 @@ class _Reader:
         return iterator
 
     def _seed(self, number: int) -> None:
-        seed_generators(mix_seed(*self._seeds, self.passes, number))
+        seed_generators(mix_seed(self._pass_seed, number))
 
 
 def _has_state(dataset: object) -> bool:

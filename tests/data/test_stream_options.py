@@ -78,6 +78,7 @@ def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
             "data.train is a stream: it has no indices",
         ),
         (("data.train={a: {_target_: os.getcwd}}",), "data.train.a._target_", "os.getcwd"),
+        ((f"data.train={{_target_: {STREAMS}.once}}",), "data.train", "a generator can be read only once"),
         ((TWO,), "data.weights", "several streams are mixed by weights"),
         ((TWO, "data.weights={a: 1, b: 1}"), "data.train", "MixedStreams has no length"),
         (
