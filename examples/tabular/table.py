@@ -26,3 +26,9 @@ class Table(InMemoryDataset):
         train = measured[parts["train"]]
         chosen = parts[part]
         super().__init__((measured[chosen] - train.mean(0)) / train.std(0), classes[chosen], classes=header[2:])
+
+
+def balanced(table: Table) -> torch.Tensor:
+    """Draw as many rows as the table has, with the same probability for each class."""
+    weights = 1 / table.targets.bincount()[table.targets]
+    return torch.multinomial(weights, len(table), replacement=True)

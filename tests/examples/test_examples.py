@@ -59,6 +59,8 @@ def test_the_readme_is_true_and_a_killed_run_ends_with_the_same_weights(example:
     for name, expected in numbers(printed).items():
         assert numbers(done.out)[name] == pytest.approx(expected, abs=0.1), f"{name}\n{done.text}"
     uninterrupted = example.run
+    for picture in re.findall(r"`(media/[\w/.]+)`", (example.path / "README.md").read_text(encoding="utf-8")):
+        assert (uninterrupted.path / picture).is_file()
     for other in others:
         if "resume=auto" not in other:  # below
             run(example, other)
