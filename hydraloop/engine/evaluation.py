@@ -50,7 +50,7 @@ def evaluating(engine: Engine) -> Iterator[None]:
 
 
 def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
-    """Evaluate a loader and return the metrics over all ranks' samples, the same on each rank. One host sync."""
+    """Evaluate a loader and return the metrics over all ranks' samples, the same on each rank. Two host syncs."""
     evaluate_batches(engine, loader, before, after)
     return compute(engine)
 
@@ -90,7 +90,7 @@ def evaluate_batches(
 
 @torch.no_grad()
 def compute(engine: Engine) -> dict[str, float]:
-    """Return the metrics over all batches since the last reset; called on every rank. One host sync."""
+    """Return the metrics over all batches since the last reset; called on every rank. Two host syncs."""
     ranks = engine.distributed
     metrics: dict[str, float] = ranks.from_main(engine.task.compute_metrics(ranks.sum, ranks.gather))
     log_matrices(engine)
