@@ -45,7 +45,9 @@ class ReadyLoader:
         self._loader: Any = loader
         self._order: Any = _order_of(loader)
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        found = (getattr(one, "generator", None) for one in (loader, self._order))
+        batch_sampler = _part(loader, "batch_sampler")
+        parts = (loader, self._order, batch_sampler, _part(batch_sampler, "sampler"))
+        found = (_part(one, "generator") for one in parts)
         self._own = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
         self._started: list[torch.Tensor] | None = None  # the generators' states at the start of this epoch
         self._state: Any = None  # of the loader, to be loaded when the epoch begins
@@ -72,10 +74,10 @@ class ReadyLoader:
         """Return the loader's own state, or the generators' states at the start of the epoch; see `TrainLoader`."""
         if isinstance(self._loader, Sequence):
             return None
-        if self._has_state:
-            return {"loader": self._loader.state_dict()} if 0 < first < len(self) else None
-        if first == 0:
+        if first == 0 or (self._has_state and first == len(self)):
             return {"generators": self._generators()} if self._own else None
+        if self._has_state:
+            return {"loader": self._loader.state_dict()}
         return {"generators": self._started}
 
     def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
@@ -89,7 +91,7 @@ class ReadyLoader:
         self._state = state.get("loader")
         if generators is not None:
             self._started = generators
-            if first == 0:
+            if first == 0 or self._has_state:
                 self._restore_own(generators)
 
     def _check(self, *, saved: bool) -> None:
@@ -125,10 +127,14 @@ class ReadyLoader:
     def _continued(self, first: int) -> Iterable[Any]:
         """Return the rest of the epoch of a loader that keeps its own position."""
         state, self._state = self._state, None
+        if first == len(self):
+            return ()
+        now = seeding.rng_state()
         if state is not None:
             self._loader.load_state_dict(state)
-        rest: Iterable[Any] = () if first == len(self) else self._loader
-        return rest
+        batches: Iterable[Any] = iter(self._loader)
+        seeding.set_rng_state(now)
+        return batches
 
     def _skipped(self, first: int) -> Iterable[Any]:
         """Return the rest of the epoch, drawn again. The run's generators are as before."""

@@ -71,14 +71,20 @@ class Stateful(DataLoader[Any]):
     """A DataLoader with the methods of torchdata's StatefulDataLoader."""
 
     def __init__(self) -> None:
-        super().__init__(data(), batch_size=SIZE)
+        super().__init__(data(), batch_size=SIZE, generator=torch.Generator().manual_seed(4))
         self.order: list[int] = []
         self.yielded = 0
         self.loaded: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         state, self.loaded = self.loaded, None
-        self.order, self.yielded = (torch.randperm(40).tolist(), 0) if state is None else state.values()
+        torch.rand(())  # torch's loaders draw a seed for their workers
+        self.order, self.yielded = ([], 0) if state is None else (state["order"], state["yielded"])
+        if state is None:
+            self.order = torch.randperm(40, generator=self.generator).tolist()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         while self.yielded < BATCHES:
             begin = self.yielded * SIZE
             self.yielded += 1
@@ -86,10 +92,13 @@ class Stateful(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the last batch that was yielded."""
-        return {"order": self.order, "yielded": self.yielded}
+        assert self.generator is not None
+        return {"order": self.order, "yielded": self.yielded, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position of the next iteration."""
+        assert self.generator is not None
+        self.generator.set_state(state["generator"])
         self.loaded = state
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
@@ -66,13 +67,27 @@ def _schedules(optimizer: torch.optim.Optimizer, accumulate: int, *, by_epoch: b
     }
 
 
-def _engine(run_dir: Path, seed: int, *, accumulate: int = 1, by_epoch: bool = False, **settings: Any) -> Engine:
+def _train_loader(data: InMemoryDataset, order: str) -> Any:
+    if order == "ready":
+        return DataLoader(TensorDataset(data.inputs, data.targets), shuffle=True, batch_size=BATCH)
+    weighted = WeightedRandomSampler([1.0] * 10 + [3.0] * 16, SAMPLES)
+    options: dict[str, Any] = {
+        "shuffled": {},
+        "weighted": {"sampler": weighted},
+        "batches": {"batch_sampler": BatchSampler(weighted, BATCH, drop_last=False)},
+    }[order]
+    return build_loader(data, shuffle=True, seed=7, batch_size=BATCH, **options)
+
+
+def _engine(
+    run_dir: Path, seed: int, *, accumulate: int = 1, by_epoch: bool = False, order: str = "shuffled", **settings: Any
+) -> Engine:
     """A run whose data are the same for any `seed`; the generators and the initial weights are not."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, 5, generator=generator)
     data = InMemoryDataset(inputs, (inputs[:, :3] + torch.randn(SAMPLES, 3, generator=generator)).argmax(1))
     seed_everything(seed)
-    train = build_loader(data, shuffle=True, seed=7, batch_size=BATCH)
+    train = _train_loader(data, order)
     val = build_loader(data, shuffle=False, seed=7, batch_size=10)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
@@ -141,6 +156,12 @@ def test_training_by_iteration_cut_at_an_epochs_end(tmp_path: Path, accumulate: 
 def test_cut_inside_an_epoch(tmp_path: Path, accumulate: int) -> None:
     cuts = ["iter_3.pth", "iter_10.pth", "iter_14.pth", "iter_20.pth"]
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=accumulate, save_by_epoch=False)
+
+
+@pytest.mark.parametrize("order", ["weighted", "batches", "ready"])
+def test_cut_with_another_order(tmp_path: Path, order: str) -> None:
+    cuts = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
+    _compare(tmp_path, cuts, "iter_28.pth", accumulate=3, save_by_epoch=False, order=order)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
