@@ -43,7 +43,15 @@ from hydraloop.tasks.building import build_task
 from hydraloop.tasks.task import Task
 from hydraloop.validate import check_strategy, check_trace_paths, validate
 
-_NOT_SETTINGS = {"deterministic", "check_order", "compile", "threads", "activation_checkpointing", "channels_last"}
+_NOT_SETTINGS = {
+    "deterministic",
+    "check_order",
+    "compile",
+    "threads",
+    "activation_checkpointing",
+    "channels_last",
+    "overfit_batches",
+}
 """Keys of `engine` that are used here, or by `build_hooks`, and not by the Engine."""
 
 

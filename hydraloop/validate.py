@@ -211,12 +211,12 @@ def _check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and not value > 0:
             raise UserError(f"{value} is not above 0", key=key, remedy=remedy)
-    for split in ("train", "val", "test"):
-        limit = OmegaConf.select(cfg, f"engine.limit_{split}_batches")
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
+        limit = OmegaConf.select(cfg, f"engine.{name}")
         if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
             raise UserError(
                 f"{limit} is neither a number of batches nor a share of them",
-                key=f"engine.limit_{split}_batches",
+                key=f"engine.{name}",
                 remedy="Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches.",
             )
     seconds_of(cfg.engine.max_time)

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from hydraloop.compat.adapter import adapters
 from hydraloop.compat.stand_in import Context, StandIn
-from hydraloop.engine.loaders import Loader
+from hydraloop.engine.loaders import sets_of
 
 
 class State(StandIn):
@@ -135,8 +135,8 @@ def _current_epoch(trainer: Trainer) -> int:
 
 
 def _lengths(trainer: Trainer, split: str) -> list[int]:
-    loader: Loader | None = getattr(trainer._engine.loaders, split)
-    return [] if loader is None else [trainer._engine.settings.limited(split, len(loader))]
+    loaders = sets_of(getattr(trainer._engine.loaders, split))
+    return [trainer._engine.settings.limited(split, len(loader)) for loader in loaders.values()]
 
 
 def _max_steps(trainer: Trainer) -> int:

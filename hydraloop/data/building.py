@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Sized
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from omegaconf import DictConfig
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data.loader import PartLoader, build_loader
 from hydraloop.data.loader_options import options_of
 from hydraloop.data.several import CountsOfSets, MixedStreams, join, mix
 from hydraloop.data.stream import build_stream_loader
@@ -21,6 +22,7 @@ from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.data import SPLITS
 
 _OF_STREAMS = ("steps_per_epoch", "skip_on_resume", "split_stream")
+_ORDERS = ("sampler", "batch_sampler")
 
 
 def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
@@ -36,15 +38,66 @@ def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distribute
     Raises:
         UserError: a data set or an option of the loader; names its key.
     """
+    if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None:
+        return _overfit(cfg, device, distributed)
     loaders: dict[str, Any] = {}
     for split in SPLITS:
-        if cfg.data.get(split) is not None:
-            loaders[split] = _loader(cfg, split, device, distributed)
+        node = cfg.data.get(split)
+        if node is not None:
+            sets = _named(node, f"data.{split}") if split != "train" else {}
+            loaders[split] = {
+                name: _loader(cfg, split, each, f"data.{split}.{name}", device, distributed)
+                for name, each in sets.items()
+            } or _loader(cfg, split, node, f"data.{split}", device, distributed)
     return Loaders(**loaders)
 
 
-def _loader(cfg: DictConfig, split: str, device: torch.device, distributed: Distributed) -> Loader:
-    key, train, order = f"data.{split}", split == "train", None
+def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
+    """Return loaders of the first samples of the train data, for training and for each validation."""
+    whole: Any = _loader(cfg, "train", cfg.data.train, "data.train", device, distributed)
+    if not isinstance(whole, PartLoader):
+        raise UserError(
+            "data.train has no indices, so its first samples cannot be trained on again and again",
+            key="engine.overfit_batches",
+            remedy="Use engine.limit_train_batches, or data with indices.",
+        )
+    given = cfg.engine.overfit_batches
+    batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
+    samples = batches * options_of(cfg.data, "train")[0]["batch_size"] * distributed.world_size
+    few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
+    of: dict[str, Any] = {}
+    for split in ("train", "val"):
+        options, keys = options_of(cfg.data, split)
+        of_loader = {name: value for name, value in options.items() if name not in (*_OF_STREAMS, *_ORDERS)}
+        of_loader |= {"rank": distributed.rank, "world_size": distributed.world_size, "device": device, "keys": keys}
+        of[split] = build_loader(few, shuffle=split == "train", seed=cfg.seed, key="data.train", **of_loader)
+    if cfg.data.get("val") is None:
+        return Loaders(of["train"])
+    return Loaders(of["train"], dict.fromkeys(_named(cfg.data.val, "data.val"), of["val"]) or of["val"])
+
+
+def _named(node: Any, key: str) -> dict[str, DictConfig]:
+    """Return the data sets of a split by name; an empty dict if it is a single one.
+
+    Raises:
+        UserError: a name that cannot be a part of a metric's name.
+    """
+    if not isinstance(node, DictConfig) or "_target_" in node:
+        return {}
+    if not all(isinstance(each, DictConfig) and "_target_" in each for each in node.values()):
+        return {}  # a class is missing, as its use shows
+    for name in node:
+        if not re.fullmatch(r"[\w.@=+-]+", str(name)):
+            raise UserError(
+                f"{name!r} is not a name for a data set, because files and metrics are named after it",
+                key=key,
+                remedy="Use letters, digits, `_` and `-`.",
+            )
+    return {str(name): each for name, each in node.items()}
+
+
+def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.device, distributed: Distributed) -> Loader:
+    train, order = split == "train", None
     if train and isinstance(cfg.data.train, DictConfig) and "_target_" not in cfg.data.train:
         data, order = _train_sets(cfg.data)
     else:
@@ -53,7 +106,7 @@ def _loader(cfg: DictConfig, split: str, device: torch.device, distributed: Dist
             raise UserError(
                 "data.train is one set", key=f"data.{given}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
             )
-        data = instantiate(cfg.data[split], key)
+        data = instantiate(node, key)
     kind = _kind(data, key)
     if kind == "batches":
         if train and not isinstance(data, DataLoader):  # DataLoaders are checked by the engine

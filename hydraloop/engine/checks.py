@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook
@@ -13,8 +14,6 @@ from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-_SPLITS = ("train", "val", "test")
 
 
 def check_trainable(engine: Engine) -> None:
@@ -38,21 +37,21 @@ def check_lengths(engine: Engine) -> list[int]:
     Returns:
         The number of train batches on each rank.
     """
-    mine = {split: len(getattr(engine.loaders, split) or ()) for split in _SPLITS}
+    mine = {"train": 0, **{key: len(loader) for key, loader in engine.loaders.by_key().items()}}
     gathered: list[dict[str, int]] = engine.distributed.gather(mine)
-    for split in _SPLITS if engine.distributed.sharded else _SPLITS[:1]:
-        lengths = [one[split] for one in gathered]
+    for split in mine if engine.distributed.sharded else ("train",):
+        lengths = [one.get(split, 0) for one in gathered]
         if len(set(lengths)) > 1:
             raise UserError(
                 f"the ranks have different numbers of batches in an epoch: {', '.join(map(str, lengths))}; those with "
                 "more would wait for the others forever",
-                key=f"data.{split}",
+                key=f"data.{split.replace('/', '.')}",
                 remedy="Give each rank the same number of batches, as hydraloop's loader does.",
             )
     return [one["train"] for one in gathered]
 
 
-def check_evaluable(loader: Loader | None, key: str) -> None:
+def check_evaluable(loader: Loader | Mapping[str, Loader] | None, key: str) -> None:
     """Refuse to evaluate without a loader; `key` names its option."""
     if loader is None:
         raise UserError("there is no data set", key=key, remedy=f"Give {key} a data set.")

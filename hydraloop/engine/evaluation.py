@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from hydraloop.engine.hook import Mode
-from hydraloop.engine.loaders import Loader, share_of
+from hydraloop.engine.loaders import Loader, sets_of, share_of
 from hydraloop.engine.records.matrix import log_matrices
 from hydraloop.engine.stages import Call
 from hydraloop.engine.train_mode import in_eval_mode
@@ -49,10 +49,19 @@ def evaluating(engine: Engine) -> Iterator[None]:
         engine._evaluation = None
 
 
-def evaluate(engine: Engine, loader: Loader | None, before: Sequence[Call], after: Sequence[Call]) -> dict[str, float]:
-    """Evaluate a loader and return the metrics over all ranks' samples, the same on each rank. Two host syncs."""
-    evaluate_batches(engine, loader, before, after)
-    return compute(engine)
+def evaluate(
+    engine: Engine, loaders: Loader | Mapping[str, Loader] | None, before: Sequence[Call], after: Sequence[Call]
+) -> dict[str, float]:
+    """Evaluate each data set and return the metrics over all ranks' samples, the same on each rank.
+
+    Two host syncs for each data set.
+    """
+    metrics: dict[str, float] = {}
+    for engine.data_set, loader in sets_of(loaders).items():
+        evaluate_batches(engine, loader, before, after)
+        metrics |= compute(engine)
+    engine.data_set = ""
+    return metrics
 
 
 @torch.no_grad()
@@ -93,5 +102,6 @@ def compute(engine: Engine) -> dict[str, float]:
     """Return the metrics over all batches since the last reset; called on every rank. Two host syncs."""
     ranks = engine.distributed
     metrics: dict[str, float] = ranks.from_main(engine.task.compute_metrics(ranks.sum, ranks.gather))
-    log_matrices(engine)
-    return metrics
+    prefix = f"{engine.data_set}/" if engine.data_set else ""
+    log_matrices(engine, prefix)
+    return {prefix + name: value for name, value in metrics.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -101,10 +101,28 @@ def end_workers(loader: object) -> None:
         iterator._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator class with workers
 
 
+def sets_of(loaders: Loader | Mapping[str, Loader] | None) -> dict[str, Loader]:
+    """Return the loaders of a split by the name of the data set; a single one has the name ""."""
+    if loaders is None:
+        return {}
+    return dict(loaders) if isinstance(loaders, Mapping) else {"": loaders}
+
+
 @dataclass(frozen=True, slots=True)
 class Loaders:
-    """The loaders of a run; without `val` there is no validation, without `test` no test."""
+    """The loaders of a run; without `val` there is no validation, without `test` no test.
+
+    Several data sets of a validation or test are a mapping, and their metrics are named `<data set>/<metric>`.
+    """
 
     train: Loader | None = None
-    val: Loader | None = None
-    test: Loader | None = None
+    val: Loader | Mapping[str, Loader] | None = None
+    test: Loader | Mapping[str, Loader] | None = None
+
+    def by_key(self) -> dict[str, Loader]:
+        """Return all loaders by key: `train`, `val`, `test`; with several data sets `val/a`, `val/b`."""
+        return {
+            f"{split}/{name}".rstrip("/"): loader
+            for split in ("train", "val", "test")
+            for name, loader in sets_of(getattr(self, split)).items()
+        }

@@ -73,7 +73,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                 if write_result:
                     _put_result(engine, perf_counter() - start, git)
     finally:
-        for loader in (engine.loaders.train, engine.loaders.val, engine.loaders.test):
+        for loader in engine.loaders.by_key().values():
             end_workers(loader)
         if main and engine.precision.skipped and engine.progress.optimizer_step == 0:
             log.warning(

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hydraloop.engine.device import seeding
 from hydraloop.engine.evaluation import compute, evaluate_batches, in_mode
 from hydraloop.engine.hook import Mode
+from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 
@@ -36,17 +37,23 @@ def check(engine: Engine) -> None:
         Exception: of the data set, the collate function or the task. An error in computing the metrics is a warning,
             because some need more samples.
     """
-    settings = engine.settings
-    if engine.tried or engine.loaders.val is None or settings.val_interval is None or not settings.sanity_val_steps:
+    settings, loaders = engine.settings, sets_of(engine.loaders.val)
+    if engine.tried or not loaders or settings.val_interval is None or not settings.sanity_val_steps:
         return
+    numbers: list[str] = []
+    matrices: list[str] = []
     try:
-        with trial(engine, "val"):
-            metrics = _metrics(engine, first_batches(engine.loaders.val, settings.sanity_val_steps))
+        for name, loader in loaders.items():
+            with trial(engine, "val", name):
+                found = _metrics(engine, first_batches(loader, settings.sanity_val_steps))
+            if not found:
+                return
+            numbers += found
+            matrices += [f"{name}/{matrix}".lstrip("/") for matrix in engine.task.pictures]
     except Exception as error:
         error.add_note("In the sanity step before the run, with the first validation data (engine.sanity_val_steps).")
         raise
-    if metrics:
-        engine.metric_names, engine.tried = tuple(metrics), True
+    engine.metric_names, engine.matrix_names, engine.tried = tuple(numbers), tuple(matrices), True
 
 
 def _metrics(engine: Engine, batches: list[Any]) -> dict[str, float]:
@@ -68,7 +75,7 @@ def _metrics(engine: Engine, batches: list[Any]) -> dict[str, float]:
 
 
 @contextmanager
-def trial(engine: Engine, mode: Mode) -> Iterator[None]:
+def trial(engine: Engine, mode: Mode, data_set: str = "") -> Iterator[None]:
     """In the body, evaluate without any effect on the run: on generators, buffers, metrics, records and compiled code.
 
     torch.compile has no effect in the body. Otherwise, the shapes of the first training batch would not be the first
@@ -76,7 +83,7 @@ def trial(engine: Engine, mode: Mode) -> Iterator[None]:
     """
     compiled = "torch._dynamo" in sys.modules
     eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    generators, engine.muted = seeding.rng_state(), True
+    generators, engine.muted, engine.data_set = seeding.rng_state(), True, data_set
     buffers = {name: buffer.clone() for name, buffer in engine.task.named_buffers()}
     try:
         with in_mode(engine, mode), eager, warnings.catch_warnings():
@@ -84,7 +91,7 @@ def trial(engine: Engine, mode: Mode) -> Iterator[None]:
             yield
             engine.task.reset_metrics()
     finally:
-        engine.muted = False
+        engine.muted, engine.data_set = False, ""
         seeding.set_rng_state(generators)
         for name, buffer in engine.task.named_buffers():  # a module may count its calls
             if name in buffers and buffers[name].shape == buffer.shape:

@@ -24,7 +24,7 @@ from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.hook_order import Slot
 from hydraloop.engine.hook_requests import Requests
 from hydraloop.engine.interval import Every
-from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, share_of
+from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, sets_of, share_of
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.ready_loader import as_train_loader
@@ -106,6 +106,10 @@ class EngineState(LogsRecords):
     """`loaders.train`, in a `ReadyLoader` if it does not know its position; used for iterations and checkpoints."""
     metric_names: tuple[str, ...]
     """Of the metrics of a validation: those that the task declares; from before_run on, those of the sanity step."""
+    matrix_names: tuple[str, ...] = ()
+    """Of the metrics that are a matrix, found by the sanity step; they are logged as pictures."""
+    data_set: str = ""
+    """The name of the data set that is being evaluated, if there are several."""
     tried: bool = False
     """Whether the sanity step has been done, which happens once for each engine."""
     evaluation_length: int = 0
@@ -149,7 +153,10 @@ class EngineState(LogsRecords):
         self.accumulate = self.settings.accumulate
         self.epoch_length = self.settings.limited("train", len(self.train_loader or ()))
         self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
-        self.metric_names = tuple(self.task.metric_names)
+        self._val_sets = tuple(sets_of(loaders.test if loaders.val is None else loaders.val)) or ("",)
+        self.metric_names = tuple(
+            f"{name}/{metric}".lstrip("/") for name in self._val_sets for metric in self.task.metric_names
+        )
 
         load_from(cast("Engine", self))
         self._optimizer = optimizer
@@ -192,6 +199,12 @@ class EngineState(LogsRecords):
         if self._optimizer is None:
             raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
         return self._optimizer
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Return whether high values of one of `metric_names` are good; None if the metric does not say."""
+        name, _, rest = metric.partition("/")
+        found: bool | None = self.task.higher_is_better(rest if name in self._val_sets and rest else metric)
+        return found
 
     def on_device(
         self, loader: Loader | None, batches: Iterable[Any] | None = None, count: int | None = None

@@ -45,12 +45,12 @@ class NumClassCheckHook(Hook):
             names = ", ".join(name or "the task" for name in found) or "none"
             log.warning("%s.ignore: no module with num_classes is called %s; there are: %s",
                         self.key, " or ".join(unmatched), names)  # fmt: skip
-        loaders = {"train": engine.loaders.train, "val": engine.loaders.val, "test": engine.loaders.test}
         unknown: list[str] = []
-        for split, loader in loaders.items():
+        for key, loader in engine.loaders.by_key().items():
+            split = key.replace("/", ".")
             found_sets = data_sets_with("classes", loader, outermost=True)
             data_sets = [data for data in found_sets if isinstance(data.classes, Sized)]
-            if loader is not None and not data_sets:
+            if not data_sets:
                 unknown.append(f"the data set of data.{split} has no classes")
             for data in data_sets:
                 for name, number in checked.items():

@@ -11,6 +11,7 @@ from torch import nn
 
 from hydraloop.engine.evaluation import evaluate_batches
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.loaders import sets_of
 from hydraloop.engine.sanity import first_batches, trial
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
@@ -80,8 +81,9 @@ class TestTimeAugmentationHook(Hook):
                 why = "data.test=null" if engine.loaders.test is None else "engine.test=false"
                 log.warning("%s has no effect: the run has no test (%s)", self.key, why)
             return
-        with trial(engine, "test"), engine.task.uncounted():
-            self._try(engine, first_batches(engine.loaders.test, 1))
+        for name, loader in sets_of(engine.loaders.test).items():
+            with trial(engine, "test", name), engine.task.uncounted():
+                self._try(engine, first_batches(loader, 1))
 
     def before_test_epoch(self, engine: Engine) -> None:
         engine.during_evaluation(self._augmented(engine))

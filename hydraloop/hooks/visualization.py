@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
+from hydraloop.engine.loaders import sets_of
 from hydraloop.engine.records.entries import position
 from hydraloop.engine.records.images import to_pixels
 from hydraloop.engine.report.summary import number
@@ -36,7 +37,7 @@ class VisualizationHook(Hook):
     A picture is a grid of images: green with a tick if the prediction is right, red with a cross if it is wrong. With
     `ema` or `tta` the predictions are theirs, as in the metrics. The file is
     `<run_dir>/media/val/predictions_iter_400.png` or `media/test/…`. All trackers show it as `val/predictions` or
-    `test/predictions` (`engine.log_image`).
+    `test/predictions` (`engine.log_image`). With several data sets, each has a picture: `val/<data set>/predictions`.
 
     Batches are `(inputs, targets)` with images `[N, 1 or 3, H, W]` of floats or uint8; with other batches the hook
     warns once and draws nothing. Predictions are `outputs["predictions"]`, else for class indices the largest of
@@ -61,7 +62,7 @@ class VisualizationHook(Hook):
         check_at_least(1, interval=interval, num_images=num_images, per_batch=per_batch, size=size)
         self._due = Every(interval).due
         self._num_images, self._per_batch, self._size = num_images, per_batch, size
-        self._samples: list[_Sample] = []
+        self._samples: dict[str, list[_Sample]] = {}
         self._idle = False
         self._interval = interval
 
@@ -71,7 +72,11 @@ class VisualizationHook(Hook):
             "val": engine.loaders.val if engine.settings.val_interval is not None else None,
             "test": engine.loaders.test if engine.settings.test else None,
         }
-        batches = [engine.settings.limited(mode, len(loader)) for mode, loader in drawn.items() if loader is not None]
+        batches = [
+            engine.settings.limited(mode, len(loader))
+            for mode, loaders in drawn.items()
+            for loader in sets_of(loaders).values()
+        ]
         if not batches:
             log.warning("%s draws nothing: the run has no validation and no test", self.key)
         elif max(batches) < self._interval:
@@ -81,21 +86,22 @@ class VisualizationHook(Hook):
             )  # fmt: skip
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        self._take("val", batch_idx, batch, outputs)
+        self._take(engine, batch_idx, batch, outputs)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        self._draw(engine, "val", engine.loaders.val)
+        self._draw_all(engine, "val", engine.loaders.val)
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        self._take("test", batch_idx, batch, outputs)
+        self._take(engine, batch_idx, batch, outputs)
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        self._draw(engine, "test", engine.loaders.test)
+        self._draw_all(engine, "test", engine.loaders.test)
 
-    def _take(self, mode: Mode, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+    def _take(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         if batch_idx == 0:
-            self._samples.clear()  # of an evaluation that was interrupted
-        room = self._num_images - len(self._samples)
+            self._samples[engine.data_set] = []  # there may be some of an evaluation that was interrupted
+        samples = self._samples[engine.data_set]
+        room = self._num_images - len(samples)
         if room <= 0 or self._idle or not self._due(batch_idx + 1):
             return
         problem = _no_images(batch)
@@ -103,27 +109,32 @@ class VisualizationHook(Hook):
             self._idle = True
             log.warning(
                 "%s draws nothing: it needs batches (images [N, 1 or 3, H, W], targets), but those of the %s have %s",
-                self.key, mode, problem,
+                self.key, engine.mode, problem,
             )  # fmt: skip
             return
         most = room if self._per_batch is None else min(room, self._per_batch)
-        self._samples += _samples(batch, outputs, most)
+        samples += _samples(batch, outputs, most)
 
-    def _draw(self, engine: Engine, mode: Mode, loader: Any) -> None:
-        samples, self._samples = self._samples, []
-        if not samples:
-            return
+    def _draw_all(self, engine: Engine, mode: Mode, loaders: Any) -> None:
+        taken, self._samples = self._samples, {}
+        for name, loader in sets_of(loaders).items():
+            if taken.get(name):
+                self._draw(engine, mode, name, loader, taken[name])
+
+    def _draw(self, engine: Engine, mode: Mode, name: str, loader: Any, samples: list[_Sample]) -> None:
         classes, mean, std = (_of_data(loader, name) for name in ("classes", "mean", "std"))
         pixels = to_pixels([sample.image for sample in samples], mean, std)
         tiles = [sample.tile(image, classes) for sample, image in zip(samples, pixels, strict=True)]
         where = position(engine, mode)
-        title = f"{mode}, epoch {where['epoch']}, iteration {where['iteration']}"
+        shown_as = f"{mode} {name}".rstrip()
+        title = f"{shown_as}, epoch {where['epoch']}, iteration {where['iteration']}"
         judged = [tile.right for tile in tiles if tile.right is not None]
         if judged:
             title += f": {sum(judged)} of {len(judged)} right"
-        path = engine.log_image(f"{mode}/predictions", grid(tiles, title, size=self._size))
+        prefix = f"{name}/" if name else ""
+        path = engine.log_image(f"{mode}/{prefix}predictions", grid(tiles, title, size=self._size))
         if path is not None:
-            log.info("%s picture: %s", mode, shown(path))
+            log.info("%s picture: %s", shown_as, shown(path))
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,10 @@ class DataConf:
     train: Any = None
     """Training data: a node with `_target_`, or several by name, `{web: {…}, books: {…}}`."""
     val: Any = None
-    """Validation data. Null: no validation."""
+    """Validation data, a node with `_target_`; or several by name, `{a: {…}, b: {…}}`, whose metrics are `a/accuracy`
+    and `b/accuracy`. Null: no validation."""
     test: Any = None
-    """Test data, used once after training. Null: no test."""
+    """Test data, used once after training; several as in `val`. Null: no test."""
     weights: Any = field(default_factory=open_options)
     """Shares of several train sets in an epoch, `{web: 0.7, books: 0.3}`. The epoch is as long as all sets together: a
     small set is repeated. Streams need weights. Empty: each sample once, which needs no decision."""

@@ -36,6 +36,10 @@ class EngineConf:
     first ones alone may not represent the data."""
     limit_test_batches: Optional[Union[int, float]] = None
     """First batches of the test data that are evaluated: a number or a share, as above. Null: all."""
+    overfit_batches: Optional[Union[int, float]] = None
+    """Train on the first batches of the train data only (a number or a share, as above), and validate on the same
+    samples, without a test. A model that cannot learn them by heart has a mistake. Samplers have no effect. Null: train
+    on all data."""
     max_time: Any = None
     """Time after which training stops in order, with a checkpoint, validation, test and exit code 0: `0:30:00`,
     `1-12:00:00` (with days), or seconds. Counted from the start of training in each process, so leave time for these

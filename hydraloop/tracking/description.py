@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from os import getpid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -240,9 +240,9 @@ def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
     patch = code_patch.find(run_dir)
     config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
     samples = {}
-    for split in ("train", "val", "test"):
+    for name, loader in engine.loaders.by_key().items():
         with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no size
-            samples[split] = len(getattr(engine.loaders, split).dataset)
+            samples[name] = len(cast(Any, loader).dataset)
     return Attempt(
         number=number,
         iteration=engine.progress.iteration,

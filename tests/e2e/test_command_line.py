@@ -504,3 +504,69 @@ def test_jobs_do_not_share_a_directory(project: Project) -> None:
     (sweep,) = project.path.glob("multirun/*/*")
     assert "error: 1 of 2 jobs failed: job 1 (seed=2)\n" in done.err
     assert Run(sweep / "same").result["status"] == "finished", "the first one's"
+
+
+# Several data sets. ---------------------------------------------------------------------------------------------------
+
+SETS = """# @package data
+defaults: [base, _self_]
+train: {_target_: hydraloop.data.Digits, split: train}
+val:
+  small: {_target_: hydraloop.data.Digits, split: val}
+  large: {_target_: hydraloop.data.Digits, split: test}
+test:
+  one: {_target_: hydraloop.data.Digits, split: val}
+  two: {_target_: hydraloop.data.Digits, split: test}
+"""
+WITH_SETS = ["data=two", "engine.max_epochs=2", "engine.limit_train_batches=5"]
+
+
+@pytest.mark.slow  # pictures
+def test_several_sets_by_config(project: Project) -> None:
+    project.write("conf/data/two.yaml", SETS)
+    done = project.train(
+        *WITH_SETS,
+        "hooks=[visualization,num_class_check,tta,early_stopping]",
+        "hooks.early_stopping.monitor=small/loss",
+        "default_hooks.checkpoint.save_best=[large/accuracy,small/loss]",
+        "hooks.tta.transforms=[identity,shift]",
+    )
+    assert done.code == 0, done.text
+    assert "val/small 179 samples, val/large 359 samples, test/one 179 samples, test/two 359 samples" in " ".join(
+        done.out.split()
+    )
+    run = project.run
+    assert list(run.result["val_metrics"]) == ["small/accuracy", "small/loss", "large/accuracy", "large/loss"]
+    assert list(run.result["test_metrics"]) == ["one/accuracy", "one/loss", "two/accuracy", "two/loss"]
+    assert run.result["best"]["metric"] == "large/accuracy"
+    names = " ".join(run.checkpoints)
+    assert "best_large_accuracy_epoch_" in names
+    assert "best_small_loss_epoch_" in names
+    pictures = {str(path.parent.relative_to(run.path)) for path in run.path.glob("media/**/*.png")}
+    assert pictures == {"media/val/small", "media/val/large", "media/test/one", "media/test/two"}
+    assert [record["small/accuracy"] for record in run.records if record["mode"] == "val" and "objects" not in record]
+
+
+def test_overfitting_trains_and_validates_on_the_same_few_samples(project: Project) -> None:
+    project.write("conf/data/two.yaml", SETS)
+    line = ["data=two", "engine.overfit_batches=1", "engine.max_epochs=60", "optimizer.lr=0.01", "scheduler=[]"]
+    done = project.train(*line, "data.loader.batch_size=8", "engine.val_interval=60")
+    assert done.code == 0, done.text
+    result = json.loads((project.run.path / "result.json").read_text(encoding="utf-8"))
+    assert result["progress"]["iteration"] == 60
+    assert result["progress"]["samples"] == 60 * 8
+    assert list(result["val_metrics"]) == ["small/accuracy", "small/loss", "large/accuracy", "large/loss"]
+    assert result["val_metrics"]["small/accuracy"] == 1, "the samples that it has learned by heart"
+    assert result["test_metrics"] == {}
+
+
+def test_what_is_refused(project: Project) -> None:
+    project.write("conf/data/two.yaml", SETS.replace("small:", "sm/all:"))
+    project.write("conf/data/forgotten.yaml", SETS.replace("_target_: hydraloop.data.Digits, split: val", "split: val"))
+    named, forgotten, share = project.many(
+        [["data=two"], ["data=forgotten"], ["engine.overfit_batches=2.5"]],
+    )
+    assert "data.val: 'sm/all' is not a name for a data set" in named.text
+    assert "data.val: there is nothing to build" in forgotten.text
+    assert "engine.overfit_batches: 2.5 is neither a number of batches nor a share of them" in share.text
+    assert (named.code, forgotten.code, share.code) == (1, 1, 2)

@@ -453,7 +453,7 @@ def test_only_copies_of_the_drawn_images_are_kept(tmp_path: Path) -> None:
     hook.after_val_iter(engine, 0, batch, outputs)
     for tensor in (*batch, *outputs.values()):
         tensor.zero_()  # a loader may reuse the memory of a batch
-    (sample,) = hook._samples
+    (sample,) = hook._samples[""]
     assert sample.image.equal(_images(1)[0])
     assert (sample.label, sample.prediction) == (1, 1)
     assert sample.image.untyped_storage().nbytes() == 8 * 8 * 4

@@ -144,8 +144,7 @@ def _bytes(size: int) -> str:
 
 
 def _data(engine: Engine) -> str:
-    loaders = {"train": engine.loaders.train, "val": engine.loaders.val, "test": engine.loaders.test}
-    return ", ".join(f"{name} {_size(loader)}" for name, loader in loaders.items() if loader is not None) or "none"
+    return ", ".join(f"{name} {_size(loader)}" for name, loader in engine.loaders.by_key().items()) or "none"
 
 
 def _size(loader: Sized) -> str:

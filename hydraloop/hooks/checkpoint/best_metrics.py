@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.out_dir import in_file_name
 from hydraloop.hooks.shared.monitoring import check_metric, check_rule, higher_is_better
 
 if TYPE_CHECKING:
@@ -52,9 +53,16 @@ class SaveBest:
         names, rules = self.names, self._rules
         if names == ["auto"]:
             names = list(engine.metric_names[:1])
-        found = {}
+        found: dict[str, bool] = {}
         for name, rule in zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True):
             check_metric(name, engine, key=f"{key}.save_best")
+            same = [other for other in found if other != name and in_file_name(other) == in_file_name(name)]
+            if same:
+                raise UserError(
+                    f"the best files of {same[0]} and {name} would have the same name",
+                    key=f"{key}.save_best",
+                    remedy="Leave one of them out, or rename its data set or metric.",
+                )
             found[name] = higher_is_better(
                 name, engine, rule=rule, greater_keys=self._greater_keys, less_keys=self._less_keys, key=key
             )

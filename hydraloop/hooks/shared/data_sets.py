@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -13,12 +14,13 @@ def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -
 
     Args:
         attribute: name of a method or value.
-        loader: any object, or None.
+        loader: any object, a mapping of them (several data sets), or None.
         outermost: leave out data sets inside one that has the attribute.
     """
     found: list[Any] = []
     seen: set[int] = set()
-    waiting = [getattr(loader, "dataset", None)]  # classes of users: any type
+    loaders = loader.values() if isinstance(loader, Mapping) else [loader]
+    waiting = [getattr(each, "dataset", None) for each in loaders]  # classes of users: any type
     while waiting:
         data = waiting.pop(0)
         if data is None or id(data) in seen:

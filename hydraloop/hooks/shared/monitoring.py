@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.run.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
 
 if TYPE_CHECKING:
@@ -17,16 +17,24 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
     """Reject a metric that no validation of this run reports as a number.
 
     Raises:
-        UserError: names similar metrics.
+        UserError: names similar metrics, or the parts of this one.
     """
-    if name not in engine.metric_names:
-        if name in engine.task.pictures:
-            remedy = f"Use a number: {', '.join(engine.metric_names)}."
-            raise UserError(f"{name!r} is a matrix, not a number", key=key, remedy=remedy)
-        remedy = suggestion(name, engine.metric_names)
-        if not engine.tried:
-            remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
-        raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
+    names = engine.metric_names
+    if name in names:
+        return
+    if name in engine.matrix_names:
+        raise UserError(f"{name!r} is a matrix, not a number", key=key, remedy=_instead(names))
+    parts = [known for known in names if known.startswith(f"{name}/")]
+    if parts:
+        raise UserError(f"{name!r} is not one number", key=key, remedy=_instead(parts))
+    remedy = suggestion(name, names)
+    if not engine.tried:
+        remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
+    raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
+
+
+def _instead(names: Sequence[str]) -> str:
+    return f"Use {any_of(names[:5])}{', …' if len(names) > 5 else ''}."
 
 
 def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> None:
@@ -71,7 +79,7 @@ def direction(
     found = by_keys(name, greater_keys or (), less_keys or ())
     if found is None:
         # None for the loss of an evaluation, which is not a metric; the default lists contain it.
-        found = engine.task.higher_is_better(name)
+        found = engine.higher_is_better(name)
     if found is None:
         greater = GREATER_KEYS if greater_keys is None else greater_keys
         found = by_keys(name, greater, LESS_KEYS if less_keys is None else less_keys)

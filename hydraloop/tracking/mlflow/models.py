@@ -32,6 +32,16 @@ _MARK = "hydraloop.export"
 """Tag by which a model is found again: when its files were written."""
 
 
+def _data_sets(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, options) of each data set in a config: `val`, or of several `val/a`, `val/b`."""
+    for split in ("train", "val", "test"):
+        options = data.get(split)
+        if isinstance(options, dict) and "_target_" not in options:
+            yield from ((f"{split}/{name}", each) for name, each in options.items())
+        else:
+            yield split, options
+
+
 def log_data_sets(client: MlflowClient, run_id: str, attempt: Attempt) -> None:
     """Log the data sets of an attempt as inputs of a run. May be repeated.
 
@@ -40,8 +50,8 @@ def log_data_sets(client: MlflowClient, run_id: str, attempt: Attempt) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = []
-    for split, options in ((yaml.safe_load(attempt.config) or {}).get("data") or {}).items():
-        if split in ("train", "val", "test") and isinstance(options, dict) and "_target_" in options:
+    for split, options in _data_sets((yaml.safe_load(attempt.config) or {}).get("data") or {}):
+        if isinstance(options, dict) and "_target_" in options:
             source = json.dumps(options, sort_keys=True)
             size = attempt.samples.get(split)
             data = Dataset(

@@ -132,6 +132,17 @@ def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
         assert len({one.dataset.digest for one in inputs}) == 2
 
 
+def test_each_of_several_data_sets_is_an_input(folder: Path) -> None:
+    options = {"_target_": "hydraloop.data.Digits"}
+    val = {name: {**options, "split": name} for name in ("a", "b")}
+    config = json.dumps({"data": {"train": options, "val": val, "test": None}})
+    tracker = opened(run_in(folder / "run"))
+    log_data_sets(client(), tracker.memory["run_id"], replace(attempt(config=config), samples={"val/b": 3}))
+    inputs = client().get_run(tracker.memory["run_id"]).inputs.dataset_inputs
+    found = {tag.value: one.dataset.profile for one in inputs for tag in one.tags}
+    assert found == {"train": None, "val/a": None, "val/b": '{"num_rows": 3}'}
+
+
 class _Refused(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = super().forward(inputs)
