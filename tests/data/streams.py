@@ -33,12 +33,24 @@ class Numbers:
             yield {"x": number + 100 * self.epoch, "noise": noise}
 
 
+class Buffered(Numbers):
+    """As `Numbers`, in order, through a shuffle buffer that draws for each sample."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        buffer: list[int] = []
+        for number in range(self.samples):
+            buffer.append(number)
+            if len(buffer) == 5:
+                yield {"x": buffer.pop(random.randrange(5)) + 100 * self.epoch, "noise": 0.0}
+        yield from ({"x": number + 100 * self.epoch, "noise": 0.0} for number in buffer)
+
+
 class Shards(IterableDataset[dict[str, Any]]):
     """Shards of unequal lengths, with a state, split by the shards."""
 
     def __init__(self, lengths: tuple[int, ...] = (5, 2, 7, 3)) -> None:
         self.shards = [[100 * shard + number for number in range(length)] for shard, length in enumerate(lengths)]
-        self._read = self._start = 0
+        self._state, self._start = {"read": 0}, 0
 
     def split(self, index: int, count: int) -> Shards:
         part = Shards(())
@@ -46,17 +58,17 @@ class Shards(IterableDataset[dict[str, Any]]):
         return part
 
     def state_dict(self) -> dict[str, int]:
-        return {"read": self._read}
+        return self._state  # which changes with the next sample
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._start = state["read"]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         samples = [number for shard in self.shards for number in shard]
-        self._read, self._start = self._start, 0
-        while self._read < len(samples):
-            self._read += 1
-            yield {"x": samples[self._read - 1], "noise": torch.rand(()).item()}
+        self._state["read"], self._start = self._start, 0
+        while self._state["read"] < len(samples):
+            self._state["read"] += 1
+            yield {"x": samples[self._state["read"] - 1], "noise": torch.rand(()).item()}
 
 
 class Plain(IterableDataset[int]):

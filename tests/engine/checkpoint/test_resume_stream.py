@@ -5,6 +5,7 @@ Dropout, an average, a clipped optimizer, windows of three batches, and streams 
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from itertools import chain
@@ -155,6 +156,7 @@ def test_a_run_that_was_cut_three_times_ends_with_the_same_bits(
         run_dir.mkdir()
     uncut = _engine(runs[0], 1, stream(), options=options)
     uncut.train()
+    assert multiprocessing.active_children() == [], "workers end with the run"
     expected = _last(runs[0])
     earlier = runs[0]
     for number, cut in enumerate((3, 14, 20), start=1):  # inside an epoch, at its end, and inside another one
