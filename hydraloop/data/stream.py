@@ -17,6 +17,7 @@ from hydraloop.data.collate import Collate, dead_worker
 from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
+from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.errors import UserError
 
@@ -111,7 +112,7 @@ class TrainStreamLoader(StreamLoader):
         self._fetched: deque[tuple[int, Drawn]] = deque()
         """Batches that may not have been consumed yet, with their numbers in the run."""
         self._running: Iterator[Drawn] | None = None
-        self._reported = False
+        self._checked = self._reported = False
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the samples of any batch, as (on this rank, on all ranks): all batches are full."""
@@ -164,11 +165,21 @@ class TrainStreamLoader(StreamLoader):
         if self._running is None:
             self._running = self._drawn(endless=True, positions=self._positions, first=self._next)
         drawn = next(self._running)
+        if not self._checked:
+            self._check_state(drawn.position)
         self._fetched.append((number, drawn))
         if drawn.ended and not self._reported and self._rank == 0:
             log.info("%s: the stream has ended in iteration %d and begins again; reported once", self._key, number)
             self._reported = True
         return drawn.batch
+
+    def _check_state(self, position: Position) -> None:
+        """Refuse, at the first batch, a state that no checkpoint can keep."""
+        try:
+            check_loadable([of_set["state"] for of_set in position.sets], "its state")
+        except TypeError as error:
+            raise UserError(str(error), key=self._key, remedy="int(…) makes a number of a NumPy scalar.") from error
+        self._checked = True
 
     def _consume(self, iteration: int) -> None:
         while self._fetched and self._fetched[0][0] <= iteration:

@@ -270,3 +270,16 @@ def test_the_first_batches_are_drawn_in_this_process() -> None:
     empty = val_loader(Shards(()), batch_size=4, num_workers=2, steps_per_epoch=9)
     with pytest.raises(UserError, match="has no samples"):
         first_batches(empty, 1)
+
+
+class NumpyState(Shards):
+    """A state with a NumPy scalar."""
+
+    def state_dict(self) -> Any:
+        return {"read": np.int64(3)}
+
+
+def test_a_state_that_no_checkpoint_can_keep_is_refused_at_the_first_batch() -> None:
+    with pytest.raises(UserError, match=r"data\.train: its state\[0\]\['read'\] is a numpy\.int64") as caught:
+        run(train_loader(NumpyState()), 0, 1)
+    assert caught.value.remedy == "int(…) makes a number of a NumPy scalar."

@@ -38,6 +38,20 @@ def refused(*lines: str) -> UserError:
     return caught.value
 
 
+class Sharded(Distributed):
+    """As FSDP2."""
+
+    sharded = True
+
+
+def test_fsdp_is_refused_for_a_stream_to_evaluate() -> None:
+    lines = [NUMBERS, "data.val=${data.train}", "data.loader.steps_per_epoch=5", "data.val_loader.steps_per_epoch=2"]
+    cfg = hydraloop.compose(["data=base", *lines], folder=REPOSITORY)
+    with pytest.raises(UserError, match="FSDP needs the same number on each") as caught:
+        build_loaders(cfg, torch.device("cpu"), Sharded())
+    assert caught.value.key == "data.val"
+
+
 def epoch(loaders: Loaders) -> list[Any]:
     train: Any = loaders.train
     return list(train.begin(0, 0))

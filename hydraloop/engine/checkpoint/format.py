@@ -60,7 +60,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         OSError: the file cannot be written; nothing is left of it.
         KeyboardInterrupt: a signal has interrupted it; nothing is left of it.
     """
-    _check_loadable(checkpoint, "checkpoint")
+    check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
@@ -215,15 +215,15 @@ def _published_from(checkpoint: Checkpoint, path: Path) -> Path | None:
     return None if name is None else path.with_name(name)
 
 
-def _check_loadable(value: Any, where: str) -> None:
+def check_loadable(value: Any, where: str) -> None:
     """Refuse, before it is written, what torch.load(weights_only=True) could not load later."""
     if type(value) in (dict, OrderedDict, Counter):
         for name, item in value.items():
-            _check_loadable(name, f"the key {name!r} in {where}")
-            _check_loadable(item, f"{where}[{name!r}]")
+            check_loadable(name, f"the key {name!r} in {where}")
+            check_loadable(item, f"{where}[{name!r}]")
     elif type(value) in (list, tuple, set):
         for index, item in enumerate(value):
-            _check_loadable(item, f"{where}[{index}]")
+            check_loadable(item, f"{where}[{index}]")
     elif type(value) not in _PLAIN:
         raise TypeError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle; "
