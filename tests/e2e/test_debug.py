@@ -31,6 +31,14 @@ OPTIONS = {
     "nan": ["debug=nan", "task.model=null", "+task.model._target_=models.NaNGradient"],
     "inf": ["debug=nan", "task.loss=null", "+task.loss._target_=models.InfiniteLoss"],
     "profile": ["debug=profile"],
+    "overfit": ["debug=overfit", "experiment=diabetes", "hooks=[ema]", "precision=bf16"],
+    "overfit in iterations": [
+        "debug=overfit",
+        "experiment=char_lm",
+        "task.model.layers=1",
+        "data.loader.batch_size=2",
+        "engine.accumulate=2",
+    ],
 }
 
 
@@ -78,6 +86,19 @@ def test_profile_writes_a_trace_and_a_table(done: dict[str, tuple[Done, Run]]) -
     assert "ProfilerStep*" in run.log
     assert run.result["progress"]["iteration"] == 20
     assert {record["mode"] for record in run.records} == {"train"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["overfit", "overfit in iterations"])
+def test_overfit_learns_one_batch_by_heart(name: str, done: dict[str, tuple[Done, Run]]) -> None:
+    shown, run = done[name]
+    assert shown.code == 0, shown.text
+    first, *_ = [record["loss"] for record in run.records if record["mode"] == "train"]
+    validations = [record["loss"] for record in run.records if record["mode"] == "val"]
+    assert len(validations) == 5
+    assert validations[-1] < first / 30
+    assert run.result["test_metrics"] in (None, {})
+    assert run.checkpoints == ["iter_500.pth" if "iterations" in name else "epoch_500.pth"]
 
 
 def test_hooks_of_debug_are_added_to_those_that_are_selected() -> None:
