@@ -24,12 +24,22 @@ def options_of(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, 
     values, keys = loader_options(data, split)
     for name in _CALLABLES:
         if values[name] is not None:
-            values[name] = instantiate_callable(values[name], keys[name])
+            values[name] = _built(name, values[name], keys[name])
     if isinstance(values["multiprocessing_context"], DictConfig):
         key = "multiprocessing_context"
         values[key] = instantiate(values[key], keys[key])
     check_ranges(values, keys)
     return values, keys
+
+
+def _built(name: str, node: Any, key: str) -> Any:
+    try:
+        return instantiate_callable(node, key)
+    except UserError as error:
+        if name.endswith("sampler") and "missing a required argument" in error.problem and "_partial_" not in node:
+            remedy = f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}"
+            raise UserError(error.problem, key=error.key, remedy=remedy) from error
+        raise
 
 
 def check_ranges(values: Mapping[str, Any], keys: Mapping[str, str]) -> None:

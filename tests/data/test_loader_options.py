@@ -91,6 +91,7 @@ MISTAKES = {
     "data.test_loader.batch_size=0": ("data.test_loader.batch_size", "Use 1 or more"),
     "data.loader.steps_per_epoch=3": ("data.loader.steps_per_epoch", "has indices"),
     "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
+    "data.loader.sampler={_target_: torch.utils.data.SequentialSampler}": ("data.loader.sampler", "_partial_=true"),
     "data.loader.collate_fn=pad": ("data.loader.collate_fn", "_target_"),
     "data.loader.collate_fn={_target_: os.system}": ("data.loader.collate_fn", "trust"),
     "data.val_loader.sampler={_target_: shutil.rmtree}": ("data.val_loader.sampler", "trust"),
