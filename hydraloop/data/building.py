@@ -98,8 +98,9 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
 
 def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.device, distributed: Distributed) -> Loader:
     train, order = split == "train", None
-    if train and isinstance(cfg.data.train, DictConfig) and "_target_" not in cfg.data.train:
-        data, order = _train_sets(cfg.data)
+    several = _named(node, key) if train else {}
+    if several:
+        data, order = _train_sets(cfg.data, several)
     else:
         given = next((name for name in ("weights", "lengths") if train and cfg.data.get(name)), None)
         if given is not None:
@@ -142,11 +143,9 @@ def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.devi
     return build_loader(data, shuffle=train, **common, **of_loader)
 
 
-def _train_sets(data: DictConfig) -> tuple[Any, CountsOfSets | None]:
+def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, CountsOfSets | None]:
     """Return the sets of `data.train` as one, and the sampler that `data.weights` or `data.lengths` ask for."""
-    if not data.train or not all(isinstance(node, DictConfig) and "_target_" in node for node in data.train.values()):
-        instantiate(data.train, "data.train")  # raises: it has no _target_
-    sets = {str(name): instantiate(node, f"data.train.{name}") for name, node in data.train.items()}
+    sets = {name: instantiate(node, f"data.train.{name}") for name, node in nodes.items()}
     kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
     weights, lengths = (dict(data.get(name) or {}) for name in ("weights", "lengths"))
     if len({*kinds.values()}) > 1 or "batches" in kinds.values():
