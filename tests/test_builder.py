@@ -15,6 +15,7 @@ from torch import nn
 
 import hydraloop
 from hydraloop.builder import build
+from hydraloop.data.loader import Loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate
@@ -202,6 +203,25 @@ def test_a_hook_with_collectives_may_only_raise_where_there_are_several_ranks(tm
     for said in on_ranks(2, build_on_a_rank, str(tmp_path / "two"), *overrides):
         assert said.startswith("default_hooks.logger.on_error: this hook communicates with the other ranks")
         assert "Use raise." in said
+
+
+def overfitted(distributed: Distributed, run_dir: str) -> list[list[int]]:
+    """The samples of three epochs and of the validation on a rank."""
+    line = ("engine.overfit_batches=2", "data.loader.batch_size=4", "data.loader.eval_batch_size=3", "precision=bf16")
+    engine = build(composed(*line, "engine.max_epochs=2"), run_dir=Path(run_dir), distributed=distributed)
+    engine.train()
+    train, val = engine.loaders.train, engine.loaders.val
+    assert isinstance(train, Loader)
+    assert isinstance(val, Loader)
+    assert engine.loaders.test is None
+    found = [sorted(index for batch in range(2) for index in train.indices_at(batch, epoch)) for epoch in range(3)]
+    return [*found, [index for batch in range(len(val)) for index in val.indices_at(batch, 0)]]
+
+
+def test_two_ranks_overfit_the_same_samples(tmp_path: Path) -> None:
+    one, other = on_ranks(2, overfitted, str(tmp_path))
+    for mine, theirs in zip(one, other, strict=True):
+        assert sorted({*mine, *theirs}) == list(range(16))
 
 
 def join_again(distributed: Distributed) -> str:
