@@ -1,6 +1,7 @@
 """Models and data of other packages by config alone, each killed twice and resumed to the same weights.
 
-    python scripts/benchmarks/any_model.py [bert vit stream lora freeze task]
+    python scripts/benchmarks/any_model.py [bert vit stream lora freeze task] [options of all runs]
+    python scripts/benchmarks/any_model.py bert stream distributed.nproc_per_node=2 engine.accumulate=3
 
 Each case is a project in a temporary folder: train.py, conf/config.yaml and, if it is needed, a Python file. It is
 trained without interruption. Then it is trained again, killed in two places and resumed each time. The model, the state
@@ -105,7 +106,7 @@ config:
 """
 STREAM = """
 data:
-  train: {_target_: datasets.load_dataset, path: text, data_files: [a.txt, b.txt], split: train, streaming: true}
+  train: {_target_: datasets.load_dataset, path: text, data_files: "*.txt", split: train, streaming: true}
   loader:
     batch_size: 8
     num_workers: 2
@@ -189,7 +190,7 @@ class Case:
                 {"text": " ".join(draw.choices(words[label], k=draw.randint(1, 9))), "label": label} for label in labels
             ]
             (folder / f"{name}.json").write_text("\n".join(map(json.dumps, samples)))
-        for name in ("a", "b"):
+        for name in "abcd":
             lines = [" ".join(draw.choices(words[0], k=draw.randint(1, 9))) for _ in range(100)]
             (folder / f"{name}.txt").write_text("\n".join(lines))
 
@@ -228,26 +229,35 @@ CASES = {
 def main() -> int:
     """Run the cases and print the table. Returns 1 if a case does not end with the same weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help=" ".join(CASES))
-    chosen = parser.parse_args().cases or list(CASES)
+    parser.add_argument("cases", nargs="*", help=f"{' '.join(CASES)}, and options such as engine.accumulate=3")
+    given = parser.parse_args().cases
+    overrides = [argument for argument in given if "=" in argument]
+    chosen = [argument for argument in given if "=" not in argument] or list(CASES)
     print(f"{'case':<34}{'Python':>8}{'iterations':>12}{'killed at':>12}{'same bits':>12}{'seconds':>9}")
     failed = 0
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            failed += not compare(CASES[name], Path(folder))
+            failed += not compare(CASES[name], Path(folder), overrides)
     return int(failed > 0)
 
 
-def compare(case: Case, folder: Path) -> bool:
+def compare(case: Case, folder: Path, overrides: list[str]) -> bool:
     """Train a project without and with interruptions, and print its line of the table."""
     start = perf_counter()
     case.write(folder)
-    train(folder, "uninterrupted")
+    train(folder, "uninterrupted", *overrides)
     expected, last = final_state(folder / "uninterrupted")
     places = (last * 3 // 10, last * 7 // 10)
     for at in places:
-        train(folder, "killed", "resume=auto", f"+hooks.dying={{_target_: dying.Dying, at: {at}}}", killed=True)
-    train(folder, "killed", "resume=auto")
+        train(
+            folder,
+            "killed",
+            *overrides,
+            "resume=auto",
+            f"+hooks.dying={{_target_: dying.Dying, at: {at}}}",
+            killed=True,
+        )
+    train(folder, "killed", *overrides, "resume=auto")
     found, _ = final_state(folder / "killed")
     equal = same(found, expected)
     killed_at = ", ".join(map(str, places))
