@@ -155,8 +155,9 @@ def test_a_run_that_was_cut_three_times_ends_with_the_same_bits(
     for run_dir in runs:
         run_dir.mkdir()
     uncut = _engine(runs[0], 1, stream(), options=options)
+    before = set(multiprocessing.active_children())  # the ranks of other tests
     uncut.train()
-    assert multiprocessing.active_children() == [], "workers end with the run"
+    assert set(multiprocessing.active_children()) <= before, "workers end with the run"
     expected = _last(runs[0])
     earlier = runs[0]
     for number, cut in enumerate((3, 14, 20), start=1):  # inside an epoch, at its end, and inside another one
