@@ -200,21 +200,12 @@ class Case:
         return sum(1 for line in self.python.splitlines() if line.strip())
 
 
+TRANSFORMERS = {"data": "base", "task": "huggingface"}
 CASES = {
-    "bert": Case(
-        "BERT with padding, bf16",
-        {"data": "base", "task": "huggingface", "precision": "bf16"},
-        BERT,
-        REVIEWS,
-    ),
+    "bert": Case("BERT with padding, bf16", TRANSFORMERS | {"precision": "bf16"}, BERT, REVIEWS),
     "vit": Case("timm ViT, EMA", {"hooks": "ema"}, VIT),
-    "stream": Case("Hugging Face stream, 2 workers", {"data": "base", "task": "huggingface"}, LLAMA, STREAM),
-    "lora": Case(
-        "LoRA of a BERT",
-        {"data": "base", "task": "huggingface"},
-        f"{LORA}model:\n{textwrap.indent(BERT, '  ')}",
-        REVIEWS,
-    ),
+    "stream": Case("Hugging Face stream, 2 workers", TRANSFORMERS, LLAMA, STREAM),
+    "lora": Case("LoRA of a BERT", TRANSFORMERS, f"{LORA}model:\n{textwrap.indent(BERT, '  ')}", REVIEWS),
     "freeze": Case("frozen, then unfrozen, 2 ranks", {"model": "small_cnn", "hooks": "freeze"}, "", FREEZE),
     "task": Case(
         "a custom task",
