@@ -183,7 +183,6 @@ def growing(data: Words, seen: list[int]) -> list[int]:
         ({"batch_sampler": [[1], []]}, "list: a batch is empty"),
         ({"sampler": [0], "batch_sampler": [[1]]}, "there is a batch_sampler too"),
     ],
-    ids=str,
 )
 def test_what_could_not_be_resumed_or_indexed_is_refused_when_built(options: Any, text: str) -> None:
     with pytest.raises(UserError, match=text) as caught:
