@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
-from hydraloop.engine.records.entries import NUMBERS, RESERVED, check_names
+from hydraloop.engine.records.entries import NUMBERS, RESERVED, check_names, plain
 from hydraloop.errors import UserError
 
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
@@ -66,6 +66,8 @@ class Messages:
         if window is None:
             window = self._windows[name] = _Window(name)
         if weight is not None:
+            if isinstance(value, Tensor) and value.element_size() < 4:
+                value = value.float()  # the product may not fit in its type
             value = value * weight
             window.weight += weight
         window.values.append(value)
@@ -111,8 +113,10 @@ def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor
         if isinstance(value, Tensor):
             if value.ndim and (value.numel() != 1 or "loss" not in name):
                 continue
+            changes = value.is_leaf  # a parameter or buffer, whose value the next iteration replaces
             value = value.detach().reshape(())  # the graph would keep all activations in memory
-        elif not isinstance(value, int | float):
+            value = value.clone() if changes else value
+        elif not isinstance(value := plain(value), int | float):
             continue
         if name in _TAKEN:
             check_scalar_name(name)

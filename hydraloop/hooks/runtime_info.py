@@ -93,8 +93,9 @@ class RuntimeInfoHook(Hook):
         engine.messages.add("loss", outputs["loss"])
         if len(outputs) > 1:
             for name, value in scalars_of(outputs):
-                losses[name] = value
-                engine.messages.add(name, value)
+                if name not in self._logged:
+                    losses[name] = value
+                    engine.messages.add(name, value)
         if self._logged:
             samples = engine.task.num_samples(batch) if self._share is None else self._share(batch_idx)[0]
             for name, value in self._logged.items():

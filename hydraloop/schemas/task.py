@@ -1,7 +1,7 @@
 """The group `task`: model, loss and metrics."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -113,6 +113,10 @@ class HuggingFaceConf:
     """Key of the labels in a batch, for the metrics. The name that most models of transformers use."""
     logits: str = "logits"
     """Key of the logits in the model's output, for the metrics. The name that most models of transformers use."""
+    causal: Optional[bool] = None
+    """Whether the loss of a position is that of the next label. Null: from the class name, which is that of a causal
+    language model if it ends with ForCausalLM or LMHeadModel, or with ForConditionalGeneration and the model has no
+    encoder. The model does not say it. Set it for custom classes."""
 
 
 def register(store: ConfigStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hydraloop.errors import UserError
@@ -25,6 +26,8 @@ class HuggingFace(Task):
         metrics: as in `Task`. They are updated with the logits and the labels.
         labels: key of the labels in a batch.
         logits: key of the logits in the model's output.
+        causal: whether the model is a causal language model. None: if its class is named `…ForCausalLM` or
+            `…LMHeadModel`, or `…ForConditionalGeneration` and it has no encoder (`config.is_encoder_decoder`).
     """
 
     def __init__(
@@ -33,11 +36,11 @@ class HuggingFace(Task):
         metrics: Mapping[str, Metric | None] | None = None,
         labels: str = "labels",
         logits: str = "logits",
+        causal: bool | None = None,
     ) -> None:
         super().__init__(model, None, metrics)
         self._labels, self._logits = labels, logits
-        # transformers' own default is the loss of causal models, if it does not know the class (GPT2LMHeadModel).
-        self._causal = getattr(model, "loss_type", "") in (None, "ForCausalLM")
+        self._causal = _is_causal(model) if causal is None else causal
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Return `{"loss": scalar or (sum, number of labels)}`, in eval mode also `outputs` and `targets`.
@@ -66,6 +69,17 @@ class HuggingFace(Task):
             if self._causal:
                 logits, labels = None if logits is None else logits[:, :-1], labels[:, 1:]
             count = (labels != IGNORED).sum()
-            loss = (loss * count, count)
+            # The mean over no labels is NaN. A sum in half precision is infinite above 65504.
+            loss = (torch.where(count > 0, loss * count.float(), 0.0), count)
         found = {} if self.training else {OUTPUTS: logits, TARGETS: labels}
         return {LOSS: loss, **{name: value for name, value in found.items() if value is not None}}
+
+
+def _is_causal(model: nn.Module) -> bool:
+    # The name, because the loss_type of transformers is None both for GPT2LMHeadModel and for classes it does not know.
+    if callable(inner := getattr(model, "get_base_model", None)):  # a PeftModel may have no task in its name
+        model = inner()
+    name = type(model).__name__
+    if name.endswith("ForConditionalGeneration"):
+        return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return name.endswith(("ForCausalLM", "LMHeadModel"))

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.accumulation import mean_of
+from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checks import no_loss_error
 from hydraloop.engine.messages import check_scalar_name, scalars_of
+from hydraloop.engine.records.entries import plain
 from hydraloop.errors import UserError
 from hydraloop.tasks.list_states import agree_on_list_states
 from hydraloop.tasks.metrics import Metric, SumMetric
 from hydraloop.tasks.samples import samples_in
-from hydraloop.tasks.values import Averages, forms_of, shown
+from hydraloop.tasks.values import Averages, numbers_and_matrices, shown
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -121,7 +122,8 @@ class Task(nn.Module):
 
         Records and trackers get the mean over all samples and ranks: since the last record in training, of all batches
         in an evaluation. Call it in `forward`, in methods that `forward` calls, or in a custom `evaluate` before
-        `update_metrics`. A second value for the same name and batch replaces the first.
+        `update_metrics`. A second value for the same name and batch replaces the first; a value that `forward` returns
+        with this name is ignored.
 
         Args:
             name: in the records.
@@ -132,8 +134,8 @@ class Task(nn.Module):
         """
         check_scalar_name(name)
         if isinstance(value, Tensor) and value.numel() == 1:
-            value = value.detach().reshape(())
-        elif not isinstance(value, int | float):
+            value = value.detach().clone().reshape(())  # a copy: parameters and buffers change before it is read
+        elif not isinstance(value := plain(value), int | float):
             raise UserError(
                 f"log({name!r}, …) got {shown(value)}, not one number",
                 key="task",
@@ -205,10 +207,8 @@ class Task(nn.Module):
             loss = result[LOSS]
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self, result) from None
-        samples = self.num_samples(batch)
-        self.logged.update(scalars_of(result))
-        total, count = (loss * samples, samples) if isinstance(loss, Tensor) else loss
-        self._count(total, count, samples, result)
+        self.logged.update({**dict(scalars_of(result)), **self.logged})
+        self._count(loss, self.num_samples(batch), result)
         return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
@@ -216,17 +216,20 @@ class Task(nn.Module):
 
         A batch without samples, whose mean loss is NaN, is ignored.
         """
-        self._count(loss * samples, samples, samples, {OUTPUTS: outputs, TARGETS: targets})
+        self._count(loss, samples, {OUTPUTS: outputs, TARGETS: targets})
 
-    def _count(self, total: Any, count: Any, samples: int, result: Mapping[str, Any]) -> None:
+    def _count(self, loss: Tensor | Pair, samples: int, result: Mapping[str, Any]) -> None:
         """Add a batch to the loss, to the scalars and to the metrics."""
         logged = {name: value for name, value in self.logged.items() if name not in self.metrics}
         self.logged.clear()
         if not samples:
             return
-        self._averages.add(LOSS, total, count)
+        if isinstance(loss, Tensor):
+            self._averages.add_mean(LOSS, loss, samples)
+        else:
+            self._averages.add(LOSS, *loss)
         for name, value in logged.items():
-            self._averages.add(name, value * samples, samples)
+            self._averages.add_mean(name, value, samples)
         missing = [name for name in (OUTPUTS, TARGETS) if name not in result]
         if missing and self.metrics:
             raise UserError(
@@ -287,14 +290,12 @@ class Task(nn.Module):
         }
         if gather is not None:
             agree_on_list_states([metric for name, metric in self.metrics.items() if name not in values], gather)
-        numbers: dict[str, Tensor] = {}
-        self.pictures = {}
-        for name, metric in self.metrics.items():
-            value = values[name] if name in values else metric.compute()
-            for part_name, part in forms_of(name, value):
-                (self.pictures if part.ndim else numbers)[part_name] = part
+        numbers, self.pictures = numbers_and_matrices(
+            {name: values[name] if name in values else metric.compute() for name, metric in self.metrics.items()}
+        )
         read = torch.stack([part.to(self._averages.zeros) for part in numbers.values()]).tolist() if numbers else []
-        metrics = {**dict(zip(numbers, read, strict=True)), **scalars}
+        own_numbers = dict(zip(numbers, read, strict=True))
+        metrics = {**own_numbers, **scalars, **own_numbers}  # metrics are first, and have precedence
         self._found = tuple(metrics)
         return metrics
 

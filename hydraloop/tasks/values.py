@@ -55,6 +55,16 @@ class Averages:
         sums[0] += total
         sums[1] += count
 
+    def add_mean(self, name: str, mean: Any, count: int) -> None:
+        """Add `count` values by their mean, a number or a scalar tensor. No host sync.
+
+        Raises:
+            UserError: the mean is not a scalar.
+        """
+        if isinstance(mean, Tensor):
+            mean = mean.to(self.zeros.dtype)  # in half precision, the sum is infinite above 65504
+        self.add(name, mean * count, count)
+
     def over_ranks(
         self,
         parts: list[Tensor],
@@ -83,11 +93,31 @@ class Averages:
         }, summed
 
 
+def numbers_and_matrices(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the scalars and the matrices in the values of metrics, by the names of `forms_of`. No host sync.
+
+    Raises:
+        UserError: a value has another form, or two parts have the same name.
+    """
+    numbers: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
+    for name, value in values.items():
+        for part_name, part in forms_of(name, value):
+            if part_name in numbers or part_name in matrices:
+                raise UserError(
+                    f"another metric has a value {part_name!r} too",
+                    key=f"task.metrics.{name}",
+                    remedy="Give one of the two metrics another name.",
+                )
+            (matrices if part.ndim else numbers)[part_name] = part
+    return numbers, matrices
+
+
 def forms_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the parts of a metric's value with their names, each a scalar tensor or a matrix `[R, C]`.
 
     A number, or a tensor with one entry, has the name itself. The parts of a mapping are `name/key`, those of a vector
-    `name/0`, `name/1`, …. No host sync.
+    `name/0`, `name/1`, …. An empty vector or matrix has no parts. No host sync.
 
     Raises:
         UserError: the value has another form.
@@ -104,13 +134,14 @@ def forms_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         raise UserError(
             f"its value is {shown(value)}, not a number, a vector, a matrix or a mapping of them",
             key=f"task.metrics.{name}",
-            remedy="Average it, for example over the classes (average=macro in torchmetrics).",
+            remedy="Let its compute return one of them. Metrics of torchmetrics have options such as average=macro.",
         )
     value = value.detach()
     if value.numel() == 1:
         yield name, value.reshape(())
     elif value.ndim == 2:
-        yield name, value
+        if value.numel():
+            yield name, value
     else:
         yield from ((f"{name}/{index}", part) for index, part in enumerate(value))
 

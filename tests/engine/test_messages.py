@@ -67,6 +67,13 @@ def test_an_integer_or_boolean_tensor_has_a_mean_too() -> None:
     assert messages.means() == {"correct": 0.75, "count": 0.75}
 
 
+@pytest.mark.parametrize("value", [torch.tensor(300.5, dtype=torch.float16), torch.tensor(200, dtype=torch.uint8)])
+def test_a_weighted_value_of_a_small_type_is_exact(value: torch.Tensor) -> None:
+    messages = Messages()
+    messages.add("mine", value, 255)
+    assert messages.means() == {"mine": value.item()}
+
+
 def means_of_ranks(distributed: Distributed, own_name: bool) -> dict[str, float]:
     """On two ranks, `a` is 1 and 2, `b` is 2 and 4; with `own_name`, rank 1 also has a `c` of 5."""
     messages = Messages()

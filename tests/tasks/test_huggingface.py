@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,18 +33,57 @@ class ModelOutput(OrderedDict[str, Any]):
 class TokenModel(nn.Module):
     """Labels each token; a causal model predicts the next one. The loss is the mean over labels that are not -100."""
 
-    def __init__(self, loss_type: str | None = "ForTokenClassification") -> None:
+    shifts = False
+    loss_type: str | None = None  # that of a class which transformers does not know
+
+    def __init__(self) -> None:
         super().__init__()
-        self.loss_type = loss_type
         self.logits = nn.Embedding(WORDS, WORDS)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Any:
         logits, loss = self.logits(input_ids), None
         if labels is not None:
-            shifted = self.loss_type in (None, "ForCausalLM")
-            scores, targets = (logits[:, :-1], labels[:, 1:]) if shifted else (logits, labels)
+            scores, targets = (logits[:, :-1], labels[:, 1:]) if self.shifts else (logits, labels)
             loss = cross_entropy(scores.flatten(0, 1), targets.flatten())
         return ModelOutput(loss=loss, logits=logits, hidden_states=None)
+
+
+class TinyForCausalLM(TokenModel):
+    """Predicts the next token, as the two classes below."""
+
+    shifts = True
+    loss_type = "ForCausalLM"
+
+
+class TinyLMHeadModel(TinyForCausalLM):
+    """Named as GPT-2's."""
+
+
+class TinyForConditionalGeneration(TinyForCausalLM):
+    """Only a decoder, as of images and texts."""
+
+    config = SimpleNamespace(is_encoder_decoder=False)
+
+
+class T5ForConditionalGeneration(TokenModel):
+    """An encoder and a decoder; the model itself shifts the inputs of the decoder."""
+
+    config = SimpleNamespace(is_encoder_decoder=True)
+
+
+class Adapted(nn.Module):
+    """Has another model inside, as a `PeftModel` without a task type."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = model
+        self.logits = model.logits
+
+    def get_base_model(self) -> nn.Module:
+        return self.base_model
+
+    def forward(self, **batch: Any) -> Any:
+        return self.base_model(**batch)
 
 
 class SequenceModel(TokenModel):
@@ -83,23 +123,55 @@ def test_the_loss_of_texts_and_their_metrics(kind: Any) -> None:
     assert metrics["accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
 
 
-@pytest.mark.parametrize("loss_type", ["ForTokenClassification", "ForCausalLM", None])
-def test_all_labels_of_tokens_have_the_same_weight(loss_type: str | None) -> None:
+class Own(TinyForCausalLM):
+    """A custom causal model, whose name does not say so."""
+
+
+@pytest.mark.parametrize(
+    ("model", "shift", "options"),
+    [
+        (TokenModel, 0, {}),
+        (T5ForConditionalGeneration, 0, {}),
+        (TinyForCausalLM, 1, {}),
+        (TinyLMHeadModel, 1, {}),
+        (TinyForConditionalGeneration, 1, {}),
+        (lambda: Adapted(TinyLMHeadModel()), 1, {}),
+        (Own, 1, {"causal": True}),
+    ],
+)
+def test_all_labels_of_tokens_have_the_same_weight(model: Any, shift: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    task = HuggingFace(TokenModel(loss_type), {"accuracy": TokenAccuracy()})
+    task = HuggingFace(model(), {"accuracy": TokenAccuracy()}, **options)
     with torch.no_grad():
         task.model.logits.weight.copy_(torch.eye(WORDS).roll(1, 1))
-    batches = [batch_of(2, 3), batch_of(6), batch_of(2, 1, 1)]
+    batches = [batch_of(2, 3), batch_of(0), batch_of(6), batch_of(2, 1, 1)]
     task.reset_metrics()
     for batch in batches:
         task.evaluate(batch)
     whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     metrics = task.compute_metrics()
     assert metrics["loss"] == pytest.approx(task.model(**whole)["loss"].item())
-    shift = 0 if loss_type == "ForTokenClassification" else 1
     right = (whole["input_ids"][:, : 6 - shift] + 1) % WORDS == whole["labels"][:, shift:]
     count = (whole["labels"][:, shift:] != -100).sum()
     assert metrics["accuracy"] == pytest.approx((right.sum() / count).item())
+
+
+def test_a_batch_without_labels_changes_nothing() -> None:
+    task = HuggingFace(TokenModel())
+    total, count = task(batch_of(0))["loss"]
+    assert (total.item(), count.item()) == (0, 0)
+    total.backward()
+    assert not task.model.logits.weight.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_sum_of_the_losses_in_half_precision(dtype: torch.dtype) -> None:
+    task = HuggingFace(TokenModel().to(dtype))
+    with torch.no_grad():
+        task.model.logits.weight.copy_(torch.eye(WORDS) * 300)
+        batch = batch_of(*[250] * 4, width=250)
+        total, count = task(batch)["loss"]
+        assert total.item() == task.model(**batch)["loss"].item() * count.item() > 65504
 
 
 def train(distributed: Distributed, run_dir: Path, accumulate: int, batches: list[dict[str, Tensor]]) -> Tensor:

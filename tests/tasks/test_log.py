@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,59 @@ def test_all_samples_have_the_same_weight(tmp_path: Path, world_size: int, sampl
         assert record["input"] == pytest.approx(expected, rel=1e-6)
         assert record["as_number"] == pytest.approx(expected, rel=1e-6)
         assert record["constant"] == 2
+
+
+class Both(Regression):
+    """Logs and returns parameters, numbers of numpy, small types, and the same name."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        outputs = self.model(inputs)
+        bias = self.model.bias.reshape(()) if self.log_it else self.bias
+        returned: dict[str, Any] = {"bias": bias, "steps": self.steps, "twice": 0.0}
+        if self.log_it:
+            self.log("bias", returned.pop("bias"))
+            self.log("steps", returned.pop("steps"))
+            self.log("numpy", np.float32(2))
+            self.log("half", torch.tensor(300, dtype=torch.float16))
+        else:
+            returned |= {"numpy": np.array(2.0), "half": torch.tensor(300, dtype=torch.float16), "text": np.str_("2")}
+        self.log("twice", 1.0)
+        if self.training:
+            with torch.no_grad():
+                self.steps += 1
+        return {"loss": outputs.mean(), "outputs": outputs, "targets": targets, **returned}
+
+
+@pytest.mark.parametrize("log_it", [False, True])
+def test_values_that_change_later_numpy_and_half_precision(tmp_path: Path, log_it: bool) -> None:
+    task = Both(nn.Linear(1, 1), nn.MSELoss())
+    task.log_it, task.bias = log_it, nn.Parameter(torch.zeros(()))  # type: ignore[assignment]
+    task.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+    nn.init.zeros_(task.model.bias)  # type: ignore[arg-type]
+    batches = [(torch.ones(256, 1), torch.ones(256, 1))] * 4
+
+    class Moves(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            with torch.no_grad():
+                task.bias += 1
+                task.model.bias += 1  # type: ignore[operator]
+
+    Engine(
+        task=task,
+        optimizer=Moves(task.parameters(), lr=1.0),
+        loaders=Loaders(batches, batches),
+        hooks={"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=4)},
+        settings=Settings(max_epochs=1, device="cpu"),
+        run_dir=tmp_path,
+    ).train()
+    train, val = (json.loads(line) for line in (tmp_path / FILENAME).read_text().splitlines())
+    # A returned value is read after the iteration, a logged one when it is logged.
+    assert (train["bias"], train["steps"]) == ((1.5, 1.5) if log_it else (2.5, 2.5))
+    assert (val["bias"], val["steps"]) == (4, 4)
+    for record in (train, val):
+        assert (record["twice"], record["numpy"], record["half"]) == (1, 2, 300)
+        assert "text" not in record
 
 
 class CustomEvaluate(Regression):

@@ -118,6 +118,7 @@ def test_the_best_is_chosen_by_a_number(tmp_path: Path, save_best: str, problem:
         (np.array([1, 2]), {"m/0": 1, "m/1": 2}),
         ({"a": {"b": torch.tensor([1.0, 2.0])}, "c": 1}, {"m/a/b/0": 1.0, "m/a/b/1": 2.0, "m/c": 1.0}),
         ({"a": torch.eye(2)}, {"m/a": [[1.0, 0.0], [0.0, 1.0]]}),
+        ({"a": torch.zeros(0), "b": torch.zeros(0, 3), "c": torch.zeros(3, 0)}, {}),
     ],
 )
 def test_the_parts_of_a_value(value: Any, expected: dict[str, Any]) -> None:
@@ -131,6 +132,32 @@ def test_another_form_is_refused(value: Any, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         dict(forms_of("f1", value))
     assert caught.value.key == "task.metrics.f1"
+
+
+class Parts(Accuracy):
+    """Two numbers."""
+
+    def value(self, sums: Tensor) -> Any:
+        return {"a": 1.0, "b": 2.0}
+
+
+def test_two_metrics_with_the_same_name() -> None:
+    task = Classification(nn.Identity(), nn.CrossEntropyLoss(), {"m": Parts(), "m/b": Accuracy()})
+    task.reset_metrics()
+    task.evaluate((torch.eye(3), torch.arange(3)))
+    with pytest.raises(UserError, match="another metric has a value 'm/b' too") as caught:
+        task.compute_metrics()
+    assert caught.value.key == "task.metrics.m/b"
+
+
+def test_a_part_of_a_metric_has_precedence_over_a_scalar() -> None:
+    task = Classification(nn.Identity(), nn.CrossEntropyLoss(), {"m": Parts()})
+    task.reset_metrics()
+    task.log("m/a", 5.0)
+    task.evaluate((torch.eye(3), torch.arange(3)))
+    metrics = task.compute_metrics()
+    assert list(metrics) == ["m/a", "m/b", "loss"]
+    assert metrics["m/a"] == 1
 
 
 def test_no_graph_is_kept() -> None:
