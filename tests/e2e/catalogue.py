@@ -220,7 +220,7 @@ DEFAULT_HOOKS = (
         tests="""
         hooks/test_runtime_info.py::test_facts_follow_the_run
         test_momentum_of_any_optimizer
-        test_scalars_named_loss_are_averaged
+        test_all_scalars_are_averaged
         test_the_losses_are_those_of_the_iteration_just_done
         test_the_best_is_the_first_metrics_in_the_direction_it_declares
         """,
