@@ -28,7 +28,7 @@ def compiled(pattern: str, key: str) -> re.Pattern[str]:
 
 
 def matching(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:
-    """Return the names that match one of the patterns as a whole.
+    """Return the names that match one of the patterns, or are in a module whose name does.
 
     Raises:
         UserError: a pattern matches no name; the remedy has close names.
@@ -36,7 +36,7 @@ def matching(patterns: Iterable[str], names: Collection[str], key: str) -> set[s
     found: set[str] = set()
     for pattern in patterns:
         expression = compiled(pattern, key)
-        new = {name for name in names if expression.fullmatch(name)}
+        new = {name for name in names if any(expression.fullmatch(part) for part in _with_modules(name))}
         if not new:
             raise UserError(f"{pattern!r} matches no name", key=key, remedy=close_to(pattern, names))
         found |= new
@@ -45,8 +45,13 @@ def matching(patterns: Iterable[str], names: Collection[str], key: str) -> set[s
 
 def close_to(pattern: str, names: Collection[str]) -> str:
     """Return a sentence with the names, or parts of them before a dot, that resemble a pattern; else with the first."""
-    parts = {name[:end] for name in names for end in (*(dot.start() for dot in re.finditer(r"\.", name)), len(name))}
+    parts = {part for name in names for part in _with_modules(name)}
     close = close_names(pattern.removeprefix("re:").strip(".*^$"), sorted(parts))
     if close:
         return f"Did you mean {any_of(close)}?"
     return f"The names are {', '.join(list(names)[:3])}, …"
+
+
+def _with_modules(name: str) -> list[str]:
+    """Return the names of the modules that a parameter or module is in, and its own."""
+    return [*(name[: dot.start()] for dot in re.finditer(r"\.", name)), name]

@@ -224,6 +224,7 @@ class EngineState(LogsRecords):
         """
         if not self.window_closed:
             raise RuntimeError("call rewrap between two accumulation windows")
+        self.forward = self.evaluate_batch  # so that `wrap` can free the old wrapper
         self.forward = self.precision.forward(self.distributed.wrap(self.task, again=True))
 
     # What hooks ask for. ---------------------------------------------------------------------------------------------

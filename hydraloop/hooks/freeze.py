@@ -35,7 +35,7 @@ class FreezeHook(Hook):
 
     Raises:
         UserError: a number is out of range, or `epochs` and `iters` are both set. Before the first iteration: a pattern
-            matches no module, or they match no trained parameter, or all of them.
+            matches no module, or they match no trained parameter, or all of them, or one of another `FreezeHook`.
     """
 
     priority = Priority.HIGH
@@ -62,7 +62,7 @@ class FreezeHook(Hook):
         """Freeze, unless the frozen time is over in a resumed run."""
         if self._parameters:  # this engine has trained before
             return
-        parameters, norms = self._chosen(engine.model)
+        parameters, norms = self._chosen(engine)
         if self._over(engine):
             return
         self._parameters, self._norms = parameters, norms
@@ -77,33 +77,47 @@ class FreezeHook(Hook):
         if engine.window_closed:
             self._unfreeze_if_over(engine)
 
-    def _chosen(self, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Module]]:
+    def _chosen(self, engine: Engine) -> tuple[list[nn.Parameter], list[nn.Module]]:
         """Return the parameters to freeze, and the normalisation layers to put into eval mode."""
-        key = f"{self.key}.modules"
-        if not self.modules:
-            raise UserError("no module is named", key=key, remedy=f"Name some: {key}=[backbone] or '{key}=[layers.*]'.")
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        modules = {name: module for name, module in model.named_modules() if name}
-        matched = matching(self.modules, [*modules, *trained], key)
-
-        def inside(name: str) -> bool:
-            parts = name.split(".")
-            return any(".".join(parts[:end]) in matched for end in range(1, len(parts) + 1))
-
-        parameters = [parameter for name, parameter in trained.items() if inside(name)]
+        key, model = f"{self.key}.modules", engine.model
+        covered = self._covered(model)
+        for other in engine.hooks.values():
+            if isinstance(other, FreezeHook) and other is not self:
+                theirs = other._covered(model)
+                both = next((name for part, name in covered.items() if part in theirs), None)
+                if both is not None:
+                    raise UserError(
+                        f"{both} is also in {other.key}.modules",
+                        key=key,
+                        remedy=f"Name separate modules, such as {key}=[layers.1] and {other.key}.modules=[layers.0].",
+                    )
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in trained if parameter in covered]
         if len(parameters) in (0, len(trained)):
             which = "all" if parameters else "none"
             raise UserError(
                 f"{which} of the {len(trained)} trained parameters are in these modules",
                 key=key,
-                remedy=f"Name other modules, such as {next(iter(modules), '')}.",
+                remedy=f"Name other modules, such as {next((name for name, _ in model.named_children()), '')}.",
             )
-        norms = [
-            module
-            for name, module in modules.items()
-            if self.norm_eval and module.training and inside(name) and getattr(module, "running_mean", None) is not None
-        ]
+        norms = [part for part in covered if isinstance(part, nn.Module) and self.norm_eval and part.training]
         return parameters, norms
+
+    def _covered(self, model: nn.Module) -> dict[nn.Parameter | nn.Module, str]:
+        """Return the parameters and the layers with running statistics in the modules, each with one of its names."""
+        key = f"{self.key}.modules"
+        if not self.modules:
+            raise UserError("no module is named", key=key, remedy=f"Name some: {key}=[backbone] or '{key}=[layers.*]'.")
+        parts: dict[str, nn.Parameter | nn.Module] = {
+            **{name: module for name, module in model.named_modules(remove_duplicate=False) if name},
+            **dict(model.named_parameters(remove_duplicate=False)),  # a tied parameter has several names
+        }
+        matched = matching(self.modules, parts, key)
+        return {
+            part: name
+            for name, part in parts.items()
+            if name in matched and (isinstance(part, nn.Parameter) or getattr(part, "running_mean", None) is not None)
+        }
 
     def _over(self, engine: Engine) -> bool:
         if self.epochs is not None:

@@ -159,7 +159,8 @@ class FreezeHookConf(HookConf):
     _target_: str = "hydraloop.hooks.FreezeHook"
     modules: Optional[List[str]] = None
     """Modules of `task.model`, with everything inside, and single parameters: names (`backbone`), globs (`layers.*`),
-    or `re:` and a regular expression. Required, because no choice fits every model."""
+    or `re:` and a regular expression. Several hooks of this class must have separate modules. Required, because no
+    choice fits every model."""
     epochs: Optional[int] = None
     """Epochs without them, at least 1. Null: see `iters`. Use this or `iters`."""
     iters: Optional[int] = None

@@ -26,8 +26,8 @@ class InitConf:
     """Load only entries that begin with this prefix (`backbone.`). It is removed if no name of the model begins with
     it, and added if no name in the file does. Null: all entries."""
     exclude: List[str] = field(default_factory=list)
-    """Entries to leave out, by their names in the model: globs (`head.*`), or `re:` and a regular expression. Empty:
-    all entries that have a name of the model are loaded."""
+    """Modules or entries to leave out, by their names in the model: names (`head`), globs (`layers.*`), or `re:` and a
+    regular expression. Empty: all entries that have a name of the model are loaded."""
     rename: Dict[str, str] = field(default_factory=_open_mapping)
     """Changes of names in the file, applied in this order before `prefix`. A key is the beginning of names, and its
     value replaces it (`{model.net.: backbone.}`); or the key is `re:` and a regular expression. Empty: none."""

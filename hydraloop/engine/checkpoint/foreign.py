@@ -15,8 +15,8 @@ from hydraloop.errors import UserError
 
 _STATE_DICTS = ("state_dict", "model", "model_state_dict")
 """Entries that contain the weights; the first one counts."""
-_WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put before each name."""
+_WRAPPERS = ("module.", "_orig_mod.", "module.")
+"""What DDP and torch.compile put before each name; either may be the outer one."""
 _WITH_TUPLES = ("numpy.", "functools.partial")
 """Beginnings of the names of classes whose objects have a tuple as their state."""
 
@@ -55,7 +55,9 @@ class _Stateful:
 
 
 def find_weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str) -> dict[str, Any]:
-    """Return the checkpoint with the weights under `state_dict`, named without the wrappers of DDP and torch.compile.
+    """Return the weights under `state_dict`, named without the wrappers of DDP and torch.compile.
+
+    Other entries are kept if there is a `meta`, which says whether there are averaged weights.
 
     Args:
         checkpoint: as loaded.
@@ -68,13 +70,17 @@ def find_weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path
     """
     inner = (checkpoint[entry] for entry in _STATE_DICTS if isinstance(checkpoint.get(entry), Mapping))
     state = next(inner, checkpoint)
-    if not any(isinstance(value, Tensor) for value in state.values()):
+    tensors = any(isinstance(value, Tensor) for value in state.values())
+    if not tensors or not all(isinstance(name, str) for name in state):
+        found = f"its entries are {', '.join(map(str, list(checkpoint)[:5]))}"
+        if any("_modules" in getattr(value, "__dict__", ()) for value in (checkpoint, *checkpoint.values())):
+            found = "it has a pickled model, which is not loaded"
         raise UserError(
-            f"{path} contains no state dict; its entries are {', '.join(map(str, list(checkpoint)[:5]))}",
+            f"{path} contains no state dict; {found}",
             key=key,
             remedy="Save the state dict alone with torch.save(model.state_dict(), path) and load that.",
         )
     for wrapper in _WRAPPERS:
         if all(name.startswith(wrapper) for name in state) and not any(name.startswith(wrapper) for name in own):
             state = {name.removeprefix(wrapper): value for name, value in state.items()}
-    return {**(checkpoint if "state_dict" in checkpoint else {}), "state_dict": state}
+    return {**(checkpoint if isinstance(checkpoint.get("meta"), Mapping) else {}), "state_dict": state}

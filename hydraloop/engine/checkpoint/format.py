@@ -18,6 +18,8 @@ data        only if its position does not follow from the progress: the state of
 from __future__ import annotations
 
 import pickle
+import re
+import shlex
 from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from pathlib import Path
@@ -103,26 +105,47 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool =
     if path.suffix == SAFETENSORS:
         return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
-        raise UserError(
-            f"{path} is not a complete checkpoint: it was cut off while it was written, or it is not a checkpoint",
-            key=key,
-            remedy="Name an earlier checkpoint of the run"
-            + (", or resume=auto for the newest complete one." if key == "resume" else "."),
-        )
+        raise _not_complete(path, key)
     try:
         with other_objects_ignored(path) if foreign else nullcontext():
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except RuntimeError as error:  # a zip file that torch has not written
         raise UserError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", key=key) from error
     except (pickle.UnpicklingError, TypeError, ValueError) as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))  # the rest is advice to load it with pickle
+        what = "" if found is None else f" ({found[1]})"
         raise UserError(
-            f"{path} contains more than tensors and plain values, so it is not loaded: {str(error).splitlines()[0]}",
+            f"{path} contains more than tensors and plain values{what}, so it is not loaded",
             key=key,
             remedy="Save its state dict alone with torch.save(model.state_dict(), path) and load that.",
         ) from error
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} contains a {type(checkpoint).__name__}, not a checkpoint", key=key)
     return checkpoint
+
+
+def _not_complete(path: Path, key: str) -> UserError:
+    """Return the error for a file that is not a complete zip archive."""
+    magic = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
+    with path.open("rb") as file:
+        is_old = file.read(len(magic)) == magic
+    if is_old:
+        new = path.with_stem(f"{path.stem}_converted")
+        code = (
+            "import sys, torch; torch.save(torch.load(sys.argv[1], map_location='cpu', weights_only=True), sys.argv[2])"
+        )
+        return UserError(
+            f"{path} is in the format of torch before 1.6",
+            key=key,
+            remedy=f"Convert it once, and use {new.name}: "
+            f'python -c "{code}" {shlex.quote(str(path))} {shlex.quote(str(new))}',
+        )
+    other = "resume=auto for the newest complete one" if key == "resume" else "copy this file again"
+    return UserError(
+        f"{path} is not a complete checkpoint: it was cut off while it was written, or it is not a checkpoint",
+        key=key,
+        remedy=f"Name an earlier checkpoint of the run, or {other}.",
+    )
 
 
 def _load_safetensors(path: Path, key: str) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.foreign import find_weights
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
@@ -38,8 +38,9 @@ def load_from(engine: Engine) -> None:
     if path is None or engine.settings.resume is not None:
         return
     checkpoint = load(path, key=key, mmap=True, foreign=True)
-    found = find_weights(checkpoint, engine.model.state_dict().keys(), path, key)
-    load_weights(engine, evaluation_weights(found, engine.settings.weights), key)
+    tied = _tied(engine.model)
+    state = _weights(checkpoint, tied.keys(), path, key, engine.settings.weights)
+    load_weights(engine, {**_for_tied(state, tied), **state}, key)
     log.info("weights loaded from %s", path)
     engine.loaded_from = checkpoint
 
@@ -60,15 +61,18 @@ def initialise(model: nn.Module, path: Path, rules: Rules) -> None:
     Raises:
         UserError: no entry has a name of the model, one that does has another shape, or a rule concerns no entry.
     """
-    own = model.state_dict()
-    checkpoint = load(path, key="init.checkpoint", foreign=True)
-    state = dict(evaluation_weights(find_weights(checkpoint, own.keys(), path, "init.checkpoint")))
+    own, tied = model.state_dict(), _tied(model)
+    state = _weights(load(path, key="init.checkpoint", foreign=True), own.keys(), path, "init.checkpoint")
     for old, new in rules.rename.items():
         state = _renamed(state, old, new)
     if rules.prefix is not None:
         prefix = rules.prefix if rules.prefix.endswith(".") else f"{rules.prefix}."
         state = _of_part(state, prefix, own.keys(), path)
-    excluded = matching(rules.exclude, state.keys(), "init.exclude")
+    added = _for_tied(state, tied)
+    state |= added
+    excluded = {
+        twin for name in matching(rules.exclude, state.keys(), "init.exclude") for twin in tied.get(name, [name])
+    }
     other_shape = {
         name: f"{name}: {_shape(value)} in the file and {_shape(own[name])} in the model"
         for name, value in state.items()
@@ -76,11 +80,13 @@ def initialise(model: nn.Module, path: Path, rules: Rules) -> None:
     }
     taken = {name: state[name] for name in state if name in own and name not in excluded and name not in other_shape}
     if other_shape and rules.mismatched == "error":
+        first = next(iter(other_shape))
+        module = first.rpartition(".")[0]
         raise UserError(
             f"the file has other shapes than the model: {'; '.join([*other_shape.values()][:3])}",
             key="init.checkpoint",
             remedy="To keep the model's own values there, set init.mismatched=skip or "
-            f"'init.exclude=[{next(iter(other_shape)).rpartition('.')[0] or '*'}.*]'.",
+            f"'init.exclude=[{f'{module}.*' if module else first}]'.",
         )
     if not taken:
         raise UserError(
@@ -91,13 +97,54 @@ def initialise(model: nn.Module, path: Path, rules: Rules) -> None:
         )
     model.load_state_dict(taken, strict=False)
     rows = {
-        "taken": taken,
+        "taken": taken.keys() - added.keys(),
+        "taken for a tied one": taken.keys() & added.keys(),
         "other shape": other_shape.values(),
         "excluded": excluded,
         "missing in the file": own.keys() - state.keys(),
         "left over in the file": state.keys() - own.keys() - excluded,
     }
     log.info("%d of %d entries of the model taken from %s%s", len(taken), len(own), path, _table(rows))
+
+
+def _weights(
+    checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str, weights: str = "averaged"
+) -> dict[str, Any]:
+    """Return the weights of a loaded file for a model that has the names `own`.
+
+    Raises:
+        UserError: there are none, or the averaged ones are missing.
+    """
+    found = find_weights(checkpoint, own, path, key)
+    try:
+        return dict(evaluation_weights(found, weights))
+    except KeyError as error:
+        raise UserError(
+            f"{path} does not have the averaged weights of {found['meta']['averaged_weights']}, which its meta names",
+            key=key,
+            remedy="For the raw ones, save them alone with torch.save(checkpoint['state_dict'], path) and load that.",
+        ) from error
+
+
+def _tied(model: nn.Module) -> dict[str, list[str]]:
+    """Return, for each entry of the model, the names of its tensor: tied weights have several."""
+    names: dict[int | str, list[str]] = {}
+    keys = {
+        name: id(value) if isinstance(value, Tensor) else name
+        for name, value in model.state_dict(keep_vars=True).items()
+    }
+    for name, key in keys.items():
+        names.setdefault(key, []).append(name)
+    return {name: names[key] for name, key in keys.items()}
+
+
+def _for_tied(state: Mapping[str, Any], tied: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the entries that a file has only under another name of a tied tensor, as safetensors writes them."""
+    return {
+        name: state[present[-1]]
+        for name, names in tied.items()
+        if name not in state and (present := [twin for twin in names if twin in state])
+    }
 
 
 def _table(rows: Mapping[str, Collection[str]]) -> str:

@@ -6,6 +6,7 @@ group (gloo) exchanges plain values and the requests of hooks, which need not wa
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -151,7 +152,9 @@ class ProcessGroup(Distributed):
         if self.sharded:
             return task
         options = self._options
-        self._ddp = None  # before the new one is made, so that only one has buckets
+        if again:  # DDP is in a reference cycle: free the old one and its buckets before the new one is made
+            self._ddp = self.tally = None
+            gc.collect()
         self._ddp, self.tally = wrap_in_ddp(
             task,
             self._device,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint import initial_weights
@@ -103,10 +104,11 @@ def test_init_that_does_not_fit_names_what_and_where(
 # The rules. ----------------------------------------------------------------------------------------------------------
 
 
-def test_excluded_entries_keep_the_models_own_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["head.*", "head", "h*d", "re:head"])
+def test_excluded_entries_keep_the_models_own_values(tmp_path: Path, pattern: str) -> None:
     model = _Net()
     head = model.head.weight.clone()
-    initialise(model, _saved(tmp_path / "a.pth", _filled(1.0)), exclude=["head.*"])
+    initialise(model, _saved(tmp_path / "a.pth", _filled(1.0)), exclude=[pattern])
     assert torch.equal(model.head.weight, head)
     assert torch.equal(model.backbone.weight, torch.ones(2, 2))
 
@@ -133,6 +135,7 @@ def test_names_are_changed_by_rules(tmp_path: Path, rename: dict[str, str]) -> N
     [
         ({"exclude": ["haed.*"]}, "init.exclude", "'haed.\\*' matches no name\n  Did you mean head"),
         ({"exclude": ["re:("]}, "init.exclude", "not a regular expression"),
+        ({"exclude": ["classifier"]}, "init.exclude", "'classifier' matches no name\n  The names are backbone.weight"),
         ({"rename": {"backbon.": "x."}}, "init.rename", "changes no name of the file\n  Did you mean backbone"),
         ({"rename": {"head.": "backbone."}}, "init.rename", "two entries of the file have the name backbone."),
         ({"rename": {"re:head": "\\2"}}, "init.rename", "does not fit"),
@@ -175,6 +178,16 @@ def test_another_head_is_an_error_and_both_remedies_work(tmp_path: Path) -> None
         assert torch.equal(model.head.weight, head)
 
 
+def test_the_remedy_for_a_parameter_outside_modules_works(tmp_path: Path) -> None:
+    path = _saved(tmp_path / "a.pth", {"pos_embed": torch.ones(3), "scale": torch.ones(1)})
+    model = nn.ParameterDict({"pos_embed": nn.Parameter(torch.zeros(2)), "scale": nn.Parameter(torch.zeros(1))})
+    with pytest.raises(UserError) as caught:
+        initialise(model, path)
+    assert str(caught.value.remedy).endswith("'init.exclude=[pos_embed]'.")
+    initialise(model, path, exclude=["pos_embed"])
+    assert (model.pos_embed.tolist(), model.scale.tolist()) == ([0, 0], [1])
+
+
 def test_the_table_lists_every_entry_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     initialise(_Net(), _other_head(tmp_path / "a.pth"), mismatched="skip")
@@ -195,6 +208,56 @@ def test_many_names_are_counted_by_module(tmp_path: Path, caplog: pytest.LogCapt
     )
     initialise(model, _saved(tmp_path / "a.pth", model.state_dict()))
     assert caplog.messages[0].splitlines()[1:] == ["  taken                    18  a.b.* (16), a.c.* (2)"]
+
+
+# Tied weights. -------------------------------------------------------------------------------------------------------
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out, self.head = nn.Embedding(3, 2), nn.Linear(2, 2), nn.Linear(2, 3)
+        self.head.weight = self.embed.weight
+
+
+def _tied_file(path: Path, absent: str) -> Path:
+    """All entries but one of two tied ones, as safetensors writes them."""
+    entries = {name: torch.ones_like(value) for name, value in _Tied().state_dict().items() if name != absent}
+    save_file(entries, path)
+    return path
+
+
+@pytest.mark.parametrize("absent", ["embed.weight", "head.weight"])
+def test_a_tied_entry_that_the_file_has_under_another_name_is_not_missing(
+    absent: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path, model = _tied_file(tmp_path / "a.safetensors", absent), _Tied()
+    initialise(model, path)
+    assert all((value == 1).all() for value in model.state_dict().values())
+    assert "5 of 5 entries of the model taken" in caplog.messages[0]
+    assert caplog.messages[0].splitlines()[2:] == [f"  taken for a tied one      1  {absent}"]
+    task = tiny_task()
+    task.model = _Tied()
+    make_engine(tmp_path, task=task, load_from=path)
+    assert all((value == 1).all() for value in task.model.state_dict().values())
+
+
+@pytest.mark.parametrize("absent", ["embed.weight", "head.weight", ""])
+@pytest.mark.parametrize("pattern", ["head", "embed.*", "head.weight"])
+def test_a_tied_entry_is_excluded_by_each_of_its_names(
+    pattern: str, absent: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = _Tied()
+    weight = model.embed.weight.detach().clone()
+    initialise(model, _tied_file(tmp_path / "a.safetensors", absent), exclude=[pattern])
+    assert torch.equal(model.head.weight, weight)
+    assert (model.out.weight == 1).all()
+    excluded = caplog.messages[0].split("excluded", 1)[1]
+    assert "embed.weight" in excluded
+    assert "head.weight" in excluded
+    assert "missing" not in excluded
 
 
 # Files of other tools. -----------------------------------------------------------------------------------------------
@@ -237,6 +300,8 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "mmengine": _mmengine,
     "plain": lambda: _filled(2.0),
     "ddp": lambda: {f"module.{name}": value for name, value in _filled(2.0).items()},
+    "compile and ddp": lambda: {f"_orig_mod.module.{name}": value for name, value in _filled(2.0).items()},
+    "a list as meta": lambda: {"state_dict": _filled(2.0), "meta": ["x"]},
     "ddp and compile": lambda: {"model": {f"module._orig_mod.{name}": value for name, value in _filled(2.0).items()}},
     "with the epoch": lambda: {"epoch": 3, "model_state_dict": _filled(2.0), "args": _History()},
 }
@@ -265,6 +330,31 @@ def test_wrappers_that_the_model_has_itself_stay(tmp_path: Path) -> None:
 def test_a_file_without_weights_names_its_entries(tmp_path: Path, content: Any) -> None:
     with pytest.raises(UserError, match=f"contains no state dict; its entries are {next(iter(content))}"):
         initialise(_Net(), _saved(tmp_path / "a.pth", content))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (nn.Linear(1, 1), "it has a pickled model, which is not loaded"),
+        ({"model": nn.Sequential(nn.Linear(1, 1)), "epoch": 1}, "it has a pickled model, which is not loaded"),
+        ({0: torch.ones(1), "a": torch.ones(1)}, "its entries are 0, a"),
+        ({"format": 1, "state_dict": _filled(1.0), "meta": {"averaged_weights": "ema"}}, "averaged weights of ema"),
+        (
+            {"format": 1, "state_dict": _filled(1.0), "meta": {"averaged_weights": "ema"}, "hooks": {"ema": {}}},
+            "of ema",
+        ),
+    ],
+    ids=["model", "model and epoch", "numbers", "no hooks", "no averages"],
+)
+@pytest.mark.parametrize("load_from", [False, True])
+def test_a_file_that_does_not_have_what_is_needed_is_one_message(
+    content: Any, words: str, load_from: bool, tmp_path: Path
+) -> None:
+    path = _saved(tmp_path / "a.pth", content)
+    with pytest.raises(UserError, match=words) as caught:
+        make_engine(tmp_path, load_from=path) if load_from else initialise(_Net(), path)
+    assert caught.value.key == ("load_from" if load_from else "init.checkpoint")
+    assert "torch.save(" in str(caught.value.remedy)
 
 
 class _Payload:
