@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, Literal, cast
 
 import torch
@@ -20,6 +21,8 @@ from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.data import SPLITS
+
+log = logging.getLogger(__name__)
 
 _OF_STREAMS = ("steps_per_epoch", "skip_on_resume", "split_stream")
 _ORDERS = ("sampler", "batch_sampler")
@@ -110,8 +113,13 @@ def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.devi
         data = instantiate(node, key)
     kind = _kind(data, key)
     if kind == "batches":
-        if train and not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
-            _check_split(data, distributed.world_size)
+        if not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
+            text = (
+                "%s: %s has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
+            )
+            log.info(text, key, type(data).__name__)
+            if train:
+                _check_split(data, distributed.world_size)
         loader: Loader = data
         return loader
     options, keys = options_of(cfg.data, split)
@@ -170,6 +178,12 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
         return "stream"
     if isinstance(data, DataLoader):
         return "batches"
+    if isinstance(data, Mapping):
+        raise UserError(
+            f"{type(data).__name__} is a mapping, not a data set. Its keys: {', '.join(map(str, data))}",
+            key=key,
+            remedy="Choose one of them. `datasets.load_dataset` takes it as the argument split.",
+        )
     if hasattr(data, "__getitem__"):
         if not isinstance(data, Sized):
             raise UserError(f"{type(data).__name__} has no length", key=key, remedy="Give it a method __len__.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import default_collate
 
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
@@ -13,13 +15,27 @@ if TYPE_CHECKING:
 
 
 class Collate:
-    """Stacks a list of samples, and returns a stacked batch as it is. A class, so that workers can unpickle it."""
+    """Makes a batch of a list of samples. A class, so that workers can unpickle it.
 
-    def __init__(self, stack: Callable[[Any], Any]) -> None:
-        self.stack = stack
+    Args:
+        collate_fn: of the user. None: torch's `default_collate`, and a batch that the data set has stacked stays as it
+            is.
+        key: of `collate_fn` in the config, for errors.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any] | None, key: str) -> None:
+        self.stack, self.key, self._given = collate_fn or default_collate, key, collate_fn is not None
 
     def __call__(self, fetched: Any) -> Any:
-        return self.stack(fetched) if isinstance(fetched, list) else fetched
+        if isinstance(fetched, list):
+            return self.stack(fetched)
+        if self._given:
+            raise UserError(
+                "it would have no effect, because the data set returns whole batches from __getitems__",
+                key=self.key,
+                remedy="Leave it out. For other data alone, set it in data.train_loader or data.val_loader.",
+            )
+        return fetched
 
     @property
     def name(self) -> str:
@@ -29,13 +45,14 @@ class Collate:
 
 
 def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterator[Any]:
-    """Yield the batches. An error in making one is explained: the worker that died, or the sample that does not fit.
+    """Yield the batches. An error in making one is explained: by the worker that died or was too slow, or by the
+    sample that does not fit.
 
     Args:
         first: number of the first batch in the epoch.
 
     Raises:
-        UserError: `collate_fn` has failed, or a worker has died.
+        UserError: `collate_fn` has failed, or a worker has died or exceeded the timeout.
         Exception: of the data set, with a note of the sample.
     """
     batch_idx = first
@@ -44,23 +61,32 @@ def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterato
             yield batch
             batch_idx += 1
     except Exception as error:
-        mistake = dead_worker(error, loader.key) or _failed_sample(error, loader, batch_idx)
+        mistake = failed_worker(error, loader.key, loader.keys) or _failed_sample(error, loader, batch_idx)
         if mistake is None:
             raise
         raise mistake from error
 
 
-def dead_worker(error: Exception, key: str) -> UserError | None:
-    """Return what to say of torch's error for workers that were killed or have exited."""
+def failed_worker(error: Exception, key: str, keys: Mapping[str, str]) -> UserError | None:
+    """Return what to say of torch's error for workers that were killed, have exited or exceeded the timeout.
+
+    Args:
+        error: any error of an iteration.
+        key: of the data set in the config.
+        keys: of the options in the config.
+    """
     texts = (str(one) for one in (error.__cause__, error) if isinstance(one, RuntimeError))  # the cause has the signal
-    text = next((text for text in texts if text.startswith("DataLoader worker (pid")), None)
+    text = next((text for text in texts if text.startswith(("DataLoader worker (pid", "DataLoader timed out"))), None)
     if text is None:
         return None
+    timed_out, workers = text.startswith("DataLoader timed out"), keys["num_workers"]
     return UserError(
         f"{text.splitlines()[0].rstrip('. ')}, while it loaded {key}",
-        key="data.loader.num_workers",
-        remedy="Often there is too little memory: use fewer workers. data.loader.num_workers=0 loads in the training "
-        "process, which shows any other error.",
+        key=keys["timeout"] if timed_out else workers,
+        remedy="Use more seconds, or 0 to wait forever."
+        if timed_out
+        else f"Often there is too little memory: use fewer workers. {workers}=0 loads in the training process, which "
+        "shows any other error.",
     )
 
 
@@ -83,8 +109,6 @@ def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> User
     except Exception:
         error.add_note(f"{loader.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {loader.epoch + 1}")
         return None
-    if not isinstance(samples, list):
-        return None
     return misfit(loader.collate_fn, samples, indices, loader.key, "dataset[{}]")
 
 
@@ -101,8 +125,8 @@ def misfit(
         shown: how to look at a sample, with {} for its number.
     """
     error = _failure(collate, samples)
-    if error is None:
-        return None
+    if error is None or isinstance(error, UserError):
+        return error
     for number, sample in zip(numbers, samples, strict=True):
         for together in ([sample], [samples[0], sample]):
             failure = _failure(collate, together)
@@ -110,13 +134,12 @@ def misfit(
                 with_first = "" if len(together) == 1 else f" together with sample {numbers[0]}"
                 return UserError(
                     f"{collate.name} fails for sample {number} of {key}{with_first}: {describe(failure)}",
-                    key="data.loader.collate_fn",
-                    remedy=f"Look at {shown.format(number)}, or set data.loader.collate_fn to a function that can "
-                    "batch it.",
+                    key=collate.key,
+                    remedy=f"Look at {shown.format(number)}, or set {collate.key} to a function that can batch it.",
                 )
     return UserError(
         f"{collate.name} fails for the samples {[*numbers]} of {key}: {describe(error)}",
-        key="data.loader.collate_fn",
+        key=collate.key,
         remedy="Set it to a function that can batch them.",
     )
 

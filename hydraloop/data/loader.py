@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydraloop.data.collate import Collate, explained, misfit
 from hydraloop.data.loader_options import check_ranges
@@ -32,6 +32,7 @@ class PartLoader(DataLoader[Any]):
         seed: of the run.
         rank: this process's number.
         key: of the data set in the config, for errors.
+        keys: of the options in the config, for errors.
         options: of torch's DataLoader.
     """
 
@@ -39,12 +40,12 @@ class PartLoader(DataLoader[Any]):
 
     def __init__(
         self, dataset: Any, order: EpochSampler | EpochBatches, *, batch_size: int, seed: int, rank: int, key: str,
-        **options: Any
+        keys: Mapping[str, str], **options: Any
     ) -> None:  # fmt: skip
         in_batches = isinstance(order, EpochBatches)
         sizes = {"batch_sampler": order} if in_batches else {"sampler": order, "batch_size": batch_size}
         super().__init__(dataset, generator=torch.Generator(), **sizes, **options)
-        self.order, self.key = order, key
+        self.order, self.key, self.keys = order, key, keys
         self._seed, self._rank, self._first = seed, rank, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -152,8 +153,8 @@ def build_loader(
         persistent_workers: keep the workers between epochs. No effect without workers.
         prefetch_factor: batches that each worker loads ahead; None: torch's default, 2. No effect without workers.
         timeout: seconds after which waiting for a worker is an error; 0: wait forever. No effect without workers.
-        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`. Not called for a batch that
-            the data set has stacked.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`. An error at the first batch if
+            the data set stacks its batches.
         sampler: yields the indices of an epoch, of all ranks; or of this one, if it has `num_replicas`. Its draws are
             seeded, see `Drawn`. A function, or a `functools.partial` of a class, is called with the data set. None: all
             samples, shuffled or in order.
@@ -175,7 +176,7 @@ def build_loader(
     values = {
         "batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory, "timeout": timeout,
         "prefetch_factor": prefetch_factor, "multiprocessing_context": multiprocessing_context,
-        "sampler": sampler, "batch_sampler": batch_sampler,
+        "sampler": sampler, "batch_sampler": batch_sampler, "collate_fn": collate_fn,
     }  # fmt: skip
     keys = keys or {name: f"data.loader.{name}" for name in values}
     check_ranges(values, keys)
@@ -216,12 +217,13 @@ def build_loader(
         seed=seed,
         rank=rank,
         key=key,
+        keys=keys,
         num_workers=num_workers,
         pin_memory=has_streams(device) if pin_memory == "auto" and device is not None else pin_memory is True,
         persistent_workers=persistent_workers and workers,
         prefetch_factor=prefetch_factor if workers else None,
         timeout=timeout if workers else 0.0,
-        collate_fn=Collate(default_collate if collate_fn is None else collate_fn),
+        collate_fn=Collate(collate_fn, keys["collate_fn"]),
         worker_init_fn=worker_init_fn if workers else None,
         multiprocessing_context=multiprocessing_context if workers else None,
     )

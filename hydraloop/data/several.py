@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,10 +76,13 @@ def join(
         lengths: samples of a set in an epoch; a set without a length has all its samples in it. Or empty.
 
     Raises:
-        UserError: both are given, a name is unknown or missing, or a number is not positive.
+        UserError: both are given, a set is empty, a name is unknown or missing, or a number is not positive.
     """
     joined: ConcatDataset[Any] = ConcatDataset(sets.values())
     sizes = [len(one) for one in sets.values()]
+    if 0 in sizes:
+        name = [*sets][sizes.index(0)]
+        raise UserError("the data set is empty", key=f"data.train.{name}", remedy="Check its path and its split.")
     if weights and lengths:
         raise UserError("there are data.lengths too", key="data.weights", remedy="Leave one of the two out.")
     if weights:
@@ -95,7 +99,8 @@ def _check(key: str, numbers: Mapping[str, float], sets: Mapping[str, Any], *, e
     for name, number in numbers.items():
         if name not in sets:
             raise UserError("there is no such set in data.train", key=f"{key}.{name}", remedy=suggestion(name, sets))
-        if not isinstance(number, int if key == "data.lengths" else (int, float)) or number <= 0:
+        counted = isinstance(number, int if key == "data.lengths" else (int, float)) and not isinstance(number, bool)
+        if not counted or not 0 < number < math.inf:
             raise UserError(f"cannot be {number!r}", key=f"{key}.{name}", remedy="Use a positive number.")
     missing = [name for name in sets if name not in numbers]
     if every and missing:

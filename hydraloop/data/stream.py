@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate, dead_worker
+from hydraloop.data.collate import Collate, failed_worker
 from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
@@ -33,8 +33,11 @@ class StreamLoader:
         dataset: what the config names, for hooks.
         sources: the sets to read.
         drawer: `BatchDrawer`, without the sets and the arguments that say where it begins and whether it ends.
-        steps: the most batches of an iteration.
+        steps: batches of an iteration.
+        ends: whether an evaluation ends after `steps`. Without, it reads all samples, and `steps` is an estimate: each
+            worker may end with a short batch.
         key: of the data set in the config, for errors.
+        keys: of the options in the config, for errors.
         options: of torch's DataLoader.
     """
 
@@ -45,26 +48,36 @@ class StreamLoader:
         self,
         dataset: Any,
         sources: Sequence[Source],
-        drawer: Callable[..., BatchDrawer],
+        drawer: partial[BatchDrawer],
         *,
         steps: int,
+        ends: bool,
         key: str,
+        keys: Mapping[str, str],
         options: dict[str, Any],
     ) -> None:
         self.dataset, self.num_workers, self._key = dataset, options["num_workers"], key
         self._sources, self._drawer, self._steps, self._options = sources, drawer, steps, options
+        self._ends, self._keys = ends, keys
 
     def first_batches(self, count: int) -> list[Any]:
-        """Return up to `count` batches from the beginning, drawn in this process from shallow copies of the sets."""
-        copies = [source._replace(dataset=copy.copy(source.dataset)) for source in self._sources]
-        return [_checked(drawn).batch for drawn in islice(self._drawer(copies, endless=False), count)]
+        """Return up to `count` batches from the beginning, drawn in this process from shallow copies of the sets.
+
+        They are of the first part on each rank, because other parts may have no samples.
+        """
+        sets = [source._replace(dataset=copy.copy(source.dataset)) for source in self._sources]
+        drawer = self._drawer(sets, endless=False, copies=(0, self._drawer.keywords["copies"][1]))
+        batches = [_checked(drawn).batch for drawn in islice(drawer, count)]
+        if not batches:
+            raise drawer.no_samples()
+        return batches
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this rank, each sample once."""
-        return (drawn.batch for drawn in islice(self._drawn(endless=False), len(self)))
+        return (drawn.batch for drawn in islice(self._drawn(endless=False), len(self) if self._ends else None))
 
     def _drawn(self, **where: Any) -> Iterator[Drawn]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
@@ -74,7 +87,7 @@ class StreamLoader:
                 if drawn is not None:
                     yield _checked(drawn)
         except RuntimeError as error:
-            mistake = dead_worker(error, self._key)
+            mistake = failed_worker(error, self._key, self._keys)
             if mistake is None:
                 raise
             raise mistake from error
@@ -244,21 +257,27 @@ def build_stream_loader(
         pin_memory = device is not None and has_streams(device)
     copies = max(workers, 1)
     mixed = dataset if isinstance(dataset, MixedStreams) else MixedStreams([dataset], [1.0])
-    sources = [split(one, options["split_stream"], rank, world_size, copies, key) for one in mixed.datasets]
+    sources = [
+        split(one, options["split_stream"], rank, world_size, copies, key, keys["split_stream"])
+        for one in mixed.datasets
+    ]
     drawer = partial(
         BatchDrawer,
         weights=mixed.weights,
         batch_size=batch_size,
-        collate=Collate(options["collate_fn"] or default_collate),
+        collate=Collate(options["collate_fn"], keys["collate_fn"]),
         seed=seed,
         copies=(rank * copies, world_size * copies),
         key=key,
+        workers_key=keys["num_workers"],
     )
     of_torch = {"num_workers": workers, "pin_memory": pin_memory}
     of_torch |= {name: options[name] for name in _OF_WORKERS if workers}
     arguments: dict[str, Any] = {
         "steps": _steps(dataset, options, batch_size * world_size, key),
+        "ends": options["steps_per_epoch"] is not None or options["drop_last"],
         "key": key,
+        "keys": keys,
         "options": of_torch,
     }
     if not train:

@@ -19,12 +19,14 @@ class Source(NamedTuple):
     """`own`: by the set itself; `method`: by `dataset.split(index, count)`; `samples`: each copy keeps every n-th."""
 
 
-def split(dataset: Any, split_stream: bool | None, rank: int, world_size: int, workers: int, key: str) -> Source:
+def split(
+    dataset: Any, split_stream: bool | None, rank: int, world_size: int, workers: int, key: str, option: str
+) -> Source:
     """Return the set with the way in which it is split between the workers of all ranks.
 
     A Hugging Face set splits itself. A method `split(index, count)` is asked for the part of each worker. Any other
     set of a plain class is read whole by each worker, which keeps every n-th sample. A torch IterableDataset may split
-    itself between workers (torch asks for it) or not, so the user must say it.
+    itself between workers (torch asks for it) or not, so the user must say it, in `option`.
     """
     if world_size * workers == 1 or split_stream is False:
         return Source(dataset, "own")
@@ -39,8 +41,9 @@ def split(dataset: Any, split_stream: bool | None, rank: int, world_size: int, w
         raise UserError(
             f"{type(dataset).__name__} does not say how {world_size * workers} workers (of all ranks) share it",
             key=key,
-            remedy="Give it a method split(index, count) that returns a part of it. Or set data.loader.split_stream="
-            "true to let each worker keep every n-th sample, or =false if it splits itself between ranks and workers.",
+            remedy="Give it a method split(index, count) that returns a part of it. Or set "
+            f"{option}=true to let each worker keep every n-th sample, or =false if it splits itself between ranks and "
+            "workers.",
         )
     return Source(dataset, "samples")
 

@@ -49,7 +49,8 @@ class BatchDrawer(IterableDataset[Any]):
     """Yields a `Drawn` for each batch, in each worker of a DataLoader that does not collate.
 
     For training it is endless: a set that ends begins its next pass in the same batch. Otherwise each sample is read
-    once, and the last batch may be short. If there are no samples, it yields the UserError to raise.
+    once, and the last batch may be short. If there are no samples, it yields the UserError to raise; an evaluation may
+    have parts without samples.
 
     What the sets and `collate` draw from the generators of random, numpy and torch (CPU) is a function of the seed,
     the copy, the pass and the number of the sample. The generators of this process keep their states.
@@ -62,6 +63,7 @@ class BatchDrawer(IterableDataset[Any]):
         seed: the run's seed.
         copies: (the first copy of this rank, copies of all ranks).
         key: of the sets in the config, for errors.
+        workers_key: of the number of workers in the config, for errors.
         endless: whether to train.
         positions: where each worker begins; None: at the first sample.
         first: the worker whose batch is the next one. torch asks worker 0 first, so those before it yield None once.
@@ -77,12 +79,13 @@ class BatchDrawer(IterableDataset[Any]):
         seed: int,
         copies: tuple[int, int],
         key: str,
+        workers_key: str,
         endless: bool,
         positions: Sequence[Position] | None = None,
         first: int = 0,
     ) -> None:
         self._sources, self._batch_size, self._collate = sources, batch_size, collate
-        self._seed, self._copies, self._key = seed, copies, key
+        self._seed, self._copies, self._key, self._workers_key = seed, copies, key, workers_key
         self._endless, self._positions, self._first = endless, positions, first
         # Where the share of each set ends, in 0 .. 1. The last one ends at 1, also after rounding.
         self._ends = list(accumulate(weight / sum(weights) for weight in weights))[:-1]
@@ -105,8 +108,9 @@ class BatchDrawer(IterableDataset[Any]):
                 samples, numbers = self._samples(readers)
                 batch = self._collated(samples, numbers)
             if not samples:
-                if self._endless or not any(reader.samples for reader in readers):
-                    yield self._no_samples()
+                alone = self._copies[1] == 1
+                if self._endless or (alone and not any(reader.samples for reader in readers)):
+                    yield self.no_samples()
                 return
             if isinstance(batch, UserError):
                 yield batch
@@ -138,14 +142,15 @@ class BatchDrawer(IterableDataset[Any]):
                 raise
             return mistake
 
-    def _no_samples(self) -> UserError:
+    def no_samples(self) -> UserError:
+        """Return the error for a part without samples."""
         copies = self._copies[1]
         if copies == 1:
             return UserError("the stream has no samples", key=self._key, remedy="Check its path and its split.")
         return UserError(
             f"the stream cannot be split into {copies} parts (ranks times workers): part {self._copy} has no samples",
             key=self._key,
-            remedy="Use fewer workers (data.loader.num_workers) or ranks, or store the data in more shards.",
+            remedy=f"Use fewer workers ({self._workers_key}) or ranks, or store the data in more shards.",
         )
 
 

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 def check(engine: Engine) -> None:
     """Evaluate the first `engine.sanity_val_steps` batches of the validation, and set `engine.metric_names`.
 
-    Called on each rank; all ranks evaluate the same batches, or those of their parts of a stream. The weights are those
-    that the model has been built with.
+    Called on each rank; all ranks evaluate the same batches, unless the data is a stream that splits itself. The
+    weights are those that the model has been built with.
 
     Raises:
         Exception: of the data set, the collate function or the task. An error in computing the metrics is a warning,
@@ -138,7 +138,7 @@ def _samples(loader: DataLoader[Any]) -> Iterator[Any]:
     if loader.batch_sampler is None:  # the data set yields batches
         yield from _items(dataset)
         return
-    # A sampler of batches may not know the size of one. Not 1, because some models drop a dimension of size 1.
+    # A sampler of batches may not know its batch size. Then 2, because some models fail with a batch of 1.
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 2
     fetch = getattr(dataset, "__getitems__", None)
     if fetch is not None:

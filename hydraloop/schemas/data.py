@@ -40,7 +40,7 @@ class LoaderConf:
     """Seconds to wait for a batch from a worker. 0, torch's default: no limit, because slow storage is not an error."""
     collate_fn: Any = None
     """Makes a batch of a list of samples: a node whose `_target_` is a function, or a class with `__call__`. Null:
-    torch's `default_collate`, which stacks tensors of one shape."""
+    torch's `default_collate`, which stacks tensors of one shape. Refused for data that returns whole batches."""
     sampler: Any = None
     """Yields the indices of an epoch, of all ranks: a node with `_target_`. A function, or a class with
     `_partial_: true`, is called with the data set. Its draws are seeded by (seed, epoch). Null: all samples, shuffled
@@ -52,11 +52,11 @@ class LoaderConf:
     """Called in each worker with its number, after the seeds are set: a node with `_target_`. Null: nothing is called,
     because workers are seeded without it."""
     multiprocessing_context: Any = None
-    """How workers are started: `fork`, `spawn`, `forkserver`, or a node that creates a context. Null: torch's default,
-    which is the fastest for most data."""
+    """How workers are started: `fork`, `spawn`, `forkserver`, or a node that calls your own function, which returns a
+    context. `multiprocessing.get_context` is not trusted. Null: torch's default, which is the fastest for most data."""
     steps_per_epoch: Optional[int] = None
-    """Batches of an epoch of a stream, on each rank. Null: from the length of the stream. Refused for a data set with
-    indices, because its epoch has all its samples."""
+    """Batches of an epoch of a stream, on each rank. Null: from the length of the stream; an evaluation then reads all
+    samples. Refused for a data set with indices, because its epoch has all its samples."""
     skip_on_resume: bool = False
     """Whether a resumed run reads a stream forward to its position. False: a stream without `state_dict` cannot be
     resumed inside an epoch, because reading forward can take as long as the run has trained."""

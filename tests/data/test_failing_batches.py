@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hydraloop.data import build_loader
+from hydraloop.data import Digits, build_loader
 from hydraloop.errors import UserError
 from tests.data.loader_parts import Words, pad
 from tests.helpers import Recorder, make_engine
@@ -117,6 +118,34 @@ def test_a_worker_that_dies_names_the_option(fail: signal.Signals | None, text: 
     assert error.key == "data.loader.num_workers"
     assert text in str(error)
     assert "while it loaded data.train" in str(error)
+
+
+def test_a_timeout_names_the_option_and_loads_no_sample_again() -> None:
+    waits = Failing(functools.partial(time.sleep, 3))
+    error = first_error(waits, collate_fn=pad, num_workers=1, timeout=1)
+    assert isinstance(error, UserError)
+    assert error.key == "data.loader.timeout"
+    assert "DataLoader timed out after 1 seconds, while it loaded data.train" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_for_data_that_returns_whole_batches_is_refused(workers: int) -> None:
+    error = first_error(Digits("val"), collate_fn=pad, num_workers=workers)
+    assert isinstance(error, UserError)
+    assert error.key == "data.loader.collate_fn"
+    assert error.problem == "it would have no effect, because the data set returns whole batches from __getitems__"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_name_the_section_that_sets_the_option(workers: int) -> None:
+    names = ("collate_fn", "num_workers", "timeout", "batch_size", "sampler", "batch_sampler")
+    keys = {name: f"data.val_loader.{name}" for name in names}
+    error = first_error(Entries(13), collate_fn=labels, num_workers=workers, keys=keys)
+    assert isinstance(error, UserError)
+    assert error.key == "data.val_loader.collate_fn"
+    error = first_error(Failing(functools.partial(os._exit, 1)), collate_fn=pad, num_workers=1, keys=keys)
+    assert isinstance(error, UserError)
+    assert error.key == "data.val_loader.num_workers"
 
 
 def test_an_error_that_does_not_come_again_is_raised_as_it_was() -> None:

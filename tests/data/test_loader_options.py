@@ -112,7 +112,8 @@ def test_mistakes_name_their_key(line: str) -> None:
     assert text in str(caught.value)
 
 
-def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches() -> None:
+def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hydraloop.data")
     ready = f"{{_target_: torch.utils.data.DataLoader, dataset: {{_target_: {PARTS}.words}}, shuffle: true}}"
     cfg = composed(
         f"data.train={ready}", f"data.val={{_target_: {PARTS}.words}}", f"data.test={{_target_: {PARTS}.Epoch}}"
@@ -123,6 +124,8 @@ def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches() -> None:
     assert isinstance(built.val, PartLoader)
     assert len(built.val.dataset) == 40
     assert isinstance(built.test, loader_parts.Epoch)
+    (message,) = caplog.messages
+    assert message.startswith("data.test: Epoch has a length and no __getitem__, so it yields batches")
 
 
 class _OfTwo(Distributed):
@@ -134,6 +137,7 @@ class _OfTwo(Distributed):
     [
         ("Epoch", 2, "yields the same batches on each of 2 processes"),
         ("NoLength", 1, "NoLength has no length"),
+        ("Splits", 1, "Splits is a mapping, not a data set. Its keys: train, test"),
         ("pad", 1, "pad"),
         ("Pad, value: 1", 1, "Pad is neither a data set nor a loader"),
     ],

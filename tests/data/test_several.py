@@ -56,6 +56,9 @@ def test_lengths_are_the_samples_of_a_set() -> None:
         ({}, {"bb": 3}, "data.lengths.bb: there is no such set in data.train", "Did you mean b?"),
         ({}, {"a": 0}, "data.lengths.a: cannot be 0", "Use a positive number."),
         ({}, {"a": 1.5}, "data.lengths.a: cannot be 1.5", "Use a positive number."),
+        ({"a": float("nan"), "b": 1}, {}, "data.weights.a: cannot be nan", "Use a positive number."),
+        ({"a": 1, "b": float("inf")}, {}, "data.weights.b: cannot be inf", "Use a positive number."),
+        ({"a": True, "b": 1}, {}, "data.weights.a: cannot be True", "Use a positive number."),
         ({"a": "much", "b": 1}, {}, "data.weights.a: cannot be 'much'", "Use a positive number."),
         ({"a": 1, "b": 1}, {"a": 1}, "data.weights: there are data.lengths too", "Leave one of the two out."),
     ],
@@ -64,6 +67,13 @@ def test_mistakes(weights: Any, lengths: Any, message: str, remedy: str) -> None
     with pytest.raises(UserError) as caught:
         join(sets(a=4, b=4), weights, lengths)
     assert str(caught.value) == f"{message}\n  {remedy}"
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 1, "b": 1}])
+def test_an_empty_set_is_refused(weights: Any) -> None:
+    with pytest.raises(UserError, match="the data set is empty") as caught:
+        join(sets(a=4, b=0), weights, {})
+    assert caught.value.key == "data.train.b"
 
 
 def test_streams_need_weights() -> None:

@@ -214,6 +214,30 @@ def test_an_evaluation_reads_each_sample_once_from_the_beginning() -> None:
     assert len(list(val_loader(Sized(8), steps_per_epoch=9))) == 3
 
 
+class SizedShards(Shards):
+    """With a length."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shards))
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (2, 2)])
+def test_an_evaluation_with_a_length_reads_all_samples_of_unequal_parts(world_size: int, workers: int) -> None:
+    for dataset, options in ((SizedShards((8, 2, 1, 1)), {}), (Sized(10), {"split_stream": True})):
+        (whole,) = parts_of_a_pass(dataset, 1, 0, batch_size=4, steps_per_epoch=None)
+        assert len(whole) == len(dataset)
+        parts = parts_of_a_pass(dataset, world_size, workers, batch_size=4, steps_per_epoch=None, **options)
+        assert sorted(chain(*parts)) == sorted(whole)
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0)])
+def test_an_evaluation_may_have_parts_without_samples(world_size: int, workers: int) -> None:
+    parts = parts_of_a_pass(Shards((5,)), world_size, workers)
+    assert sorted(chain(*parts)) == [0, 1, 2, 3, 4]
+    last = val_loader(Shards((5,)), rank=world_size - 1, world_size=world_size, steps_per_epoch=9)
+    assert first_batches(last, 1)[0]["x"].tolist(), "all ranks compute the metrics of the sanity step together"
+
+
 # Resume: what is refused. --------------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,22 @@ def test_a_collate_function_that_fails_in_a_stream_names_the_sample() -> None:
         train.end_workers()
 
 
+def test_errors_of_a_stream_name_the_section_that_sets_the_option() -> None:
+    stream = [f"data.val={{_target_: {STREAMS}.Odd, at: 5}}", "data.val_loader.steps_per_epoch=9"]
+    val: Any = built(*stream, "data.val_loader.collate_fn={_target_: tests.data.loader_parts.refuses}").val
+    with pytest.raises(UserError, match="refuses fails for sample 0") as caught:
+        list(val)
+    assert caught.value.key == "data.val_loader.collate_fn"
+    plain = f"data.val={{_target_: {STREAMS}.Plain}}"
+    error = refused(plain, "data.val_loader.num_workers=2", "data.val_loader.split_stream=null", *stream[1:])
+    assert "data.val_loader.split_stream=true" in str(error.remedy)
+    few = [f"data.train={{_target_: {STREAMS}.Shards, lengths: [3]}}", "data.loader.steps_per_epoch=9"]
+    train = built(*few, "data.train_loader.num_workers=2")
+    with pytest.raises(UserError, match="cannot be split into 2 parts") as caught:
+        epoch(train)
+    assert "data.train_loader.num_workers" in str(caught.value.remedy)
+
+
 def test_a_worker_of_a_stream_that_dies_names_the_option() -> None:
     lines = [f"data.train={{_target_: {STREAMS}.Dying}}", "data.loader.steps_per_epoch=9", "data.loader.num_workers=1"]
     loaders = built(*lines, "data.loader.batch_size=4")
