@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hydraloop.data.collate import Collate, failed_worker
 from hydraloop.data.several import MixedStreams
-from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split
+from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.device.batch_transfer import has_streams
@@ -274,7 +274,7 @@ def build_stream_loader(
     of_torch = {"num_workers": workers, "pin_memory": pin_memory}
     of_torch |= {name: options[name] for name in _OF_WORKERS if workers}
     arguments: dict[str, Any] = {
-        "steps": _steps(dataset, options, batch_size * world_size, key),
+        "steps": steps_of(dataset, options, batch_size * world_size, key),
         "ends": options["steps_per_epoch"] is not None or options["drop_last"],
         "key": key,
         "keys": keys,
@@ -284,23 +284,6 @@ def build_stream_loader(
         return StreamLoader(dataset, sources, drawer, **arguments)
     arguments |= {"batch_size": batch_size, "rank": rank, "world_size": world_size}
     return TrainStreamLoader(dataset, sources, drawer, skip_on_resume=options["skip_on_resume"], **arguments)
-
-
-def _steps(dataset: Any, options: Mapping[str, Any], global_batch: int, key: str) -> int:
-    """Return the batches of each rank in an epoch."""
-    steps: int | None = options["steps_per_epoch"]
-    if steps is not None:
-        return steps
-    try:
-        length = len(dataset)
-    except TypeError:
-        loader = "data.loader" if key.startswith("data.train") else f"{'.'.join(key.split('.')[:2])}_loader"
-        raise UserError(
-            f"{type(dataset).__name__} has no length, so the length of an epoch is unknown",
-            key=key,
-            remedy=f"Set {loader}.steps_per_epoch=1000, the number of batches of each rank in an epoch.",
-        ) from None
-    return length // global_batch if options["drop_last"] else -(-length // global_batch)
 
 
 def _checked(drawn: Drawn | UserError) -> Drawn:

@@ -1,9 +1,10 @@
-"""The kinds of streams: how each is split between the workers of all ranks, and what Hugging Face's need."""
+"""The kinds of streams: how each is split between the workers of all ranks, their lengths, Hugging Face's classes."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import IterableDataset
@@ -46,6 +47,23 @@ def split(
             "workers.",
         )
     return Source(dataset, "samples")
+
+
+def steps_of(dataset: Any, options: Mapping[str, Any], global_batch: int, key: str) -> int:
+    """Return the batches of each rank in an epoch; an estimate if they follow from the length of the set."""
+    steps: int | None = options["steps_per_epoch"]
+    if steps is not None:
+        return steps
+    try:
+        length = len(dataset)
+    except TypeError:
+        loader = "data.loader" if key.startswith("data.train") else f"{'.'.join(key.split('.')[:2])}_loader"
+        raise UserError(
+            f"{type(dataset).__name__} has no length, so the length of an epoch is unknown",
+            key=key,
+            remedy=f"Set {loader}.steps_per_epoch=1000, the number of batches of each rank in an epoch.",
+        ) from None
+    return length // global_batch if options["drop_last"] else -(-length // global_batch)
 
 
 def is_hugging_face(dataset: object) -> bool:
