@@ -147,7 +147,10 @@ def test_two_ranks_train_as_one_process_does(
             torch.testing.assert_close(found[part], expected[part], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("ranks", "strategy"), [(1, ""), (2, "ddp"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [(1, ""), *(pytest.param(2, strategy, marks=pytest.mark.slow) for strategy in ("ddp", "fsdp2"))],
+)
 @pytest.mark.parametrize("end", [{"epochs": 1}, {"iters": 5}, {}], ids=str)
 def test_a_killed_run_resumes_to_the_same_bits(end: dict[str, Any], ranks: int, strategy: str, tmp_path: Path) -> None:
     freeze = {"modules": ["0", "1"], **end}
