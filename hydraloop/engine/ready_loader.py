@@ -63,7 +63,7 @@ class ReadyLoader:
             if keeps_workers(loader) and loader._iterator is not None:
                 # torch draws a seed for new workers, before the order; kept ones have none to draw.
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            return loader  # type: ignore[no-any-return]
+            return loader  # type: ignore[no-any-return]  # any loader of the user
         if isinstance(loader, Sequence):
             return islice(loader, first, None)
         if self._has_state:

@@ -63,7 +63,7 @@ class _DDP(nn.parallel.DistributedDataParallel):
             UserError: no loss of the iteration before used some of the parameters.
         """
         try:
-            return super().forward(*args, **options)  # type: ignore[no-untyped-call]
+            return super().forward(*args, **options)  # type: ignore[no-untyped-call]  # torch has no types for it
         except RuntimeError as error:
             found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             if found is None:
