@@ -4,7 +4,7 @@
 #   PYTHON=python3.13       the interpreter; .venv is created again if it has another
 #   HYDRALOOP_VENV=folder   instead of .venv
 #   HYDRALOOP_CONSTRAINTS=file   the versions to install, instead of constraints.txt
-#   HYDRALOOP_EXTRAS=dev    without the packages of the examples
+#   HYDRALOOP_EXTRAS=dev    without the packages of the examples, in the slow tests too (scripts/example_packages.sh)
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${HYDRALOOP_VENV:-$root/.venv}"
@@ -30,6 +30,6 @@ wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum) $root"
 if [ "$(cat "$venv/.hydraloop-installed" 2>/dev/null)" != "$wanted" ]; then
     echo "installing into $venv (once, some minutes)" >&2
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$constraints" --editable "$root[${HYDRALOOP_EXTRAS:-dev,examples}]" >&2
+        --constraint "$constraints" --editable "$root[${HYDRALOOP_EXTRAS:-dev}]" >&2
     echo "$wanted" > "$venv/.hydraloop-installed"
 fi

@@ -20,6 +20,6 @@ case " $* " in
     *nightly* | *tracker_pages*) bash scripts/browser.sh ;; # other tests need no browser
 esac
 case " $* " in
-    *slow* | *tests/examples*) source scripts/vision.sh ;; # other tests need no timm
+    *slow* | *tests/examples*) source scripts/example_packages.sh ;; # no other tests need transformers or timm
 esac
 exec "$venv/bin/python" -m pytest "$@"

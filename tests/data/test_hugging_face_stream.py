@@ -14,6 +14,7 @@ from hydraloop.errors import UserError
 from tests.data.streams import stream_loader
 from tests.data.test_stream import STEPS, cut_run, numbers_of, run, train_loader
 
+pytestmark = pytest.mark.slow  # the usual tests do without the packages of the examples
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
 
 SAMPLES = 61
@@ -40,7 +41,7 @@ def interleaved() -> Any:
     return datasets.interleave_datasets([plain(), plain(samples=30)], probabilities=[0.3, 0.7], seed=1)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("make", "skip"), [(plain, False), (interleaved, False), (shuffled, True)])
 def test_a_run_that_was_cut_reads_what_a_whole_one_reads(make: Callable[[], Any], skip: bool, workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "skip_on_resume": skip}

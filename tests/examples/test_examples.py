@@ -20,7 +20,7 @@ from tests.e2e.projects import REPOSITORY, Done, Project, Run
 NEEDED = {"lora": "peft", "streaming": "datasets", "text": "transformers", "vision": "timm"}
 """The package that an example needs; scripts/lowest.sh does not install them."""
 VISION = Path(sys.prefix) / "vision"
-"""Where scripts/vision.sh puts timm and torchvision."""
+"""Where scripts/example_packages.sh puts timm and torchvision."""
 DYING = """
 import os
 import signal
