@@ -16,6 +16,7 @@ from torch import Tensor
 from hydraloop.engine import run_scope
 from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checkpoint import save_load
+from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
 from hydraloop.engine.evaluation import evaluate, evaluating, in_mode, validation_due
@@ -199,7 +200,7 @@ class Engine(EngineState):
 
     def _test(self, checkpoint: Path | None) -> dict[str, float]:
         at = self.stages
-        with in_mode(self, "test"), save_load.weights_of(self, checkpoint):
+        with in_mode(self, "test"), weights_of(self, checkpoint):
             self._call(at.before_test)
             with evaluating(self):
                 self._call(at.before_test_epoch)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.foreign import find_weights
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
-from hydraloop.engine.checkpoint.save_load import load_weights
+from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.names import close_to, compiled, matching
 from hydraloop.errors import UserError
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from hydraloop.engine.checkpoint import optimizer_state
-from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable, evaluation_weights, write
+from hydraloop.engine.checkpoint import optimizer_state, position
+from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable, write
 from hydraloop.engine.checkpoint.format import load as load_file
+from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.device import seeding
-from hydraloop.engine.device.model_preparation import class_name
-from hydraloop.engine.distributed.fsdp import full, shard_optimizer_state, shard_state
+from hydraloop.engine.distributed.fsdp import full, shard_optimizer_state
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.checkpoint_files import point_to
@@ -45,7 +41,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "epoch": engine.progress.epoch,
             "iteration": engine.progress.iteration,
             "epoch_length": engine.epoch_length,
-            "batch_size": _global_batch_size(engine),
+            "batch_size": position.global_batch_size(engine),
         },
         "state_dict": engine.model.state_dict(),
         "hooks": _of_all_ranks(engine, _hook_states(engine)),
@@ -53,7 +49,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         "rng": seeding.of_all_ranks(engine.distributed.gather(seeding.rng_state())),
         "progress": engine.progress.state_dict(),
     }
-    positions = engine.distributed.gather(_position(engine))
+    positions = engine.distributed.gather(position.of(engine))
     if any(state is not None for state in positions):
         checkpoint["data"] = positions
     if optimizer:
@@ -65,12 +61,6 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     if engine.distributed.sharded:
         checkpoint = full(checkpoint, keep=engine.distributed.is_main)
     return checkpoint
-
-
-def _position(engine: Engine) -> dict[str, Any] | None:
-    """Return the state of the train loader; None if its position follows from the progress."""
-    loader, progress = engine.train_loader, engine.progress
-    return None if loader is None else loader.state_at(progress.batch_in_epoch, progress.iteration)
 
 
 def _hook_states(engine: Engine) -> dict[str, Any]:
@@ -185,8 +175,8 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.progress.load_state_dict(checkpoint["progress"])
     engine.began_at = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
-    _check_position(engine, checkpoint["meta"])
-    _load_position(engine, checkpoint.get("data"), strict)
+    position.check(engine, checkpoint["meta"])
+    position.load(engine, checkpoint.get("data"), strict)
     engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
 
 
@@ -211,21 +201,6 @@ def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None
             log.warning("%s", line)
 
 
-def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
-    """Load weights; a missing or unknown tensor, or one of another shape, is an error that names it."""
-    if engine.distributed.sharded:
-        state = shard_state(state, engine.model.state_dict())
-    try:
-        engine.model.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f"the weights do not fit the model {class_name(engine.model)}: {error}",
-            key=key,
-            remedy="Use the model of that file, or start a new run with the entries that fit: init.checkpoint=… "
-            "init.mismatched=skip.",
-        ) from error
-
-
 def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], strict: bool) -> None:
     """Load each state into the target of its name; with `strict` the names must be the same."""
     for name in targets.keys() - states.keys():
@@ -242,68 +217,3 @@ def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
     if strict:
         raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to continue without that state.")
     log.warning("%s: %s; continuing without that state (resume_strict=false)", key, problem)
-
-
-def _global_batch_size(engine: Engine) -> int | None:
-    """Return the samples of all ranks in a full batch; None if the loader has no `batch_size` (a list)."""
-    batch_size = getattr(engine.loaders.train, "batch_size", None)
-    return None if batch_size is None else batch_size * engine.distributed.world_size
-
-
-def _check_position(engine: Engine, meta: dict[str, Any]) -> None:
-    """Refuse a position inside an epoch if batches have another size now, or epochs another length."""
-    batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
-    key, or_end = "data.loader.batch_size", "or a checkpoint from the end of an epoch."
-    if batch and batch_size is not None and batch_size != _global_batch_size(engine):
-        size, rest = divmod(batch_size, engine.distributed.world_size)
-        raise UserError(
-            f"the checkpoint is inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
-            f"{_global_batch_size(engine)} now",
-            key=key,
-            remedy=f"Use {'a number of ranks that divides them' if rest else f'{key}={size}'}, {or_end}",
-        )
-    if batch and epoch_length != engine.epoch_length:
-        raise UserError(
-            f"the checkpoint is inside an epoch (at {batch} of {epoch_length} batches), and an epoch has "
-            f"{engine.epoch_length} now",
-            key=key,
-            remedy=f"Use the data and the batch size of the run, {or_end}",
-        )
-
-
-def _load_position(engine: Engine, states: list[dict[str, Any] | None] | None, strict: bool) -> None:
-    """Let the train loader continue at the saved position.
-
-    Args:
-        states: of the train loader on each rank of the saved run; None: none of them had one.
-    """
-    if engine.train_loader is None:
-        return
-    state = None if states is None else states[engine.distributed.rank % len(states)]
-    try:
-        engine.train_loader.load_state(state, engine.progress.batch_in_epoch, engine.progress.iteration)
-    except UserError as error:
-        if strict:
-            raise
-        log.warning(
-            "%s: %s; the batches differ from those of the saved run (resume_strict=false)", error.key, error.problem
-        )
-
-
-@contextmanager
-def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
-    """Give the model the evaluation weights of a checkpoint file, and restore its weights at the end."""
-    if path is None:
-        yield
-        return
-    engine.distributed.barrier()  # rank 0 may still be writing it
-    checkpoint = load_file(path, key="test")
-    own = {name: value.clone() for name, value in engine.model.state_dict().items()}
-    try:
-        load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
-        engine.evaluating_checkpoint = path
-        yield
-    finally:
-        engine.evaluating_checkpoint = None
-        with torch.no_grad():
-            engine.model.load_state_dict(own)
