@@ -33,7 +33,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
-from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
+from hydraloop.optim.optimizers import build_optimizer, nodes, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
@@ -174,6 +174,7 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         resume=resume,
         resume_strict=cfg.resume_strict,
         optimizer_overrides=optimizer_overrides(cfg) if resume is not None else frozenset(),
+        every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
         metadata={"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)},

@@ -41,6 +41,7 @@ class Engine(EngineState):
         at, progress = self.stages, self.progress
         with run_scope.locked(self), run_scope.run(self, write_result=True):
             check_trainable(self)
+            self.stepping = self.optimizer  # raises without one
             rng = save_load.load(self)  # after_load_checkpoint
             begin_training(self.task, self.distributed)
             self.deadline = perf_counter() + seconds_of(self.settings.max_time)
@@ -129,6 +130,7 @@ class Engine(EngineState):
         for call in at.after_backward:
             call(self, batch_idx, batch, outputs)
         self.stepped = self._step(batch_idx, batch, outputs) if closes else False
+        progress.optimizer_step += self.stepped
         self.window_closed = closes
         progress.iteration += 1
         progress.samples += samples if window is None else window.samples
@@ -137,17 +139,17 @@ class Engine(EngineState):
 
     def _step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
         """Close the accumulation window: unscale, weight, clip (a hook), step. Return whether the step was taken."""
-        optimizer = self.optimizer
+        optimizer = self.stepping
         self.precision.unscale(optimizer)
         if self._window is not None:
             self._window.correct(optimizer)
         for call in self.stages.before_optimizer_step:
             call(self, batch_idx, batch, outputs)
-        taken = self.precision.step(optimizer)
+        closure = self._closure
+        taken = self.precision.step(optimizer) if closure is None else closure.step(optimizer, batch_idx, batch)
         for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
             for parameter in group["params"]:
                 parameter.grad = None
-        self.progress.optimizer_step += taken
         return taken
 
     # Evaluation. -----------------------------------------------------------------------------------------------------

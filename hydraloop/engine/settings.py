@@ -66,6 +66,8 @@ class Settings:
     resume_strict: bool = True
     optimizer_overrides: frozenset[str] = frozenset()
     """Hyperparameters (`lr`) whose values in the config replace those of the resumed checkpoint."""
+    every: Mapping[str, int] = field(default_factory=dict)
+    """For each step of the task, by name: it runs in every n-th iteration. 1 if it is not here."""
     load_from: Path | None = None
     """A checkpoint file or state dict to take weights from."""
     weights: str = "averaged"

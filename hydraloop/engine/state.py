@@ -31,6 +31,8 @@ from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.records.objects import LogsRecords
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Call, Stages
+from hydraloop.engine.stepping.groups import Group, describe
+from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 from hydraloop.run.lock import RunLock
 from hydraloop.run.result import Best, Result
@@ -46,6 +48,13 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def sets(self, name: str) -> bool:
         """Return whether it sets this entry of the parameter groups (`lr`) to numbers from the config."""
+
+
+class StepsByItself(Protocol):
+    """What the engine needs of `_closure`."""
+
+    def step(self, optimizer: optim.Optimizer, batch_idx: int, batch: Any) -> bool:
+        """Take the optimizer step; return whether it was taken."""
 
 
 class EngineState(LogsRecords):
@@ -88,6 +97,10 @@ class EngineState(LogsRecords):
     """Whether an earlier process began this epoch."""
     stepped: bool = False
     """Whether the optimizer stepped in the iteration just completed."""
+    stepping: optim.Optimizer
+    """In training, the optimizer whose step is being done; outside of the steps of a task, `optimizer`."""
+    step: str = ""
+    """The name of the task's step that is being done, if the task has steps."""
     window_closed: bool = True
     """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
     began_at: int = 0
@@ -115,6 +128,8 @@ class EngineState(LogsRecords):
     evaluation_length: int = 0
     """The number of batches of the current or last evaluation."""
     _window: Window | None = None
+    _closure: StepsByItself | None = None
+    """Takes the steps of optimizers that evaluate the loss themselves (LBFGS, SAM)."""
     _evaluation: ExitStack | None = None
 
     def __init__(
@@ -191,7 +206,7 @@ class EngineState(LogsRecords):
 
     @property
     def optimizer(self) -> optim.Optimizer:
-        """The optimizer.
+        """The optimizer; with several, all of them as one (`Several`).
 
         Raises:
             UserError: this engine was built without one.
@@ -199,6 +214,16 @@ class EngineState(LogsRecords):
         if self._optimizer is None:
             raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
         return self._optimizer
+
+    @property
+    def optimizers(self) -> dict[str, optim.Optimizer]:
+        """The optimizers by name; the name of a single one is empty."""
+        return parts(self.optimizer)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The names of the parameters in each group, in the order of `optimizer.param_groups`."""
+        return describe(self.optimizer, self.model)
 
     def higher_is_better(self, metric: str) -> bool | None:
         """Return whether high values of one of `metric_names` are good; None if the metric does not say."""

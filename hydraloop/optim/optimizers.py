@@ -13,6 +13,7 @@ from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.errors import UserError
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate
+from hydraloop.schemas.optimizer import _Optimizer
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -73,6 +74,8 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
     node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
     if "fused" in node:
         node.fused = resolve_fused(node.fused, parameters, optimizer=str(node._target_).rpartition(".")[2])
+    for option in _Optimizer.OWN:
+        node.pop(option, None)
     factory = instantiate(node, "optimizer")
     if not isinstance(factory, functools.partial):
         raise UserError("needs the model's parameters", key="optimizer", remedy="Set optimizer._partial_=true.")
@@ -89,6 +92,11 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
             remedy="Use a subclass of torch.optim.Optimizer.",
         )
     return optimizer
+
+
+def nodes(node: DictConfig) -> dict[str, DictConfig]:
+    """Return the optimizers of `cfg.optimizer` by name; the name of a single one is empty."""
+    return {"": node} if "_target_" in node else {str(name): one for name, one in node.items()}
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ class Task(nn.Module):
         UserError: a metric is named `loss`.
     """
 
+    steps: ClassVar[tuple[str, ...]] = ()
+    """The names of the steps of an iteration, in order, for a task with several losses (a GAN). Each is the name of an
+    optimizer. `forward(batch, step=name)` is called for each in training, and `forward(batch)` in evaluation."""
     engine: Engine
     """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
 

@@ -18,12 +18,14 @@ import hydraloop.schemas
 from hydraloop.data import build_loader
 from hydraloop.schemas.data import DigitsDataConf, LoaderConf
 from hydraloop.schemas.docs import field_docs
+from hydraloop.schemas.optimizer import AdamWConf
 from hydraloop.schemas.root import DEFAULT_HOOKS
 
 FOR_THE_BUILDER = {
     "hooks": {"priority", "on_error"},
     "default_hooks": {"priority", "on_error"},
     "scheduler": {"param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"},
+    "optimizer": set(AdamWConf.OWN),
 }
 """Fields that the builder removes before it calls the target."""
 GIVEN_BY_THE_BUILDER = {"optimizer": {"params"}}

@@ -1,0 +1,1 @@
+"""The optimizer step: several optimizers, and the steps of a task."""
