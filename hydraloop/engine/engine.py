@@ -19,7 +19,15 @@ from hydraloop.engine.checkpoint import save_load
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
-from hydraloop.engine.evaluation import evaluate, evaluating, in_mode, validation_due
+from hydraloop.engine.evaluation import (
+    evaluate,
+    evaluating,
+    in_mode,
+    only_test_set,
+    predict_batches,
+    validation_due,
+)
+from hydraloop.engine.loaders import Loader
 from hydraloop.engine.settings import seconds_of
 from hydraloop.engine.state import EngineState
 from hydraloop.engine.train_mode import begin_training
@@ -180,6 +188,23 @@ class Engine(EngineState):
             check_lengths(self)
             save_load.load(self)
             return self._test(checkpoint)
+
+    def predict(self, loader: Loader | None = None) -> Iterator[Any]:
+        """Yield the predictions (`task.predict`) for all samples, in order and each once, on the CPU.
+
+        The predictions are those of a test: in eval mode, with `ema` and `tta` (`before_test_epoch` is called). Each
+        item has those of one batch of one rank, so `torch.cat(list(engine.predict()))` has all. With several ranks,
+        call it on each one, and iterate to the end; each gets the predictions of all. Until the end, the engine must
+        not be used for anything else.
+
+        Args:
+            loader: of batches, with or without targets. None: `loaders.test`.
+
+        Raises:
+            UserError: there is no test data, or several sets of it; the predictions have no entry for each sample; or,
+                with several ranks, the loader does not say which samples each one gets.
+        """
+        return predict_batches(self, only_test_set(self.loaders) if loader is None else loader)
 
     def _validate_if_due(self) -> None:
         """Validate if `validation_due`. A resumed run begins with it, and so runs a validation that was missed."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from hydraloop.engine.checks import check_evaluable
 from hydraloop.engine.hook import Mode
-from hydraloop.engine.loaders import Loader, sets_of, share_of
+from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
 from hydraloop.engine.records.matrix import log_matrices
 from hydraloop.engine.stages import Call
 from hydraloop.engine.train_mode import in_eval_mode
+from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -105,3 +108,67 @@ def compute(engine: Engine) -> dict[str, float]:
     prefix = f"{engine.data_set}/" if engine.data_set else ""
     log_matrices(engine, prefix)
     return {prefix + name: value for name, value in metrics.items()}
+
+
+def only_test_set(loaders: Loaders) -> Loader:
+    """Return the loader of the test.
+
+    Raises:
+        UserError: there is no test data, or several sets of it.
+    """
+    check_evaluable(loaders.test, "data.test")
+    (name, loader), *others = sets_of(loaders.test).items()
+    if others or name:
+        raise UserError(
+            "there may be several data sets of the test",
+            key="data.test",
+            remedy=f"Name one: engine.predict(engine.loaders.test[{name!r}]).",
+        )
+    return loader
+
+
+@torch.no_grad()
+def predict_batches(engine: Engine, loader: Loader) -> Iterator[Any]:
+    """Yield the task's predictions of all samples, in order, on the CPU; see `Engine.predict`. Called on every rank."""
+    task, ranks, share = engine.task, engine.distributed, share_of(loader)
+    predict = engine.precision.forward(task.predict)
+    if share is None and ranks.world_size > 1:
+        raise UserError(
+            f"{type(loader).__name__} does not say which samples each of {ranks.world_size} processes gets, so their "
+            "order is not known",
+            key="distributed.nproc_per_node",
+            remedy="Use distributed.nproc_per_node=1.",
+        )
+    with engine.precision.active(), in_mode(engine, "test"), evaluating(engine), in_eval_mode(task):
+        for call in engine.stages.before_test_epoch:  # ema and tta
+            call(engine)
+        ranks.before_evaluation(task)
+        try:
+            for batch_idx, batch in enumerate(engine.on_device(loader)):
+                own = _of_samples(predict(batch), task.num_samples(batch), type(task).__name__)
+                has_samples = share is None or share(batch_idx)[0] > 0  # in a filler, only other ranks have samples
+                yield from (part for part in ranks.gather(own if has_samples else None) if part is not None)
+        except Exception as error:
+            ranks.abandon(error)
+            raise
+        finally:
+            ranks.after_evaluation()
+
+
+def _of_samples(predictions: Any, samples: int, task: str) -> Any:
+    """Return predictions on the CPU: a tensor or a list with an entry for each sample, or a dict of these.
+
+    Raises:
+        UserError: they are not that.
+    """
+    parts = dict(predictions) if isinstance(predictions, Mapping) else {"": predictions}
+    for name, part in parts.items():
+        if not isinstance(part, Tensor | list) or not getattr(part, "ndim", 1) or len(part) != samples:
+            what = f"{type(part).__name__} {list(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+            raise UserError(
+                f"{task}.predict returned {f'{name}: ' if name else ''}{what} for {samples} samples",
+                key="task",
+                remedy="Return a tensor or a list with an entry for each sample, or a dict of these.",
+            )
+        parts[name] = part.cpu() if isinstance(part, Tensor) else part
+    return parts if isinstance(predictions, Mapping) else parts[""]

@@ -50,13 +50,7 @@ class HuggingFace(Task):
         Raises:
             UserError: the batch is not a mapping, or the model returns no loss.
         """
-        if not isinstance(batch, Mapping):
-            raise UserError(
-                f"a batch is {shown(batch)}, but the model takes keyword arguments",
-                key="task",
-                remedy="Let the data set return dicts, such as {input_ids: …, attention_mask: …, labels: …}.",
-            )
-        output = self.model(**batch)
+        output = self.model(**self._arguments(batch))
         loss = output.get(LOSS) if isinstance(output, Mapping) else None
         if loss is None:
             raise UserError(
@@ -73,6 +67,32 @@ class HuggingFace(Task):
             loss = (torch.where(count > 0, loss * count.float(), 0.0), count)
         found = {} if self.training else {OUTPUTS: logits, TARGETS: labels}
         return {LOSS: loss, **{name: value for name, value in found.items() if value is not None}}
+
+    def predict(self, batch: Any) -> dict[str, Tensor]:
+        """Return all outputs of the model that have an entry for each sample; the batch needs no labels."""
+        output = self.model(**self._arguments(batch))
+        samples = self.num_samples(batch)
+        outputs = output.items() if isinstance(output, Mapping) else [(self._logits, output)]
+        return {
+            name: value
+            for name, value in outputs
+            if isinstance(value, Tensor) and value.ndim and value.size(0) == samples
+        }
+
+    @staticmethod
+    def _arguments(batch: Any) -> Mapping[str, Any]:
+        """Return the keyword arguments of the model.
+
+        Raises:
+            UserError: the batch is not a mapping.
+        """
+        if isinstance(batch, Mapping):
+            return batch
+        raise UserError(
+            f"a batch is {shown(batch)}, but the model takes keyword arguments",
+            key="task",
+            remedy="Let the data set return dicts, such as {input_ids: …, attention_mask: …, labels: …}.",
+        )
 
 
 def _is_causal(model: nn.Module) -> bool:

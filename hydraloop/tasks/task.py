@@ -214,6 +214,14 @@ class Task(nn.Module):
         self._count(loss, self.num_samples(batch), result)
         return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
 
+    def predict(self, batch: Any) -> Any:
+        """Return the predictions for a batch: a tensor or a list with an entry for each sample, or a dict of these.
+
+        By default the model's outputs for the inputs: the first entry of a tuple or list, or the batch itself, so that
+        data without targets works. No host sync.
+        """
+        return self.model(batch[0] if isinstance(batch, tuple | list) else batch)
+
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
         """Add a batch of `samples` with its mean loss to the metrics, for a custom `evaluate`. No host sync.
 
