@@ -79,13 +79,22 @@ def check_task(task: Any) -> None:
             key="task",
             remedy="Use it as the model of a task, such as hydraloop.tasks.Classification(model, loss, metrics).",
         )
-    signature = refusing(task.forward, "batch")
-    if signature is not None:
+    steps = getattr(task, "steps", ())
+    if not isinstance(steps, tuple) or not all(isinstance(name, str) for name in steps):
         raise UserError(
-            f"{type(task).__name__}.forward{signature} cannot be called with (batch)",
+            f"{type(task).__name__}.steps is {steps!r}, not a tuple with the names of steps",
             key="task",
-            remedy="Write: def forward(self, batch)",
+            remedy='Write: steps = ("discriminator", "generator"), or give another name to this attribute.',
         )
+    # Evaluation calls it without a step.
+    for words, options in (("batch", {}), ("batch, step=…", {"step": ""})) if steps else (("batch", {}),):
+        signature = refusing(task.forward, "batch", **options)
+        if signature is not None:
+            raise UserError(
+                f"{type(task).__name__}.forward{signature} cannot be called with ({words})",
+                key="task",
+                remedy=f"Write: def forward(self, {'batch, step=None' if steps else 'batch'})",
+            )
 
 
 def check_hook(hook: object, key: str) -> None:
@@ -130,11 +139,11 @@ def refusing(function: Any, /, *args: Any, **kwargs: Any) -> inspect.Signature |
     return None
 
 
-def no_loss_error(task: Any, outputs: Any) -> UserError:
+def no_loss_error(task: Any, outputs: Any, step: str = "") -> UserError:
     """Return the error of a task whose output has no loss."""
     got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
     return UserError(
-        f"{type(task).__name__}.forward returned {got}, without a 'loss'",
+        f"{type(task).__name__}.forward returned {got}, without a 'loss'{f', for the step {step!r}' if step else ''}",
         key="task",
         remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
     )

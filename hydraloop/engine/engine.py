@@ -49,7 +49,7 @@ class Engine(EngineState):
         at, progress = self.stages, self.progress
         with run_scope.locked(self), run_scope.run(self, write_result=True):
             check_trainable(self)
-            self.stepping = self.optimizer  # raises without one
+            self.stepping, self.step = self.optimizer, ""
             rng = save_load.load(self)  # after_load_checkpoint
             begin_training(self.task, self.distributed)
             self.deadline = perf_counter() + seconds_of(self.settings.max_time)
@@ -78,10 +78,11 @@ class Engine(EngineState):
         """Train for the rest of an epoch, or until training ends or stops."""
         at, progress, requests = self.stages, self.progress, self._requests
         by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
+        train_iter = self.train_iter if self._steps is None else self._steps.train_iter
         for batch_idx, batch in enumerate(self._train_batches(first), start=first):
             for call in at.before_train_iter:
                 call(self, batch_idx, batch)
-            outputs = self.train_iter(batch_idx, batch)
+            outputs = train_iter(batch_idx, batch)
             for call in at.after_train_iter:
                 call(self, batch_idx, batch, outputs)
             if not self.window_closed or batch_idx + 1 == self.epoch_length:

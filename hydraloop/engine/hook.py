@@ -27,6 +27,8 @@ One run, with every mount point in its place::
     │   before_test … after_test                 like val, once, after training
     after_run                                    always
 
+A task with steps has after_backward and before_optimizer_step once for each step of an iteration (`engine.step`).
+
 At every mount point, hooks are called by priority (0 first), then default hooks before custom ones, then in the order
 of their selection. This file imports no torch: the dry run reads priorities and mount points from it.
 """
@@ -209,11 +211,13 @@ class Hook:
         """After each backward. In fp16 gradients are scaled, and within a window they are accumulated."""
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Once in each accumulation window, with gradients unscaled and weighted. Clip or inspect them here."""
+        """Once in each accumulation window, with gradients unscaled and weighted. Clip or inspect them here. They are
+        those of `engine.stepping`."""
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """After each iteration; `engine.stepped` is whether the optimizer stepped in it. `outputs["loss"]` is the
-        detached loss, a scalar tensor on the device."""
+        """After each iteration; `engine.stepped` is whether an optimizer stepped in it. `outputs["loss"]` is the
+        detached loss, a scalar tensor on the device. With steps of the task, it is the sum of their losses, and the
+        outputs of each step are named `<step>/<name>`."""
 
     # Validation and test. ------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Call, Stages
 from hydraloop.engine.stepping.groups import Group, describe
 from hydraloop.engine.stepping.several import parts
+from hydraloop.engine.stepping.steps import make_steps
 from hydraloop.errors import UserError
 from hydraloop.run.lock import RunLock
 from hydraloop.run.result import Best, Result
@@ -48,13 +49,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def sets(self, name: str) -> bool:
         """Return whether it sets this entry of the parameter groups (`lr`) to numbers from the config."""
-
-
-class StepsByItself(Protocol):
-    """What the engine needs of `_closure`."""
-
-    def step(self, optimizer: optim.Optimizer, batch_idx: int, batch: Any) -> bool:
-        """Take the optimizer step; return whether it was taken."""
 
 
 class EngineState(LogsRecords):
@@ -96,7 +90,7 @@ class EngineState(LogsRecords):
     resumed_in_epoch: bool = False
     """Whether an earlier process began this epoch."""
     stepped: bool = False
-    """Whether the optimizer stepped in the iteration just completed."""
+    """Whether an optimizer stepped in the iteration just completed."""
     stepping: optim.Optimizer
     """In training, the optimizer whose step is being done; outside of the steps of a task, `optimizer`."""
     step: str = ""
@@ -128,7 +122,7 @@ class EngineState(LogsRecords):
     evaluation_length: int = 0
     """The number of batches of the current or last evaluation."""
     _window: Window | None = None
-    _closure: StepsByItself | None = None
+    _closure: Any = None
     """Takes the steps of optimizers that evaluate the loss themselves (LBFGS, SAM)."""
     _evaluation: ExitStack | None = None
 
@@ -177,8 +171,11 @@ class EngineState(LogsRecords):
         self._optimizer = optimizer
         self.hyperparameters = [] if optimizer is None else optimizer_state.hyperparameters(optimizer)
         """The optimizer's numbers for each parameter group, before any schedule."""
-        self.forward = self.precision.forward(self.distributed.wrap(task))
-        """The task's forward, in DDP and under autocast if the run uses them."""
+        self._steps = make_steps(cast("Engine", self))
+        if self._steps is not None:
+            self.distributed.start_equal(task)
+        self.forward = self.precision.forward(task if self._steps else self.distributed.wrap(task))
+        """The task's forward, in DDP (not if the task has steps) and under autocast if the run uses them."""
         self.evaluate_batch = self.precision.forward(self.task.evaluate)
         """The task's `evaluate`, under autocast if the run uses it."""
         self._requests = Requests(cast("Engine", self))
@@ -242,13 +239,16 @@ class EngineState(LogsRecords):
     def rewrap(self) -> None:
         """Wrap the task again after `requires_grad` of parameters has changed, on every rank.
 
-        DDP averages only the gradients of parameters that required them when it wrapped the task.
+        DDP averages only the gradients of parameters that required them when it wrapped the task. A task with steps
+        is not wrapped.
 
         Raises:
             RuntimeError: called inside an accumulation window, whose gradients would be lost.
         """
         if not self.window_closed:
             raise RuntimeError("call rewrap between two accumulation windows")
+        if self._steps is not None:
+            return
         self.forward = self.evaluate_batch  # so that `wrap` can free the old wrapper
         self.forward = self.precision.forward(self.distributed.wrap(self.task, again=True))
 

@@ -47,8 +47,8 @@ class DistributedConf:
     bucket_cap_mb: Optional[float] = None
     """DDP: MiB of gradients that are averaged together. Null: torch's default (25, and a smaller first bucket)."""
     find_unused_parameters: bool = False
-    """DDP: whether to search for parameters that the forward pass did not use, in each iteration. False, as in torch:
-    it costs time and hides mistakes."""
+    """DDP and steps of a task: whether to search for parameters that the forward pass did not use, in each iteration.
+    False, as in torch: it costs time and hides mistakes."""
     sync_batchnorm: bool = False
     """Whether batch normalisation uses the statistics of all ranks. False: it costs one collective per layer. Needs
     GPUs."""

@@ -6,6 +6,7 @@ So callers need not know how many ranks there are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -64,6 +65,20 @@ class Distributed:
 
     def sync_gradients(self, on: bool) -> None:
         """Set, before a forward pass, whether its backward averages the gradients over the ranks."""
+
+    def start_equal(self, task: nn.Module) -> None:
+        """Copy rank 0's parameters and buffers to all ranks, for a task that is not wrapped."""
+
+    def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:
+        """Replace the gradients of parameters by their means over all ranks, if no wrapper does it. No host sync.
+
+        Args:
+            parameters: by name, the same on all ranks.
+            step: name of the task's step, for the error.
+
+        Raises:
+            UserError: a parameter has no gradient, and `find_unused_parameters` is off.
+        """
 
     def before_evaluation(self, task: nn.Module) -> None:
         """Copy rank 0's buffers (statistics of normalisation layers) to all ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -70,13 +71,32 @@ class _DDP(nn.parallel.DistributedDataParallel):
                 raise
             trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             names = [trained[int(index)].removeprefix("task.") for index in found[1].split()]
-            more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-            raise UserError(
-                f"the loss does not depend on {', '.join(names[:_FEW])}{more}, so DDP waits for gradients of it",
-                key="distributed.find_unused_parameters",
-                remedy="Set distributed.find_unused_parameters=true if other batches use them; freeze them "
-                "('hooks=[freeze]') if none does.",
-            ) from error
+            raise unused_error(names, "the loss") from error
+
+
+def unused_error(names: list[str], loss: str) -> UserError:
+    """Return the error of a loss that does not depend on all parameters."""
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return UserError(
+        f"{loss} does not depend on {', '.join(names[:_FEW])}{more}, so the ranks wait for gradients of it",
+        key="distributed.find_unused_parameters",
+        remedy="Set distributed.find_unused_parameters=true if other batches use them; freeze them ('hooks=[freeze]') "
+        "if none does.",
+    )
+
+
+def average(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace gradients by their means over the ranks; one without a gradient counts as zeros. No host sync."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(dist.get_world_size())
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [part.view_as(one) for part, one in zip(parts, gradients, strict=True)])
 
 
 class _WithTally(nn.Module):

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
@@ -22,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hydraloop.engine.device.choose import choose_device
 from hydraloop.engine.distributed.comm import Distributed, Pending
-from hydraloop.engine.distributed.ddp import wrap_in_ddp
+from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import FSDPOptions, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.result import describe
@@ -142,8 +143,7 @@ class ProcessGroup(Distributed):
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(model)
         if self.sharded:
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.detach(), 0)
+            self.start_equal(model)
             shard(model, self._options.fsdp, self._device)
             self._model = model
 
@@ -163,6 +163,24 @@ class ProcessGroup(Distributed):
             sync=not again,
         )
         return cast(nn.Module, self._ddp)
+
+    def start_equal(self, task: nn.Module) -> None:
+        """Broadcast rank 0's parameters and buffers."""
+        for tensor in (*task.parameters(), *task.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+
+    def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:
+        """One all-reduce. With `find_unused_parameters`, also an exchange among the hosts: which gradients any rank
+        has."""
+        if self._alone:
+            return
+        unused = [name for name, parameter in parameters.items() if parameter.grad is None]
+        if self._options.find_unused_parameters:
+            used = self.sum(torch.tensor([name not in unused for name in parameters], dtype=torch.int32)).tolist()
+            parameters = {name: one for (name, one), count in zip(parameters.items(), used, strict=True) if count}
+        elif unused:
+            raise unused_error(unused, f"the loss of the step {step!r}")
+        average(parameters.values())
 
     def sync_gradients(self, on: bool) -> None:
         """Set whether the next backward averages the gradients; off is like torch's `no_sync`."""

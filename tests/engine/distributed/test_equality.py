@@ -17,6 +17,7 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.engine.stepping.several import Several
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook
 from hydraloop.tasks import Regression
 from tests.helpers import failing
@@ -57,7 +58,12 @@ def train(
     """Two epochs over 17 samples. Returns weights, averages, metrics, gradients of the first step."""
     task = (Padded if options.get("pairs") else Regression)(network(), nn.MSELoss())
     distributed.prepare(task.model)
-    optimizer = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
+    optimizer: Any = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
+    if options.get("several"):
+        first, last = task.model[0], task.model[2]
+        optimizer = Several(
+            {"a": torch.optim.AdamW(first.parameters(), lr=0.05), "b": torch.optim.SGD(last.parameters(), lr=0.1)}
+        )
     optimizer = optimizer or torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     sampler = WeightedRandomSampler([1.0] * 8 + [3.0] * 9, num_samples=13) if options.get("weighted") else None
@@ -117,6 +123,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         {"samples": WITH_FILLER},
         {"samples": WITH_FILLER, "pairs": True},
         {"weighted": True},
+        {"several": True},
     ],
     ids=str,
 )
