@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.distributed.fsdp import is_sharded
-from hydraloop.errors import UserError
+from hydraloop.engine.stepping.several import Several
+from hydraloop.errors import UserError, any_of
+from hydraloop.optim.groups import Places, check_settings, grouped, matched, places_of
+from hydraloop.optim.layers import scales
 from hydraloop.safety import typed_options as typed
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.safety.instantiate import instantiate, instantiate_callable, require_target
 from hydraloop.schemas.optimizer import _Optimizer
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+_PARAMS = ("tensors", "named", "model")
 
 
 def resolve_fused(
@@ -51,52 +55,159 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
     """Return the optimizer of the config, for all parameters of the task that require gradients.
 
     Args:
-        cfg: the whole config.
+        cfg: the whole config. `optimizer` is a node with `_target_`, or a mapping of such nodes by name.
         model: the part of the task that checkpoints save. It must contain all trained parameters.
         task: the task, which contains the model.
 
+    Returns:
+        The optimizer; for a mapping, all of them in one (`Several`).
+
     Raises:
-        UserError: there is nothing to train, a trained parameter is not saved, or an option is wrong.
+        UserError: there is nothing to train, a trained parameter is not saved, or is not in exactly one optimizer, or
+            an option is wrong.
     """
-    parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
-    if not parameters:
+    check_trained(model, task)
+    node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
+    places = places_of(model)
+    named = nodes(node)
+    keys = {name: f"optimizer.{name}".rstrip(".") for name in named}
+    for name, one in named.items() or [("", node)]:
+        require_target(one, keys.get(name, "optimizer"))
+    chosen = _shared_out({name: one.get("match") for name, one in named.items()}, places)
+    optimizers = {name: _built(one, model, chosen[name], places, keys[name]) for name, one in named.items()}
+    check_complete(optimizers, model)
+    return optimizers[""] if "" in optimizers else Several(optimizers)
+
+
+def check_trained(model: nn.Module, task: nn.Module) -> None:
+    """Check that there is something to train, and that checkpoints save all of it.
+
+    Raises:
+        UserError: names the parameters.
+    """
+    trained = {name: parameter for name, parameter in task.named_parameters() if parameter.requires_grad}
+    if not trained:
         raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze a part of it.")
-    saved = {id(parameter) for parameter in model.parameters()}
-    outside = [
-        name for name, parameter in task.named_parameters() if parameter.requires_grad and id(parameter) not in saved
-    ]
+    saved = set(model.parameters())
+    outside = [name for name, parameter in trained.items() if parameter not in saved]
     if outside:
         raise UserError(
             f"{', '.join(outside)} would be trained but not saved, because checkpoints contain only task.model",
             key="task",
             remedy="Move it into the model, or set requires_grad=False.",
         )
-    node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
+
+
+def check_complete(optimizers: Mapping[str, optim.Optimizer], model: nn.Module) -> None:
+    """Check that each trained parameter of the model is in exactly one of the optimizers.
+
+    Raises:
+        UserError: names a parameter.
+    """
+    owners: dict[Tensor, list[str]] = {}
+    for name, optimizer in optimizers.items():
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            owners.setdefault(parameter, []).append(name)
+    for name, parameter in model.named_parameters():
+        found = owners.get(parameter, [])
+        if len(found) > 1:
+            remedy = f'Remove it from one: optimizer.{found[0]}.match="…|!{name}"'
+            raise UserError(f"{name} is in two optimizers, {found[0]} and {found[1]}", key="optimizer", remedy=remedy)
+        if not found and parameter.requires_grad:
+            remedy = "Freeze it (requires_grad=False), or "
+            remedy += "give one of them match=null, which takes the rest." if len(optimizers) > 1 else "add it."
+            raise UserError(f"{name} is in no optimizer", key="optimizer", remedy=remedy)
+
+
+def _shared_out(patterns: Mapping[str, Any], places: Places) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of each optimizer by name, as `match` says."""
+    trained = [parameter for parameter in places if parameter.requires_grad]
+    if list(patterns) == [""]:
+        if patterns[""] is not None:
+            remedy = "Leave it out, or freeze the other parameters."
+            raise UserError("one optimizer takes all parameters", key="optimizer.match", remedy=remedy)
+        return {"": trained}
+    rest = [name for name, pattern in patterns.items() if pattern is None]
+    if len(rest) > 1:
+        remedy = "Choose the parameters of one of them: names, globs or @matrix, @embedding, @norm, @bias."
+        problem = f"{rest[0]} takes the rest of the parameters, too"
+        raise UserError(problem, key=f"optimizer.{rest[1]}.match", remedy=remedy)
+    chosen = {
+        name: matched(pattern, places, f"optimizer.{name}.match")
+        for name, pattern in patterns.items()
+        if pattern is not None
+    }
+    taken: set[nn.Parameter] = set().union(*chosen.values())
+    for name in rest:
+        chosen[name] = set(trained) - taken
+        if not chosen[name]:
+            problem = "the other optimizers match all parameters"
+            raise UserError(problem, key=f"optimizer.{name}.match", remedy=f"Remove it: optimizer.{name}=null")
+    return {name: [parameter for parameter in trained if parameter in chosen[name]] for name in patterns}
+
+
+def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], places: Places, key: str) -> optim.Optimizer:
+    """Return one optimizer for the chosen parameters."""
+    node, own = _without_own_options(node, key)
     if "fused" in node:
-        node.fused = resolve_fused(node.fused, parameters, optimizer=str(node._target_).rpartition(".")[2])
-    for option in _Optimizer.OWN:
-        node.pop(option, None)
-    factory = instantiate(node, "optimizer")
+        node.fused = resolve_fused(node.fused, chosen, f"{key}.fused", optimizer=str(node._target_).rpartition(".")[2])
+    factory = instantiate(node, key)
     if not isinstance(factory, functools.partial):
-        raise UserError("needs the model's parameters", key="optimizer", remedy="Set optimizer._partial_=true.")
+        raise UserError("needs the model's parameters", key=key, remedy=f"Set {key}._partial_=true.")
+    parameters: Any = model
+    if own["params"] != "model":
+        layers_of = own["layers_of"] and instantiate_callable(own["layers_of"], f"{key}.layers_of")
+        decay = own["layer_decay"]
+        lr_scales = {} if decay is None else scales(model, decay, layers_of, key)
+        parameters = grouped(chosen, own["groups"], lr_scales, places, f"{key}.groups")
+        if own["params"] == "named":
+            for group in parameters:
+                group["params"] = [(places[parameter][0][0], parameter) for parameter in group["params"]]
+        if len(parameters) == 1 and len(parameters[0]) == 1:
+            parameters = parameters[0]["params"]  # LBFGS takes no groups
+    else:
+        if len(chosen) < sum(parameter.requires_grad for parameter in places):
+            remedy = f"Use {key}.params=tensors, or this optimizer alone."
+            raise UserError("a factory that gets the model takes all parameters", key=f"{key}.params", remedy=remedy)
+        for name, value in factory.keywords.items():
+            if isinstance(value, functools.partial) and not value.args and not value.keywords:
+                factory.keywords[name] = value.func  # peft's factories read the name of the class
     try:
         optimizer = factory(parameters)
     except (ValueError, TypeError, IndexError) as error:
         if not str(node._target_).startswith("torch."):
             raise
-        raise UserError(f"{factory.func.__name__} refuses its options: {error}", key="optimizer") from error
+        raise UserError(f"{factory.func.__name__} refuses its options: {error}", key=key) from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UserError(
             f"{type(optimizer).__name__} is not an optimizer",
-            key="optimizer._target_",
+            key=f"{key}._target_",
             remedy="Use a subclass of torch.optim.Optimizer.",
         )
+    check_settings(own["groups"], optimizer.defaults, type(optimizer).__name__, f"{key}.groups")
+    for group in optimizer.param_groups:
+        if "lr_scale" in group:  # also in those of timm's factories, which leave it to timm's schedulers
+            group["lr"] *= group.pop("lr_scale")
     return optimizer
+
+
+def _without_own_options(node: DictConfig, key: str) -> tuple[DictConfig, dict[str, Any]]:
+    """Return the node with the arguments of its target, and the options that the builder reads."""
+    defaults = OmegaConf.structured(_Optimizer)
+    own = {name: node.pop(name, defaults[name]) for name in _Optimizer.OWN}
+    if own["params"] not in _PARAMS:
+        raise UserError(f"{own['params']!r} is unknown", key=f"{key}.params", remedy=f"Use {any_of(_PARAMS)}.")
+    if own["params"] == "model":
+        for name in ("groups", "layer_decay", "layers_of"):  # arguments of the factory, which makes the groups
+            if own[name]:
+                node[name] = own[name]
+    own["groups"] = OmegaConf.to_container(own["groups"])
+    return node, own
 
 
 def nodes(node: DictConfig) -> dict[str, DictConfig]:
     """Return the optimizers of `cfg.optimizer` by name; the name of a single one is empty."""
-    return {"": node} if "_target_" in node else {str(name): one for name, one in node.items()}
+    return {"": node} if "_target_" in node else {str(name): one for name, one in node.items() if one is not None}
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:

@@ -15,16 +15,18 @@ class Group(NamedTuple):
     optimizer: str
     """The name of its optimizer; empty if there is one."""
     label: str
-    """Its number in the optimizer, or its name if it has one."""
+    """Its number in the optimizer, or its name if it has one. It is unique in the optimizer."""
     names: tuple[str, ...]
-    """Its parameters, by their names in the model's state dict."""
+    """Its parameters, by their names in the model's state dict; empty for a group without parameters."""
 
 
 def describe(optimizer: optim.Optimizer, model: nn.Module) -> list[Group]:
     """Return the groups in the order of `optimizer.param_groups`."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return [
-        Group(key, str(group.get("name", index)), tuple(names.get(parameter, "?") for parameter in group["params"]))
-        for key, one in parts(optimizer).items()
-        for index, group in enumerate(one.param_groups)
-    ]
+    found = []
+    for key, one in parts(optimizer).items():
+        labels = [str(group.get("name", index)) for index, group in enumerate(one.param_groups)]
+        for index, (group, label) in enumerate(zip(one.param_groups, labels, strict=True)):
+            unique = f"{label}.{index}" if label in labels[:index] else label
+            found.append(Group(key, unique, tuple(names.get(parameter, "?") for parameter in group["params"])))
+    return found

@@ -1,0 +1,140 @@
+"""Parameter groups from rules: which parameters a pattern matches, and which of them have equal settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from hydraloop.engine.names import matching
+from hydraloop.errors import UserError, any_of, suggestion
+
+Places: TypeAlias = dict[nn.Parameter, list[tuple[str, nn.Module]]]
+"""Each parameter with its names in the model, and the module that has it by this name. A tied one has several."""
+
+_TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+_KINDS = ("@norm", "@bias", "@embedding", "@matrix")
+
+
+def places_of(model: nn.Module) -> Places:
+    """Return all parameters of a model in its order, with their places."""
+    found: Places = {parameter: [] for parameter in model.parameters()}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            found[parameter].append((f"{prefix}.{name}".lstrip("."), module))
+    return found
+
+
+def matched(pattern: str, places: Places, key: str) -> set[nn.Parameter]:
+    """Return the trained parameters that a pattern matches.
+
+    Args:
+        pattern: parts separated by `|`, each a name, a glob or a kind; after `!`, a part excludes. `re:` begins a
+            regular expression, which continues to the end of the pattern.
+        places: of the parameters to choose from.
+        key: the option that has the pattern, for errors.
+
+    Raises:
+        UserError: an unknown kind; or a name, or the whole pattern, matches no trained parameter.
+    """
+    names = {name: parameter for parameter, found in places.items() for name, _ in found}
+    head, colon, expression = pattern.partition("re:")
+    parts = head.split("|")
+    parts[-1] += colon + expression
+    found: set[nn.Parameter] = set() if any(not part.strip().startswith("!") for part in parts) else set(places)
+    excluded: set[nn.Parameter] = set()
+    for part in map(str.strip, parts):
+        side = excluded if part.startswith("!") else found
+        side |= _part(part.removeprefix("!"), places, names, key)
+    trained = {parameter for parameter in found - excluded if parameter.requires_grad}
+    if not trained:
+        problem = f"{pattern!r} matches {'only frozen parameters' if found - excluded else 'no parameter'}"
+        raise UserError(problem, key=key, remedy="Remove it, or match other parameters.")
+    return trained
+
+
+def _part(part: str, places: Places, names: Mapping[str, nn.Parameter], key: str) -> set[nn.Parameter]:
+    if not part.startswith("@"):
+        return {names[name] for name in matching([part], names, key)}
+    if part not in _KINDS:
+        remedy = f"Did you mean {any_of(_KINDS)}?"
+        raise UserError(f"{part!r} is not a kind of parameters", key=key, remedy=remedy)
+    return {parameter for parameter, found in places.items() if _is(part, parameter, found)}
+
+
+def _is(kind: str, parameter: nn.Parameter, places: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Return whether a parameter is of a kind by one of its places: the class of its module, or its own name."""
+    if kind == "@matrix":
+        return parameter.ndim == 2 and not _is("@embedding", parameter, places) and not _is("@bias", parameter, places)
+    for name, module in places:
+        last = name.rpartition(".")[2]
+        classes = [cls.__name__.lower() for cls in type(module).__mro__]
+        is_bias = "bias" in last.split("_")  # bias, in_proj_bias, bias_ih_l0, relative_position_bias_table
+        embeds = any("embed" in cls for cls in classes) or "embed" in last or last.endswith("_token")
+        has_matrix = any(other.ndim > 1 for other in module.parameters(recurse=False))  # NormalizedLinear
+        is_norm = isinstance(module, _TORCH_NORMS) or (any("norm" in cls for cls in classes) and not has_matrix)
+        if {"@norm": is_norm, "@bias": is_bias, "@embedding": embeds and not is_bias}[kind]:
+            return True
+    return False
+
+
+def grouped(
+    chosen: Iterable[nn.Parameter], rules: Sequence[Any], scales: Mapping[nn.Parameter, float], places: Places, key: str
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer; parameters with equal settings are in one group.
+
+    The first group has no settings, unless all parameters have some. `lr_scale` is among the settings.
+
+    Args:
+        chosen: the parameters of the optimizer, in the model's order.
+        rules: mappings with `match` and settings. All that match apply, and a later one wins for each setting.
+        scales: another factor of the lr, for some parameters.
+        places: of the model's parameters.
+        key: of the rules in the config, for errors.
+
+    Raises:
+        UserError: something is not a rule, or matches nothing.
+    """
+    settings: dict[nn.Parameter, dict[str, Any]] = {parameter: {} for parameter in chosen}
+    within = {
+        parameter: found for parameter, found in places.items() if parameter in settings or not parameter.requires_grad
+    }
+    for index, rule in enumerate(rules):
+        where = f"{key}[{index}]"
+        if not isinstance(rule, Mapping) or not isinstance(rule.get("match"), str):
+            remedy = 'Write rules as {match: "@norm|@bias", weight_decay: 0}.'
+            raise UserError("needs a pattern, match", key=where, remedy=remedy)
+        values = {str(name): _value(value, f"{where}.{name}") for name, value in rule.items() if name != "match"}
+        for parameter in matched(rule["match"], within, f"{where}.match"):
+            settings[parameter].update(values)
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {(): {"params": []}}
+    for parameter, values in settings.items():
+        scale = values.pop("lr_scale", 1.0) * scales.get(parameter, 1.0)
+        if scale != 1.0:
+            values["lr_scale"] = scale
+        same = tuple(sorted(values.items()))
+        groups.setdefault(same, {**values, "params": []})["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]]
+
+
+def check_settings(rules: Sequence[Mapping[str, Any]], known: Iterable[str], kind: str, key: str) -> None:
+    """Refuse settings that a parameter group of this optimizer does not have: torch would ignore them.
+
+    Raises:
+        UserError: names the rule.
+    """
+    known = [*known, "lr_scale", "name"]
+    for index, rule in enumerate(rules):
+        for name in rule.keys() - {*known, "match"}:
+            problem = f"the parameter groups of {kind} have no such value"
+            raise UserError(problem, key=f"{key}[{index}].{name}", remedy=suggestion(str(name), known))
+
+
+def _value(value: Any, key: str) -> Any:
+    """Return the value of a setting: a list as a tuple."""
+    found = tuple(value) if isinstance(value, list) else value
+    for item in found if isinstance(found, tuple) else [found]:
+        if not isinstance(item, int | float | None) and not key.endswith(".name"):
+            raise UserError(f"{item!r} is not a number", key=key, remedy="Give the group a number, or remove this.")
+    return found

@@ -1,0 +1,182 @@
+"""Parameter groups from rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from torch import nn, optim
+
+from hydraloop.engine.stepping.groups import describe
+from hydraloop.engine.stepping.several import Several, parts
+from hydraloop.errors import UserError
+from hydraloop.optim.groups import matched, places_of
+from hydraloop.optim.optimizers import build_optimizer
+from hydraloop.safety.allowlist import ALLOWLIST
+
+ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 1e-3, "weight_decay": 0.1}
+NO_DECAY = {"match": "@norm|@bias|@embedding", "weight_decay": 0}
+
+
+class LlamaRMSNorm(nn.Module):
+    """A norm that is no class of torch, as those of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.ones_(nn.Parameter(nn.Linear(4, 1).weight[0].detach())))
+
+
+class NormalizedLinear(nn.Linear):
+    """Not a norm: it has a matrix."""
+
+
+class Net(nn.Module):
+    """Every kind of parameter, with two tied matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.pos_embed = nn.Parameter(nn.Linear(4, 3).weight.detach())
+        self.cls_token = nn.Parameter(nn.Linear(4, 1).weight.detach())
+        self.conv1 = nn.Conv1d(4, 4, 3)
+        self.bn1 = nn.BatchNorm1d(4)
+        self.attention = nn.MultiheadAttention(4, 1)
+        self.ln = LlamaRMSNorm()
+        self.norm_head = NormalizedLinear(4, 4)
+        self.lm_head = nn.Linear(4, 8, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+
+def names(net: nn.Module, pattern: str) -> set[str]:
+    places = places_of(net)
+    return {places[parameter][0][0] for parameter in matched(pattern, places, "optimizer.groups[0].match")}
+
+
+def test_kinds_and_names() -> None:
+    net = Net()
+    assert names(net, "@norm") == {"bn1.weight", "bn1.bias", "ln.weight"}
+    biases = {"conv1.bias", "bn1.bias", "attention.in_proj_bias", "attention.out_proj.bias", "norm_head.bias"}
+    assert names(net, "@bias") == biases
+    assert names(net, "@embedding") == {"embed.weight", "pos_embed", "cls_token"}
+    assert names(net, "@matrix") == {"attention.in_proj_weight", "attention.out_proj.weight", "norm_head.weight"}
+    assert names(net, "lm_head") == {"embed.weight"}  # tied: it has both names
+    assert names(net, "@matrix|!*head*") == names(net, "@matrix") - {"norm_head.weight"}
+    assert names(net, "!re:.*(weight|bias)") == {"pos_embed", "cls_token"}
+    assert names(net, r"bn1|re:conv\d\.(weight|bias)") == {"bn1.weight", "bn1.bias", "conv1.weight", "conv1.bias"}
+
+
+def built(net: nn.Module, optimizer: Any) -> optim.Optimizer:
+    ALLOWLIST.trust(["tests"])
+    task = nn.Module()
+    task.model = net
+    cfg = OmegaConf.create({"optimizer": optimizer})
+    assert isinstance(cfg, DictConfig)
+    return build_optimizer(cfg, net, task)
+
+
+def settings(net: nn.Module, optimizer: optim.Optimizer, *keys: str) -> dict[str, tuple[Any, ...]]:
+    """{name of a parameter: the values of its group}."""
+    groups = zip(describe(optimizer, net), optimizer.param_groups, strict=True)
+    return {name: tuple(group[key] for key in keys) for described, group in groups for name in described.names}
+
+
+def test_every_matching_rule_applies_and_a_later_one_wins_for_each_key() -> None:
+    net = Net()
+    head = {"match": "norm_head", "lr_scale": 10, "weight_decay": 0.5, "name": "head"}
+    last = {"match": "norm_head.bias", "betas": [0.5, 0.9], "lr_scale": 2}
+    optimizer = built(net, {**ADAMW, "groups": [NO_DECAY, head, last]})
+    found = settings(net, optimizer, "lr", "weight_decay", "betas")
+    assert found.pop("norm_head.weight") == (0.01, 0.5, (0.9, 0.999))
+    assert found.pop("norm_head.bias") == (0.002, 0.5, (0.5, 0.9))
+    decayed = {name for name, values in found.items() if values == (1e-3, 0.1, (0.9, 0.999))}
+    assert decayed == {"conv1.weight", "attention.in_proj_weight", "attention.out_proj.weight"}
+    assert {found[name] for name in found.keys() - decayed} == {(1e-3, 0, (0.9, 0.999))}
+    assert [group.label for group in describe(optimizer, net)] == ["0", "1", "head", "head.3"]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [3, 9, 1, 1]  # equal settings: one group
+    assert all("lr_scale" not in group for group in optimizer.param_groups)
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    net = Net()
+    net.embed.requires_grad_(False)
+    assert "embed.weight" not in settings(net, built(net, {**ADAMW, "groups": [NO_DECAY]}))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([NO_DECAY, {"match": "lmhead.*", "lr": 1}], r"groups\[1\].match: 'lmhead.\*' matches no name\n.*lm_head"),
+        ([{"match": "@norms"}], r"groups\[0\].match: '@norms' is not a kind.*\n  Did you mean @norm, "),
+        ([{"match": "conv1"}], r"groups\[0\].match: 'conv1' matches only frozen parameters"),
+        ([{"match": "bn1", "weight_decai": 0}], r"groups\[0\].weight_decai: .*AdamW.*\n  Did you mean weight_decay"),
+        ([{"match": "bn1", "weight_decay": "none"}], r"groups\[0\].weight_decay: 'none' is not a number"),
+        ([{"weight_decay": 0}], r"groups\[0\]: needs a pattern"),
+        (["bn1"], r"groups\[0\]: needs a pattern"),
+    ],
+)
+def test_a_wrong_rule_is_refused(rules: list[Any], message: str) -> None:
+    net = Net()
+    net.conv1.requires_grad_(False)
+    with pytest.raises(UserError, match=rf"(?s)^optimizer\.{message}"):
+        built(net, {**ADAMW, "groups": rules})
+
+
+def test_named_parameters_are_passed_with_their_names() -> None:
+    net = Net()
+    optimizer = built(net, {**ADAMW, "groups": [NO_DECAY], "params": "named"})
+    listed = [tuple(group["param_names"]) for group in optimizer.param_groups]
+    assert listed == [group.names for group in describe(optimizer, net)]
+
+
+def lr_scaling_factory(model: nn.Module, optimizer_cls: type[optim.Optimizer], layer_decay: float) -> optim.Optimizer:
+    """A factory as timm's, which leaves `lr_scale` to its schedulers, and as peft's, which reads the class's name."""
+    assert optimizer_cls.__name__ == "SGD"
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr_scale": layer_decay}, {"params": []}, {"params": others}]
+    return optimizer_cls(groups, lr=0.1)  # type: ignore[call-arg]
+
+
+def test_a_factory_gets_the_model_and_makes_the_groups() -> None:
+    net = nn.Linear(3, 1)
+    sgd = {"_target_": "torch.optim.SGD", "_partial_": True}
+    node = {"_target_": f"{__name__}.lr_scaling_factory", "_partial_": True, "params": "model", "optimizer_cls": sgd}
+    optimizer = built(net, {**node, "layer_decay": 0.5})
+    assert settings(net, optimizer, "lr") == {"weight": (0.05,), "bias": (0.1,)}
+    with pytest.raises(UserError, match=r"optimizer\.groups: .* takes no argument 'groups'"):
+        built(net, {**node, "layer_decay": 0.5, "groups": [NO_DECAY]})
+
+
+MUON = {"_target_": "torch.optim.Muon", "_partial_": True}
+
+
+def test_several_optimizers_share_the_parameters_out() -> None:
+    net = Net()
+    optimizer = built(net, {"hidden": {**MUON, "match": "@matrix|!norm_head"}, "rest": {**ADAMW, "groups": [NO_DECAY]}})
+    assert isinstance(optimizer, Several)
+    described = describe(optimizer, net)
+    assert [(group.optimizer, group.label) for group in described] == [("hidden", "0"), ("rest", "0"), ("rest", "1")]
+    assert set(described[0].names) == {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert {type(one).__name__ for one in parts(optimizer).values()} == {"Muon", "AdamW"}
+    assert {name for group in described for name in group.names} == {name for name, _ in net.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "message"),
+    [
+        (
+            {"a": {**ADAMW, "match": "@norm"}, "b": {**ADAMW, "match": "*"}},
+            r'^optimizer: bn1.weight is in two optimizers, a and b\n.*optimizer.a.match="…\|!bn1.weight"',
+        ),
+        ({"a": {**ADAMW, "match": "@norm"}}, r"^optimizer: pos_embed is in no optimizer"),
+        ({"a": ADAMW, "b": ADAMW}, r"^optimizer.b.match: a takes the rest"),
+        ({"a": ADAMW, "b": {**ADAMW, "match": "*"}}, r"^optimizer.a.match: the other optimizers match all"),
+        ({**ADAMW, "match": "bn1"}, r"^optimizer.match: one optimizer takes all"),
+        ({"a": {**ADAMW, "match": "bn2"}}, r"^optimizer.a.match: 'bn2' matches no name\n.*bn1"),
+        ({"a": {**ADAMW, "params": "modules"}}, r"^optimizer.a.params: 'modules' is unknown"),
+        ({"a": None}, r"^optimizer: there is nothing to build"),
+    ],
+)
+def test_each_parameter_is_in_exactly_one_optimizer(optimizers: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        built(Net(), optimizers)
