@@ -5,7 +5,8 @@
     engine = hydraloop.build(hydraloop.compose(["hooks=[ema]"]))
     engine.train()
 
-Importing this registers every built-in option with Hydra; torch is imported when `build`, `Engine` or a task is used.
+`load` returns the engine of a finished run. Importing this package registers every built-in option with Hydra; torch is
+imported when `build`, `load`, `Engine` or a task is used.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from hydraloop.schemas import register as _register
 
 if TYPE_CHECKING:
     from hydraloop.app import main as main
-    from hydraloop.builder import build as build
+    from hydraloop.cli.notebook import build as build
     from hydraloop.cli.notebook import compose as compose
+    from hydraloop.cli.notebook import load as load
     from hydraloop.engine.engine import Engine as Engine
     from hydraloop.tasks import Task as Task
 
@@ -29,11 +31,12 @@ __version__ = "0.1.0"
 _LAZY = {
     "Engine": "hydraloop.engine.engine",
     "Task": "hydraloop.tasks",
-    "build": "hydraloop.builder",
+    "build": "hydraloop.cli.notebook",
     "compose": "hydraloop.cli.notebook",
+    "load": "hydraloop.cli.notebook",
     "main": "hydraloop.app",
 }
-__all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "main"]
+__all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "load", "main"]
 
 _register()
 

@@ -27,7 +27,7 @@ from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
-from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
 
 
@@ -48,7 +48,7 @@ def main(
     gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
-    ALLOWLIST.is_in_main = True
+    ALLOWLIST.advice = IN_MAIN
     if torchrun.is_several():
         torchrun.keep_quiet()
     if torchrun.rank() > 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,18 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.data.building import build_loaders
 from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
-from hydraloop.engine.device.model_preparation import (
-    WRAP,
-    checkpoint_activations,
-    compile_modules,
-    modules_of,
-    use_channels_last,
-)
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.device.seeding import seed_everything, use_deterministic_kernels
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -39,7 +34,7 @@ from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.lock import RunLock
 from hydraloop.run.resume import Resumed, settle
-from hydraloop.tasks.building import build_task
+from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tasks.task import Task
 from hydraloop.validate import check_strategy, check_trace_paths, validate
 
@@ -55,14 +50,28 @@ _NOT_SETTINGS = {
 """Keys of `engine` that are used here, or by `build_hooks`, and not by the Engine."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Finished objects, used instead of those that the config describes."""
+
+    task: Task | None = None
+    loaders: Loaders | Mapping[str, Any] = field(default_factory=dict)
+    """All loaders, or those of some splits (None: no loader)."""
+
+
+CONFIGURED = Parts()
+"""All parts are those of the config."""
+
+
 def build(
     cfg: DictConfig,
     *,
     run_dir: Path | None = None,
     resumed: Resumed | None = None,
     distributed: Distributed | None = None,
+    parts: Parts = CONFIGURED,
 ) -> Engine:
-    """Build an engine, ready to train, from a config.
+    """Build an engine, ready to train, from a config, and record the run in its directory.
 
     If a launcher (torchrun) has started several processes, each of them calls `build`, and they train together.
 
@@ -79,24 +88,47 @@ def build(
     if resumed is None:
         remember_config(cfg)
     validate(cfg)
-    use_deterministic_kernels(cfg.engine.deterministic)
-    distributed = distributed or _connect(cfg)
+    distributed = distributed or connected(cfg)
     check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
     settled = resumed or _settle(cfg, run_dir, distributed)
     directory = settled.run_dir or run_directory.new()
     check_trace_paths(cfg, directory)
+    engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint)
+    if distributed.is_main:
+        engine.lock = _lock(cfg, directory) if resumed is None else None
+        _record(cfg, engine, resumed=settled.checkpoint is not None, recorded=resumed is not None)
+    return engine
+
+
+def assemble(
+    cfg: DictConfig,
+    distributed: Distributed,
+    run_dir: Path,
+    parts: Parts,
+    *,
+    checkpoint: Path | None = None,
+    trains: bool = True,
+) -> Engine:
+    """Make the parts of an engine, in the order in which they need each other. No file is written.
+
+    Args:
+        cfg: validated.
+        checkpoint: where the run continues.
+        trains: whether the engine gets an optimizer and schedules.
+    """
+    use_deterministic_kernels(cfg.engine.deterministic)
     device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
     torch.set_num_threads(cfg.engine.threads or _default_threads())
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
-    loaders = build_loaders(cfg, device, distributed)
-    task = build_task(cfg)
-    if cfg.init.checkpoint is not None and settled.checkpoint is None:
+    loaders = build_loaders(cfg, device, distributed, parts.loaders)
+    task = build_task(cfg) if parts.task is None else parts.task
+    if cfg.init.checkpoint is not None and checkpoint is None:
         initialise(task.model, Path(cfg.init.checkpoint), _init_rules(cfg))
-    channels_last = _prepare_model(cfg, task, device, distributed)
-    optimizer = build_optimizer(cfg, task.model, task)
-    settings = _settings(cfg, settled.checkpoint, channels_last=channels_last)
+    channels_last = prepare_model(cfg, task, device, distributed)
+    optimizer = build_optimizer(cfg, task.model, task) if trains else None
+    settings = _settings(cfg, checkpoint, channels_last=channels_last)
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1)
     engine = Engine(
         task=task,
@@ -105,17 +137,14 @@ def build(
         hooks=hooks,
         slots=slots,
         on_error=on_error,
-        schedules=build_schedules(cfg, optimizer, settings, loaders),
+        schedules={} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders),
         settings=settings,
-        run_dir=directory,
+        run_dir=run_dir,
         seed=cfg.seed,
         distributed=distributed,
         precision=precision,
-        lock=_lock(cfg, directory) if resumed is None and distributed.is_main else None,
     )
-    if distributed.is_main:
-        _record(cfg, engine, resumed=settled.checkpoint is not None, recorded=resumed is not None)
-    else:
+    if not distributed.is_main:
         seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     return engine
 
@@ -126,7 +155,8 @@ def _init_rules(cfg: DictConfig) -> Rules:
     return Rules(**options)
 
 
-def _connect(cfg: DictConfig) -> Distributed:
+def connected(cfg: DictConfig) -> Distributed:
+    """Return the ranks of the launcher (torchrun), or this process."""
     distributed = connect(cfg.distributed, cfg.engine.device)
     if cfg.distributed.nproc_per_node > 1 and distributed.world_size == 1:
         raise UserError(
@@ -179,22 +209,3 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         weights=cfg.weights,
         metadata={"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)},
     )
-
-
-def _prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed) -> bool:
-    """Move the model to the device and wrap it for training, before the optimizer takes its parameters.
-
-    Returns:
-        Whether images are laid out channels last.
-    """
-    task.to(device)
-    task.device = device
-    channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)
-    checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
-    blocks = modules_of(task.model, cfg.distributed.fsdp.wrap, key=WRAP) if distributed.sharded else []
-    distributed.prepare(task.model)  # gives their classes other names
-    options = cfg.engine.compile
-    if isinstance(options, DictConfig):
-        options = OmegaConf.to_container(options, resolve=True)
-    compile_modules(blocks or [task.model], options)
-    return channels_last

@@ -1,10 +1,11 @@
-"""`hydraloop.compose`: a config from Python, composed and checked as on the command line."""
+"""hydraloop from Python: `compose` makes a config, `build` an engine to train, `load` the engine of a finished run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
@@ -12,7 +13,13 @@ from hydraloop.cli import arguments
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
 from hydraloop.safety import typed_options as typed
-from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.allowlist import ALLOWLIST, from_python
+
+if TYPE_CHECKING:
+    from hydraloop.engine.distributed.comm import Distributed
+    from hydraloop.engine.engine import Engine
+    from hydraloop.engine.loaders import Loaders
+    from hydraloop.tasks.task import Task
 
 
 def compose(
@@ -38,8 +45,7 @@ def compose(
         UserError: a mistake in the overrides or the config files.
     """
     folder = folder or _folder_of(sys._getframe(1).f_code.co_filename)
-    ALLOWLIST.trust_folder(folder)
-    ALLOWLIST.trust(trusted)
+    _trust(folder, trusted, "compose")
     with opened(folder / config_path, config_name) as composer:
         lines, _ = arguments.with_hook_lists(overrides)
         cfg = compose_job(lines, composer)
@@ -47,6 +53,92 @@ def compose(
         del cfg["hydra"]
     typed.remember(cfg, typed.keys_of(lines))
     return cfg
+
+
+def build(
+    cfg: DictConfig,
+    *,
+    run_dir: Path | None = None,
+    distributed: Distributed | None = None,
+    task: Task | None = None,
+    loaders: Loaders | Mapping[str, Any] | None = None,
+    trusted: Sequence[str] = (),
+    folder: Path | None = None,
+) -> Engine:
+    """Return an engine, ready to train, from a config. Finished objects replace parts of the config.
+
+    If a launcher (torchrun) has started several processes, each of them calls `build`, and they train together.
+
+    Args:
+        cfg: of `compose`, or the `.hydra/config.yaml` of a run (`OmegaConf.load`). It is not changed.
+        run_dir: the directory for the run's files. None: a new one under `outputs/`, or that of the resumed run.
+        distributed: the ranks. None: as the launcher's environment variables say.
+        task: used instead of that of the config.
+        loaders: used instead of those of the config: all of them, or by split (`{"train": …, "test": None}`).
+        trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
+        folder: whose classes a config may name. None: that of the calling file.
+
+    Raises:
+        UserError: an option that cannot be built; names the key and the fix.
+        Exception: any error of a user's own constructor.
+    """
+    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted, "build")
+    from hydraloop.builder import Parts
+    from hydraloop.builder import build as build_engine
+
+    return build_engine(cfg, run_dir=run_dir, distributed=distributed, parts=Parts(task, loaders or {}))
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    checkpoint: str | Path = "best",
+    splits: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    task: Task | None = None,
+    loaders: Loaders | Mapping[str, Any] | None = None,
+    distributed: Distributed | None = None,
+    trusted: Sequence[str] = (),
+    folder: Path | None = None,
+) -> Engine:
+    """Return the engine of a finished run with its weights, to validate, test or predict. It writes no file.
+
+    It has no optimizer, and of the hooks only those that change an evaluation (`tta`). It runs in this process, or with
+    the ranks of a launcher, whatever the number of ranks was that trained.
+
+    Args:
+        run_dir: the run directory. The Python files in it are not trusted.
+        checkpoint: `best`: the best one if the run has one, otherwise the last; `last`; or a file. The weights are the
+            averaged ones if there are any (`weights=raw` in `overrides`: the raw ones).
+        splits: the data sets to build (`test`). Empty: none, so that a model can be used without its data.
+        overrides: changes of the run's config, `["data.test.root=/data"]`.
+        task: used instead of that of the config.
+        loaders: used in addition to `splits`, as of `build`.
+        distributed: the ranks. None: as the launcher's environment variables say.
+        trusted: packages whose classes the config may name in `_target_`, in addition to the allowlist's own.
+        folder: whose classes the config may name. None: that of the calling file.
+
+    Raises:
+        UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
+    """
+    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted, "load")
+    from hydraloop.cli.loading import load_run
+
+    return load_run(
+        Path(run_dir),
+        checkpoint=checkpoint,
+        splits=splits,
+        overrides=overrides,
+        task=task,
+        loaders=loaders,
+        distributed=distributed,
+    )
+
+
+def _trust(folder: Path, packages: Sequence[str], function: str) -> None:
+    ALLOWLIST.trust_folder(folder)
+    ALLOWLIST.trust(packages)
+    ALLOWLIST.advice = from_python(function)
 
 
 def _folder_of(filename: str) -> Path:

@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sized
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -18,7 +19,7 @@ from hydraloop.data.several import CountsOfSets, MixedStreams, join, mix
 from hydraloop.data.stream import build_stream_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, any_of
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.data import SPLITS
 
@@ -28,7 +29,9 @@ _OF_STREAMS = ("steps_per_epoch", "skip_on_resume", "split_stream")
 _ORDERS = ("sampler", "batch_sampler")
 
 
-def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
+def build_loaders(
+    cfg: DictConfig, device: torch.device, distributed: Distributed, given: Loaders | Mapping[str, Any] | None = None
+) -> Loaders:
     """Return a loader for each of `data.train`, `data.val` and `data.test` that is not null.
 
     Only the train loader shuffles. Each has the options of `data.loader` and of its own section; see `LoaderConf`.
@@ -37,16 +40,22 @@ def build_loaders(cfg: DictConfig, device: torch.device, distributed: Distribute
         cfg: the whole config, validated.
         device: where batches are copied to.
         distributed: the ranks that share the samples.
+        given: all loaders, or those of some splits (null: no loader), used instead of those of the config.
 
     Raises:
         UserError: a data set or an option of the loader; names its key.
     """
-    if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None:
-        return _overfit(cfg, device, distributed)
-    loaders: dict[str, Any] = {}
+    if isinstance(given, Loaders):
+        return given
+    loaders: dict[str, Any] = dict(given or {})
+    for split in loaders:
+        if split not in SPLITS:
+            raise UserError(f"{split!r} is not a split", key="loaders", remedy=f"Use {any_of(SPLITS)}.")
+    if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None and "train" not in loaders:
+        return replace(_overfit(cfg, device, distributed), **loaders)
     for split in SPLITS:
         node = cfg.data.get(split)
-        if node is not None:
+        if node is not None and split not in loaders:
             sets = _named(node, f"data.{split}") if split != "train" else {}
             loaders[split] = {
                 name: _loader(cfg, split, each, f"data.{split}.{name}", device, distributed)

@@ -54,7 +54,9 @@ def check_lengths(engine: Engine) -> list[int]:
 def check_evaluable(loader: Loader | Mapping[str, Loader] | None, key: str) -> None:
     """Refuse to evaluate without a loader; `key` names its option."""
     if loader is None:
-        raise UserError("there is no data set", key=key, remedy=f"Give {key} a data set.")
+        split = key.removeprefix("data.")
+        remedy = f"Give {key} a data set. For the engine of a finished run: hydraloop.load(…, splits=['{split}'])."
+        raise UserError("there is no data set", key=key, remedy=remedy)
 
 
 def check_epoch(engine: Engine) -> None:

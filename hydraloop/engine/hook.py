@@ -155,6 +155,8 @@ class Hook:
     """True: called on rank 0 only."""
     collective: ClassVar[bool] = False
     """True: it calls collectives, which need all ranks, so `on_error` must be `raise`."""
+    changes_evaluation: ClassVar[bool] = False
+    """True: metrics of a test depend on it, so that `hydraloop.load` keeps it. Hooks without it are left out there."""
 
     idle_points: Collection[str] = ()
     """Mount points at which this instance is not called, because its options give it nothing to do there. Set in its

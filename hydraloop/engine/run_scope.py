@@ -30,8 +30,9 @@ def locked(engine: Engine) -> Iterator[None]:
     """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
 
     Raises:
-        UserError: another process trains in the directory; other ranks get a `PeerError`.
+        UserError: there is no optimizer; or another process trains in the directory, and other ranks get a `PeerError`.
     """
+    _ = engine.optimizer
     if engine.lock is None:
         yield
         return

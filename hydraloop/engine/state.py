@@ -209,7 +209,8 @@ class EngineState(LogsRecords):
             UserError: this engine was built without one.
         """
         if self._optimizer is None:
-            raise UserError("there is no optimizer to train with", key="optimizer", remedy="Try optimizer=adamw.")
+            remedy = "Try optimizer=adamw. To train on from the weights of a run, build one with load_from."
+            raise UserError("there is no optimizer to train with", key="optimizer", remedy=remedy)
         return self._optimizer
 
     @property

@@ -62,6 +62,7 @@ class TestTimeAugmentationHook(Hook):
 
     __test__ = False  # pytest would collect a class whose name begins with Test
     priority = Priority.HIGHEST
+    changes_evaluation = True
 
     def __init__(self, *, transforms: Sequence[str | View] = _TRANSFORMS, merge: str = "auto", shift: int = 1) -> None:
         check_at_least(1, shift=shift)

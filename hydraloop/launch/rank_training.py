@@ -18,7 +18,7 @@ from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run.config_yaml import remember_config
 from hydraloop.run.result import INTERRUPTED, describe
 from hydraloop.safety import typed_options as typed
-from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
     for folder in job.folders:
         ALLOWLIST.trust_folder(Path(folder))
     ALLOWLIST.trust(job.trusted)
-    ALLOWLIST.is_in_main = True
+    ALLOWLIST.advice = IN_MAIN
     try:
         _train(training, job)
     except BaseException as error:

@@ -17,10 +17,10 @@ import inspect
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety.public_targets import PACKAGES, REFUSED, is_offered, is_public, needs_no_object, within
@@ -30,18 +30,49 @@ _OURSELVES = "hydraloop"
 """The rest of hydraloop is refused, even if its source is in the project's folder: it contains this list."""
 
 
+class Advice(NamedTuple):
+    """How the user of this process can trust a class."""
+
+    how: Callable[[list[str]], str]
+    """Returns a sentence that trusts the given packages, from its verb on."""
+    folder: str
+    """The folder whose Python files are trusted."""
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def from_python(function: str) -> Advice:
+    """Return the advice for a call of `hydraloop.<function>`."""
+    return Advice(
+        lambda names: f"write: hydraloop.{function}(…, trusted=[{_quoted(names)}]).",
+        f"the folder of the file that calls {function}()",
+    )
+
+
+IN_MAIN = Advice(
+    lambda names: f"write in train.py: hydraloop.main(trusted=[{_quoted(names)}]).", "the folder of train.py"
+)
+
+
 class Allowlist:
     """What may be instantiated in this process."""
 
     def __init__(self) -> None:
         self._folders: set[Path] = set()
+        self._untrusted: set[Path] = set()
         self._trusted: set[str] = set()
-        self.is_in_main = False
-        """Whether messages name `main()` as the place to trust a package, or `compose()`."""
+        self.advice = from_python("compose")
+        """How the user can trust a package, for messages."""
 
     def trust_folder(self, folder: Path) -> None:
         """Allow the Python files under the caller's folder, except virtual environments in it."""
         self._folders.add(folder.resolve())
+
+    def distrust(self, folder: Path) -> None:
+        """Refuse the Python files under a folder, also if it is in a trusted folder: a run may come from anywhere."""
+        self._untrusted.add(folder.resolve())
 
     def trust(self, packages: Iterable[str]) -> None:
         """Allow everything in these packages, named as in an import (`timm`)."""
@@ -68,10 +99,7 @@ class Allowlist:
 
     def remedy(self, *packages: str) -> str:
         """Return the call that trusts these packages and those that are trusted now, for messages."""
-        names = ", ".join(f'"{name}"' for name in sorted({*self._trusted, *packages}))
-        if self.is_in_main:
-            return f"write in train.py: hydraloop.main(trusted=[{names}])."
-        return f"write where you compose the config: hydraloop.compose(…, trusted=[{names}])."
+        return self.advice.how(sorted({*self._trusted, *packages}))
 
     def locate(self, target: str, key: str) -> Any:
         """Return the object that a `_target_` names.
@@ -146,7 +174,7 @@ class Allowlist:
         if file is None:
             return False
         path = Path(file).resolve()
-        if any(part in _NOT_A_PROJECT for part in path.parts):
+        if any(part in _NOT_A_PROJECT for part in path.parts) or any(map(path.is_relative_to, self._untrusted)):
             return False
         if path.is_relative_to(Path(sysconfig.get_paths()["stdlib"]).resolve()):
             return False
@@ -174,11 +202,10 @@ class Allowlist:
     def _refused(self, target: str, key: str, where: str = "", package: str | None = None) -> UserError:
         """Make the error. `package` is what has to be trusted, by default that of the target."""
         package = package or _package(target, target)
-        folder = "train.py" if self.is_in_main else "the file that calls compose()"
         return UserError(
             f"a config may not instantiate {target}{where}",
             key=f"{key}._target_",
-            remedy=f"If you trust it, {self.remedy(package)} Classes in the folder of {folder} are always allowed.",
+            remedy=f"If you trust it, {self.remedy(package)} Classes in {self.advice.folder} are always allowed.",
         )
 
 

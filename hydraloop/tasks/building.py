@@ -1,10 +1,19 @@
-"""From the config to the task: the model with its loss and metrics."""
+"""From the config to the task, the model with its loss and metrics, and its preparation for training."""
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from hydraloop.engine.device.model_preparation import (
+    WRAP,
+    checkpoint_activations,
+    compile_modules,
+    modules_of,
+    use_channels_last,
+)
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.instantiate import instantiate
@@ -32,3 +41,22 @@ def build_task(cfg: DictConfig) -> Task:
             f"{type(task).__name__} is not a task", key="task._target_", remedy="Inherit from hydraloop.Task."
         )
     return task
+
+
+def prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed) -> bool:
+    """Move the model to the device and wrap it for training, before the optimizer takes its parameters.
+
+    Returns:
+        Whether images are laid out channels last.
+    """
+    task.to(device)
+    task.device = device
+    channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)
+    checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
+    blocks = modules_of(task.model, cfg.distributed.fsdp.wrap, key=WRAP) if distributed.sharded else []
+    distributed.prepare(task.model)  # gives their classes other names
+    options = cfg.engine.compile
+    if isinstance(options, DictConfig):
+        options = OmegaConf.to_container(options, resolve=True)
+    compile_modules(blocks or [task.model], options)
+    return channels_last

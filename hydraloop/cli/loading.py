@@ -1,0 +1,198 @@
+"""Loads a finished run: its config, its weights and, if wanted, its data. Nothing is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from hydraloop.builder import Parts, assemble, connected
+from hydraloop.cli import arguments
+from hydraloop.engine.checkpoint.format import evaluation_weights
+from hydraloop.engine.checkpoint.format import load as load_file
+from hydraloop.engine.checkpoint.save_load import load_weights
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.loaders import Loaders
+from hydraloop.errors import UserError, suggestion
+from hydraloop.run import attempts
+from hydraloop.run.checkpoint_files import newest_complete
+from hydraloop.run.config_yaml import remember_config, resolved
+from hydraloop.run.directory import CONFIG, checkpoint_folders, holds_run
+from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.schemas.data import SPLITS
+from hydraloop.schemas.root import Config
+from hydraloop.tasks.task import Task
+from hydraloop.validate import HOOK_GROUPS, validate
+
+log = logging.getLogger(__name__)
+
+
+def load_run(
+    run_dir: Path,
+    *,
+    checkpoint: str | Path = "best",
+    splits: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    task: Task | None = None,
+    loaders: Loaders | Mapping[str, Any] | None = None,
+    distributed: Distributed | None = None,
+) -> Engine:
+    """Return an engine with the weights of a run; see `hydraloop.load`. The caller has said what is trusted."""
+    ALLOWLIST.distrust(run_dir)
+    if not holds_run(run_dir):
+        raise UserError(
+            f"{run_dir} is not a run directory",
+            key="run",
+            remedy="Name one, outputs/<date>/<run>. A file in it is chosen by checkpoint=FILE.",
+        )
+    file = checkpoint_of(run_dir, checkpoint)
+    saved = load_file(file, key="checkpoint", mmap=True)
+    cfg = config_of(run_dir, overrides, saved.get("meta") or {})
+    distributed = distributed or connected(cfg)
+    if distributed.world_size == 1:
+        cfg.distributed.strategy = "auto"
+    validate(cfg)
+    for group in HOOK_GROUPS:
+        cfg[group] = {name: node for name, node in cfg[group].items() if _changes_evaluation(node, f"{group}.{name}")}
+    if not isinstance(loaders, Loaders):
+        loaders = {**{split: None for split in SPLITS if split not in splits}, **(loaders or {})}
+    engine = assemble(cfg, distributed, run_dir, Parts(task, loaders), trains=False)
+    load_weights(engine, evaluation_weights(saved, cfg.weights), "checkpoint")
+    if "progress" in saved:  # a task may use it
+        engine.progress.load_state_dict(saved["progress"])
+    engine.loaded = True
+    log.info("weights loaded from %s", file)
+    return engine
+
+
+def _changes_evaluation(node: DictConfig | None, key: str) -> bool:
+    return node is not None and bool(getattr(ALLOWLIST.locate(node._target_, key), "changes_evaluation", False))
+
+
+def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:
+    """Return a checkpoint of a run.
+
+    Args:
+        wanted: `best`: the best one if the run has one, otherwise the last; `last`; or a file, by its path or its name.
+
+    Raises:
+        UserError: the run has no checkpoint.
+    """
+    folders = checkpoint_folders(run_dir)
+    if str(wanted) not in ("best", "last"):
+        return next((folder / wanted for folder in folders if (folder / wanted).is_file()), Path(wanted))
+    best = _best(run_dir) if str(wanted) == "best" else None
+    if best is not None:  # the run may have been moved
+        file = next((folder / best.name for folder in folders if (folder / best.name).is_file()), best)
+        if not file.is_file():
+            raise UserError(f"the best checkpoint, {best}, is gone", key="checkpoint", remedy="Use checkpoint=last.")
+        return file
+    last = newest_complete(*folders)
+    if last is None:
+        raise UserError(
+            f"{run_dir} has no complete checkpoint",
+            key="checkpoint",
+            remedy="Train with default_hooks.checkpoint, or name a file: checkpoint=FILE.",
+        )
+    return last
+
+
+def _best(run_dir: Path) -> Path | None:
+    try:
+        best = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))["best"]
+    except FileNotFoundError:  # the run was killed
+        return None
+    return None if best is None else Path(best["checkpoint"])
+
+
+def config_of(run_dir: Path, overrides: Sequence[str], meta: Mapping[str, Any]) -> DictConfig:
+    """Return the config of a run, or of its newest resumption, resolved, for evaluation in any number of processes.
+
+    Options that a newer version has added have their defaults.
+
+    Args:
+        overrides: `key=value`, for keys of the config; `+key=value` adds one.
+        meta: of the checkpoint. An interpolation that does not resolve here (a resolver of the user's train.py, an
+            environment variable) has the value that it had in the run.
+
+    Raises:
+        UserError: the config does not fit this version, or an override does not fit the config.
+    """
+    records = [run_dir / attempts.RECORDS, *attempts.folders(run_dir)]
+    # A resumption that has failed at its start has a result of its own.
+    written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
+    if not written:
+        raise UserError(f"{run_dir} has no {attempts.RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
+    try:
+        cfg = _typed(OmegaConf.load(written[-1] / CONFIG))
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",
+            key=error.full_key or None,
+            remedy=f"Change {written[-1] / CONFIG}, or use the version that trained the run.",
+        ) from error
+    OmegaConf.set_struct(cfg, True)
+    for override in arguments.parse(overrides):
+        _apply(override, cfg)
+    cfg.resume = cfg.load_from = cfg.init.checkpoint = None
+    cfg.distributed.nproc_per_node = 1
+    _fill(cfg, cast("DictConfig", OmegaConf.create(meta.get("config", ""))))
+    cfg = _typed(resolved(cfg))
+    remember_config(cfg)
+    return cfg
+
+
+def _typed(config: Any) -> DictConfig:
+    cfg = OmegaConf.merge(OmegaConf.structured(Config), config)
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def _apply(override: Override, cfg: DictConfig) -> None:
+    """Change the config as on a command line, where groups are already composed."""
+    key, line = override.key_or_group, override.input_line
+    if override.is_delete() or override.is_sweep_override() or override.package is not None:
+        raise UserError(f"{line} cannot change the config of a finished run", remedy="Write key=value.")
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):
+        near = suggestion(name, _names(node)) if isinstance(node, DictConfig) else ""
+        add = "" if isinstance(node, DictConfig) and OmegaConf.get_type(node) is not dict else f" To add it: +{line}"
+        raise UserError("there is no such option", key=key, remedy=f"{near}{add}".strip())
+    value = override.value()
+    if isinstance(OmegaConf.select(cfg, key), DictConfig) and isinstance(value, str | list):
+        raise UserError(
+            "an option of a group cannot be selected: the config of a finished run is composed",
+            key=key,
+            remedy=f"Change its keys, {key}.…=…",
+        )
+    try:
+        OmegaConf.update(cfg, key, value, merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        raise UserError(str(error).splitlines()[0], key=key, remedy="Give it another value.") from error
+
+
+def _names(node: DictConfig | ListConfig) -> list[str]:
+    return [str(name) for name in (node if isinstance(node, DictConfig) else range(len(node)))]
+
+
+def _fill(node: DictConfig | ListConfig, run: DictConfig, prefix: str = "") -> None:
+    """Replace each interpolation that does not resolve by its value in `run`, if it has one."""
+    for name in range(len(node)) if isinstance(node, ListConfig) else list(node):
+        key = f"{prefix}{name!s}"
+        try:
+            value = node[name]
+        except InterpolationResolutionError:
+            value = OmegaConf.select(run, key)
+            if value is not None:
+                node[name] = value
+        if isinstance(value, DictConfig | ListConfig) and not OmegaConf.is_interpolation(node, name):
+            _fill(value, run, f"{key}.")
