@@ -65,7 +65,8 @@ class Settings:
     """The checkpoint file to resume from."""
     resume_strict: bool = True
     optimizer_overrides: frozenset[str] = frozenset()
-    """Hyperparameters (`lr`) whose values in the config replace those of the resumed checkpoint."""
+    """Hyperparameters (`lr`, with several optimizers `generator.lr`) whose values in the config replace those of the
+    resumed checkpoint; `groups` and `layer_decay` stand for all of them."""
     every: Mapping[str, int] = field(default_factory=dict)
     """For each step of the task, by name: it runs in every n-th iteration. 1 if it is not here."""
     load_from: Path | None = None

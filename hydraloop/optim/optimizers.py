@@ -19,6 +19,8 @@ from hydraloop.safety.instantiate import instantiate, instantiate_callable, requ
 from hydraloop.schemas.optimizer import _Optimizer
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
+_WHICH_PARAMETERS = frozenset({"layers_of", "params", "match", "every"})
+"""Options that are not numbers of the parameter groups."""
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 _PARAMS = ("tensors", "named", "model")
 
@@ -211,6 +213,14 @@ def nodes(node: DictConfig) -> dict[str, DictConfig]:
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
-    """Return the hyperparameters (`lr`) that were typed, which in a resumed run replace those of the checkpoint."""
-    names = {key.split(".")[1] for key in typed.keys(cfg) if key.startswith("optimizer.")}
-    return frozenset(name for name in names if not name.startswith("_"))
+    """Return the options of optimizers that were typed: `lr`, with several optimizers `generator.lr`.
+
+    In a resumed run, their numbers replace those of the checkpoint. `groups` and `layer_decay` stand for all numbers.
+    """
+    depth = 1 if "" in nodes(cfg.optimizer) else 2
+    paths = [key.split(".")[1 : depth + 1] for key in typed.keys(cfg) if key.startswith("optimizer.")]
+    return frozenset(
+        ".".join(path)
+        for path in paths
+        if len(path) == depth and not path[-1].startswith("_") and path[-1] not in _WHICH_PARAMETERS
+    )

@@ -2,11 +2,13 @@
 
 format      1
 meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
-            hyperparameters: the numbers of each parameter group of the optimizer, before any schedule;
+            optimizer: its class; with several optimizers, {name: class};
+            hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
+            groups: the optimizer of each parameter group, and the names of its parameters in the model;
             averaged_weights: the name of the hook that has them, if one does;
             published_from: in a published file, the name of its checkpoint
 state_dict  of the raw model
-optimizer   its state_dict
+optimizer   its state_dict; with several optimizers, {name: state_dict}
 schedulers  {name: state_dict}
 hooks       {name: state_dict}, of the hooks that have one
 precision   the gradient scaler's state in fp16

@@ -67,6 +67,7 @@ def override(
     given: Sequence[Hyperparameters],
     config: Sequence[Hyperparameters],
     names: Iterable[str],
+    key: str = "optimizer",
 ) -> list[str]:
     """Replace loaded hyperparameters by those of this run's config, before the schedules are applied.
 
@@ -74,6 +75,7 @@ def override(
         given: the hyperparameters of the checkpoint's run, for each group; changed in place.
         config: those of this run.
         names: of those to replace (`lr`). Equal ones stay.
+        key: of the optimizer in the config.
 
     Returns:
         A line for each replaced name: `optimizer.lr: 0.001 -> 1e-05`.
@@ -85,19 +87,19 @@ def override(
     for name in sorted({*names} - {*_IMPLEMENTATION}):
         old, new = ([values.get(name) for values in side] for side in (given, config))
         if None in old or None in new:
-            log.warning("optimizer.%s has no effect on a resumed run: the parameter groups have no such number", name)
+            log.warning("%s.%s has no effect on a resumed run: the parameter groups have no such number", key, name)
         elif old != new:
             if name in _DECIDE_STATE:
                 raise UserError(
                     f"the checkpoint has the optimizer's state for {_words(old)}, which does not fit {_words(new)}",
-                    key=f"optimizer.{name}",
-                    remedy=f"Use optimizer.{name}={_words(old)}, or start a new run with load_from=…",
+                    key=f"{key}.{name}",
+                    remedy=f"Use {key}.{name}={_words(old)}, or start a new run with load_from=…",
                 )
             for group, value in zip(optimizer.param_groups, new, strict=True):
                 _replace(group, name, value)
             for values, value in zip(given, new, strict=True):
                 values[name] = value
-            lines.append(f"optimizer.{name}: {_words(old)} -> {_words(new)}")
+            lines.append(f"{key}.{name}: {_words(old)} -> {_words(new)}")
     return lines
 
 
@@ -106,6 +108,7 @@ def kept(
     given: Sequence[Hyperparameters],
     config: Sequence[Hyperparameters],
     set_by_schedule: Collection[str],
+    key: str = "optimizer",
 ) -> list[str]:
     """Describe hyperparameters that differ from this run's config and stay, since they were not typed.
 
@@ -113,6 +116,7 @@ def kept(
         given: the hyperparameters after `override`.
         config: those of this run.
         set_by_schedule: names that a schedule sets to numbers from the config.
+        key: of the optimizer in the config.
 
     Returns:
         A line for each name: `optimizer.lr stays 0.001 (the config has 1e-05); type optimizer.lr=1e-05 to change it`.
@@ -122,10 +126,10 @@ def kept(
         old, new = ([values.get(name) for values in side] for side in (given, config))
         if None in old or None in new or old == new or name in set_by_schedule:
             continue
-        line = f"optimizer.{name} stays {_words(old)} (the config has {_words(new)})"
+        line = f"{key}.{name} stays {_words(old)} (the config has {_words(new)})"
         if name not in _DECIDE_STATE and all(value == new[0] for value in new):
             value = list(new[0]) if isinstance(new[0], tuple) else new[0]
-            line += f"; type optimizer.{name}={str(value).replace(' ', '')} to change it"
+            line += f"; type {key}.{name}={str(value).replace(' ', '')} to change it"
         lines.append(line)
     return lines
 

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.checkpoint import optimizer_state, position
+from hydraloop.engine.checkpoint import optimizers, position
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable, write
 from hydraloop.engine.checkpoint.format import load as load_file
+from hydraloop.engine.checkpoint.strict import load_named
 from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.device import seeding
-from hydraloop.engine.distributed.fsdp import full, shard_optimizer_state
+from hydraloop.engine.distributed.fsdp import full
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.checkpoint_files import point_to
@@ -54,8 +55,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         checkpoint["data"] = positions
     if optimizer:
         checkpoint["optimizer"] = engine.optimizer.state_dict()
-        checkpoint["meta"]["optimizer"] = type(engine.optimizer).__name__
-        checkpoint["meta"]["hyperparameters"] = engine.hyperparameters
+        checkpoint["meta"] |= optimizers.meta_of(engine)
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
     if engine.distributed.sharded:
@@ -153,24 +153,10 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
                 remedy="To continue with a new one, set resume_strict=false.",
             )
     if "optimizer" in checkpoint:
-        saved, kind = checkpoint["meta"].get("optimizer"), type(engine.optimizer).__name__
-        if saved not in (None, kind):  # such a state may load without an error, and fail in the first step
-            raise UserError(
-                f"the checkpoint has the state of {saved}, this run uses {kind}",
-                key="optimizer",
-                remedy="Use the same optimizer; to change it, start a new run with load_from=…",
-            )
-        state = checkpoint["optimizer"]
-        if engine.distributed.sharded:
-            state = shard_optimizer_state(state, engine.optimizer)
-        try:
-            optimizer_state.load(engine.optimizer, state)
-        except ValueError as error:
-            raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
-        _override_hyperparameters(engine, checkpoint["meta"].get("hyperparameters"))
-    _load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
+        optimizers.load(engine, checkpoint, strict)
+    load_named("schedulers", engine.schedulers, checkpoint.get("schedulers", {}), strict)
     hooks = {name: hook for name, hook in engine.hooks.items() if has_state(hook)}
-    _load_named("hooks", hooks, checkpoint["hooks"], strict)
+    load_named("hooks", hooks, checkpoint["hooks"], strict)
     engine.precision.load_state_dict(checkpoint["precision"])
     engine.progress.load_state_dict(checkpoint["progress"])
     engine.began_at = engine.progress.iteration
@@ -178,42 +164,3 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     position.check(engine, checkpoint["meta"])
     position.load(engine, checkpoint.get("data"), strict)
     engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
-
-
-def _override_hyperparameters(engine: Engine, given: list[dict[str, Any]] | None) -> None:
-    """Apply the hyperparameters typed on the command line; the others stay as loaded, with a warning if they differ.
-
-    Args:
-        given: the hyperparameters in the checkpoint; None: a file of an older version.
-    """
-    config = engine.hyperparameters
-    engine.hyperparameters = given or optimizer_state.hyperparameters(engine.optimizer)
-    setting = {name: key for key, schedule in engine.schedulers.items() for name in config[0] if schedule.sets(name)}
-    typed = engine.settings.optimizer_overrides
-    lines = optimizer_state.override(engine.optimizer, engine.hyperparameters, config, typed - setting.keys())
-    kept = optimizer_state.kept(engine.optimizer, engine.hyperparameters, config, setting.keys())
-    if engine.distributed.is_main:
-        for line in lines:
-            log.info("%s", line)
-        for name in sorted(typed & setting.keys()):
-            log.warning("optimizer.%s has no effect: scheduler.%s sets it to its own numbers", name, setting[name])
-        for line in kept:
-            log.warning("%s", line)
-
-
-def _load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], strict: bool) -> None:
-    """Load each state into the target of its name; with `strict` the names must be the same."""
-    for name in targets.keys() - states.keys():
-        _differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
-    for name in states.keys() - targets.keys():
-        problem = "the checkpoint has its state, but this run does not use it"
-        _differs(strict, f"{entry}.{name}", problem, "Repeat the options of the resumed run, or set")
-    for name, target in targets.items():
-        if name in states:
-            target.load_state_dict(states[name])
-
-
-def _differs(strict: bool, key: str, problem: str, remedy: str) -> None:
-    if strict:
-        raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to continue without that state.")
-    log.warning("%s: %s; continuing without that state (resume_strict=false)", key, problem)

@@ -24,6 +24,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.engine.stepping.several import Several
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,
@@ -90,7 +91,15 @@ def _engine(
     train = _train_loader(data, order)
     val = build_loader(data, shuffle=False, seed=7, batch_size=10)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
+    optimizer: torch.optim.Optimizer
+    if settings.pop("several", False):
+        matrix, *rest = [*model.parameters()]
+        groups = [{"params": rest[:2], "weight_decay": 0.1}, {"params": rest[2:]}]
+        optimizer = Several(
+            {"matrix": torch.optim.SGD([matrix], lr=0.2, momentum=0.9), "rest": torch.optim.AdamW(groups)}
+        )
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
     hooks: dict[str, Hook] = {
         "runtime_info": RuntimeInfoHook(),
         "timer": IterTimerHook(),
@@ -169,6 +178,11 @@ def test_cut_inside_and_at_the_end_of_a_limited_epoch(tmp_path: Path, accumulate
     limits = {"limit_train_batches": 5, "limit_val_batches": 0.5}
     cuts = ["iter_3.pth", "iter_5.pth", "iter_13.pth"]
     _compare(tmp_path, cuts, "iter_20.pth", accumulate=accumulate, save_by_epoch=False, **limits)
+
+
+def test_cut_with_several_optimizers(tmp_path: Path) -> None:
+    cuts = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
+    _compare(tmp_path, cuts, "iter_28.pth", accumulate=3, save_by_epoch=False, several=True)
 
 
 def test_cut_with_validation_by_iteration(tmp_path: Path) -> None:

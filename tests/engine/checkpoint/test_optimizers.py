@@ -1,0 +1,283 @@
+"""Several optimizers and their parameter groups in checkpoints: saved, given back by name, refused if they changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import full
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
+from hydraloop.engine.stepping.several import Several
+from hydraloop.errors import UserError
+from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.param_scheduler import ParamSchedulerHook
+from hydraloop.optim import Cosine, Schedule
+from hydraloop.tasks.task import Task
+from tests.engine.checkpoint.test_optimizer_state import messages, two_groups
+from tests.helpers import at, batches, differences
+from tests.ranks import on_ranks
+
+BEFORE_GROUPS = Path(__file__).with_name("before_groups.pth")
+"""Written by version 0.1.0 before checkpoints had the names of the groups: `two_groups(…, 0.01, EMAHook())`."""
+
+Groups = Sequence[Sequence[str]]
+"""Names of the parameters in each group."""
+
+NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
+TWO: dict[str, Groups] = {"hidden": [NAMES[:1]], "rest": [NAMES[1:3], NAMES[3:]]}
+
+
+def engine_of(
+    run_dir: Path,
+    groups: Mapping[str, Groups] = TWO,
+    *hooks: Hook,
+    lrs: Mapping[str, float] | None = None,
+    distributed: Distributed | None = None,
+    scheduled: bool = False,
+    **settings: Any,
+) -> Engine:
+    """An engine with AdamW, or with several: `hidden` is SGD, others AdamW. It saves `a.pth` at its end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    if distributed is not None:
+        distributed.prepare(model)
+    own = dict(model.named_parameters())
+    made: dict[str, torch.optim.Optimizer] = {}
+    for name, lists in groups.items():
+        values: list[Any] = [{"params": [own[one] for one in names]} for names in lists]
+        lr = (lrs or {}).get(name, 0.01)
+        made[name] = torch.optim.SGD(values, lr, momentum=0.9) if name == "hidden" else torch.optim.AdamW(values, lr)
+    optimizer = made[""] if "" in made else Several(made)
+    cosine = Schedule("cosine", Cosine(T_max=9), optimizer)
+    return Engine(
+        task=Task(model, nn.MSELoss()),
+        optimizer=optimizer,
+        loaders=Loaders(batches(2)),
+        hooks={
+            "param_scheduler": ParamSchedulerHook(),
+            "save": at("after_train", lambda engine: engine.request_checkpoint("a")),
+            **{f"hook{number}": hook for number, hook in enumerate(hooks)},
+        },
+        schedules={"cosine": cosine} if scheduled else {},
+        settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
+        run_dir=run_dir,
+        distributed=distributed,
+    )
+
+
+def saved(run_dir: Path, groups: Mapping[str, Groups] = TWO, **options: Any) -> Path:
+    engine_of(run_dir, groups, **options).train()
+    return run_dir / "checkpoints" / "a.pth"
+
+
+def refused(run_dir: Path, groups: Mapping[str, Groups], path: Path) -> UserError:
+    with pytest.raises(UserError) as caught:
+        engine_of(run_dir, groups, resume=path, max_epochs=2).train()
+    assert "load_from" in str(caught.value)
+    return caught.value
+
+
+def test_a_checkpoint_names_the_parameters_of_each_group(tmp_path: Path) -> None:
+    meta = torch.load(saved(tmp_path), weights_only=True)["meta"]
+    assert meta["optimizer"] == {"hidden": "SGD", "rest": "AdamW"}
+    assert meta["groups"] == [
+        {"optimizer": "hidden", "names": ["0.weight"]},
+        {"optimizer": "rest", "names": ["0.bias", "1.weight"]},
+        {"optimizer": "rest", "names": ["1.bias"]},
+    ]
+    assert [group["lr"] for group in meta["hyperparameters"]] == [0.01, 0.01, 0.01]
+
+
+def test_the_order_of_the_optimizers_in_the_config_does_not_matter(tmp_path: Path) -> None:
+    path = saved(tmp_path, lrs={"hidden": 0.1})
+    straight, backwards = (
+        engine_of(tmp_path / "other", groups, resume=path, max_epochs=2)
+        for groups in (TWO, dict(reversed(TWO.items())))
+    )
+    for engine in (straight, backwards):
+        engine.train()
+        assert engine.began_at == 2
+    assert list(differences(straight.model.state_dict(), backwards.model.state_dict())) == []
+    assert [group["lr"] for group in backwards.hyperparameters] == [0.01, 0.01, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            {"": [NAMES[:2], NAMES[2:]]},
+            {"": [NAMES[:1], NAMES[1:]]},
+            "0.bias was in group 0 in the checkpoint, and is in group 1 now",
+        ),
+        ({"": [NAMES]}, {"": [NAMES[:3]]}, "1.bias was in group 0 in the checkpoint, and is in no group now"),
+        ({"": [NAMES[:3]]}, {"": [NAMES]}, "1.bias was in no group in the checkpoint, and is in group 0 now"),
+        (
+            {"": [NAMES]},
+            {"": [(*NAMES[:2], NAMES[3], NAMES[2])]},
+            "group 0 has its parameters in another order than in the checkpoint, from 1.bias on",
+        ),
+        (
+            TWO,
+            {"hidden": [NAMES[:2]], "rest": [NAMES[2:3], NAMES[3:]]},
+            "0.bias was in group 0 of optimizer.rest in the checkpoint, and is in group 0 of optimizer.hidden now",
+        ),
+    ],
+)
+def test_changed_groups_are_refused_with_the_name_of_a_parameter(
+    tmp_path: Path, old: dict[str, Groups], new: dict[str, Groups], problem: str
+) -> None:
+    error = refused(tmp_path, new, saved(tmp_path, old))
+    assert (error.key, error.problem) == ("optimizer.groups", problem)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "problem"),
+    [
+        (
+            {"": [NAMES]},
+            TWO,
+            "optimizer",
+            "the checkpoint has the state of one optimizer, this run uses the optimizers hidden, rest",
+        ),
+        (
+            TWO,
+            {"hidden": TWO["hidden"], "other": TWO["rest"]},
+            "optimizer",
+            "the checkpoint has the state of the optimizers hidden, rest, this run uses the optimizers hidden, other",
+        ),
+    ],
+)
+def test_other_optimizers_are_refused(
+    tmp_path: Path, old: dict[str, Groups], new: dict[str, Groups], key: str, problem: str
+) -> None:
+    error = refused(tmp_path, new, saved(tmp_path, old))
+    assert (error.key, error.problem) == (key, problem)
+
+
+def test_another_class_of_one_optimizer_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    engine = engine_of(tmp_path, resume=path, max_epochs=2)
+    engine.optimizers["rest"].__class__ = torch.optim.Adam
+    with pytest.raises(UserError, match="the checkpoint has the state of AdamW, this run uses Adam") as caught:
+        engine.train()
+    assert caught.value.key == "optimizer.rest"
+
+
+def test_without_strictness_the_optimizers_that_did_not_change_keep_their_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(tmp_path, lrs={"hidden": 0.1})
+    state = torch.load(path, weights_only=True)["optimizer"]["hidden"]["state"]
+    changed = {"hidden": TWO["hidden"], "rest": [NAMES[1:]]}
+    momentum: list[Tensor] = []
+    steps: list[int] = []
+
+    def look(engine: Engine) -> None:
+        momentum.extend(entry["momentum_buffer"].clone() for entry in engine.optimizers["hidden"].state.values())
+        steps.append(len(engine.optimizers["rest"].state))
+
+    options: dict[str, Any] = {"resume": path, "resume_strict": False, "max_epochs": 2, "lrs": {"rest": 0.02}}
+    engine = engine_of(tmp_path, changed, at("before_train", look), **options)
+    engine.train()
+    assert torch.equal(momentum[0], state[0]["momentum_buffer"])
+    assert steps == [0]
+    assert [group["lr"] for group in engine.hyperparameters] == [0.1, 0.02]
+    assert "1.bias was in group 1 of optimizer.rest in the checkpoint, and is in group 0 of optimizer.rest now" in (
+        caplog.text
+    )
+    assert "optimizer.rest starts without a state" in caplog.text
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_typed_hyperparameter_is_that_of_its_optimizer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scheduled: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = saved(tmp_path, scheduled=scheduled)
+    typed = {"resume": path, "optimizer_overrides": frozenset({"rest.lr"}), "lrs": {"hidden": 0.5, "rest": 0.02}}
+    engine = engine_of(tmp_path, max_epochs=2, scheduled=scheduled, **typed)
+    engine.train()
+    assert [group["lr"] for group in engine.hyperparameters] == [0.01, 0.02, 0.02]
+    assert messages(caplog) == [
+        "optimizer.hidden.lr stays 0.01 (the config has 0.5); type optimizer.hidden.lr=0.5 to change it",
+        "optimizer.rest.lr: 0.01 -> 0.02",
+    ]
+    name = "initial_lr" if scheduled else "lr"
+    assert [group[name] for group in engine.optimizer.param_groups] == [0.01, 0.02, 0.02]
+
+
+def test_typed_groups_change_all_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = saved(tmp_path)
+    typed = {"resume": path, "optimizer_overrides": frozenset({"rest.groups"})}
+    engine = engine_of(tmp_path, max_epochs=2, lrs={"hidden": 0.5}, **typed)
+    for group, decay in zip(engine.optimizers["rest"].param_groups, (0.0, 0.3), strict=True):
+        group["weight_decay"] = decay
+    for numbers, group in zip(engine.hyperparameters, engine.optimizer.param_groups, strict=True):
+        numbers["weight_decay"] = group["weight_decay"]
+    engine.train()
+    assert [group["weight_decay"] for group in engine.optimizer.param_groups] == [0, 0.0, 0.3]
+    assert "optimizer.rest.weight_decay: 0.01 -> [0.0, 0.3]" in messages(caplog)
+
+
+def test_a_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+
+    def look(engine: Engine) -> None:
+        found.update(optimizer=engine.optimizer.state_dict(), model=engine.model.state_dict())
+        found.update(ema=engine.hooks["hook0"].state_dict(), lr=[group["lr"] for group in engine.hyperparameters])
+        torch.save(found, tmp_path / "found.pth")  # copies
+
+    ema = EMAHook()
+    engine = two_groups(tmp_path, 0.01, ema, at("before_train", look), resume=BEFORE_GROUPS, max_epochs=2)
+    assert engine.train().status == "finished"
+    expected = torch.load(BEFORE_GROUPS, weights_only=True)
+    assert "groups" not in expected["meta"]
+    found = torch.load(tmp_path / "found.pth", weights_only=True)
+    assert list(differences(found["optimizer"], expected["optimizer"])) == []
+    assert list(differences(found["model"], expected["state_dict"])) == []
+    assert list(differences(found["ema"], expected["hooks"]["hook0"])) == []
+    assert found["lr"] == [0.01, 0.1]
+    assert engine.progress.iteration == 4
+
+
+# In shards. ----------------------------------------------------------------------------------------------------------
+
+
+def on_a_rank(distributed: Distributed, run_dir: str, resume: str | None) -> dict[str, Tensor]:
+    """Train one epoch, or the second one."""
+    options: dict[str, Any] = {} if resume is None else {"resume": Path(resume), "max_epochs": 2}
+    engine = engine_of(Path(run_dir), distributed=distributed, **options)
+    engine.train()
+    found: dict[str, Tensor] = full(engine.model.state_dict(), keep=True)
+    return found
+
+
+@pytest.mark.slow  # 6 s
+def test_several_optimizers_in_shards_and_in_one_process_go_on_from_each_other(tmp_path: Path) -> None:
+    """Each rank has the same batches, so that the gradients are those of one process."""
+    for name in ("whole", "shards", "one"):
+        (tmp_path / name).mkdir()
+    whole = engine_of(tmp_path / "whole", max_epochs=2)
+    whole.train()
+    one = saved(tmp_path / "one")
+    shards = tmp_path / "shards" / "checkpoints" / "a.pth"
+    on_ranks(2, on_a_rank, str(tmp_path / "shards"), None, strategy="fsdp2")
+    assert (
+        torch.load(shards, weights_only=True)["meta"]["groups"] == torch.load(one, weights_only=True)["meta"]["groups"]
+    )
+    from_shards = engine_of(tmp_path, resume=shards, max_epochs=2)
+    from_shards.train()
+    for found in (from_shards.model.state_dict(), *on_ranks(2, on_a_rank, str(tmp_path), str(one), strategy="fsdp2")):
+        for name, value in whole.model.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
