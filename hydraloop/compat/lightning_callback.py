@@ -92,7 +92,9 @@ class LightningCallback(Adapter):
         checkpoint = load(path, mmap=True)
         if "optimizer" not in checkpoint:
             return
-        saved, own = len(checkpoint["optimizer"]["param_groups"]), len(engine.optimizer.param_groups)
+        states = checkpoint["optimizer"]
+        states = [states] if "param_groups" in states else states.values()
+        saved, own = sum(len(state["param_groups"]) for state in states), len(engine.optimizer.param_groups)
         if saved != own:
             raise UserError(
                 f"in {path} the optimizer has {saved} parameter groups, but it starts with {own}: a run cannot be "
@@ -126,10 +128,10 @@ class LightningCallback(Adapter):
         """setup, on_load_checkpoint and load_state_dict, on_fit_start, on_train_start."""
         resumed = bool(self._loaded)
         self._begin(engine, "fit")
-        groups = engine.optimizer.param_groups
+        groups = [(optimizer, optimizer.param_groups) for optimizer in engine.optimizers.values()]
         self._call(engine, "on_fit_start")
-        if resumed:  # BaseFinetuning restores older groups; Lightning then loads the optimizer's state
-            engine.optimizer.param_groups = groups
+        for optimizer, own in groups if resumed else ():
+            optimizer.param_groups = own  # BaseFinetuning restores older groups; Lightning then loads the state
         self._call(engine, "on_train_start")
 
     def after_train(self, engine: Engine) -> None:

@@ -95,9 +95,10 @@ class Module(StandIn):
         else:
             super().__setattr__(name, value)
 
-    def optimizers(self) -> optim.Optimizer:
-        """Return the optimizer."""
-        return self._engine.optimizer
+    def optimizers(self) -> optim.Optimizer | list[optim.Optimizer]:
+        """Return the optimizer, or a list of several, as Lightning does."""
+        found = list(self._engine.optimizers.values())
+        return found[0] if len(found) == 1 else found
 
     def log(self, name: str, value: float | Tensor, **options: Any) -> None:
         """Add a scalar to `callback_metrics` and, in training, to the next record, which has its mean over all ranks.
@@ -176,7 +177,7 @@ class Trainer(StandIn):
         "sanity_checking": lambda trainer: False,
         "fast_dev_run": lambda trainer: False,
         "model": lambda trainer: trainer.lightning_module,
-        "optimizers": lambda trainer: [trainer._engine.optimizer],
+        "optimizers": lambda trainer: list(trainer._engine.optimizers.values()),
         "train_dataloader": lambda trainer: trainer._engine.loaders.train,
         "val_dataloaders": lambda trainer: trainer._engine.loaders.val,
         "test_dataloaders": lambda trainer: trainer._engine.loaders.test,

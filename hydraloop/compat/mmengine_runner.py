@@ -64,7 +64,8 @@ class MessageHub(StandIn):
         """
         engine = self._engine
         found: dict[str, Any] = {f"train/{name}": value for name, value in self._outputs.items() if _is_scalar(value)}
-        found["train/lr"] = engine.optimizer.param_groups[0]["lr"]
+        for name, optimizer in engine.optimizers.items():
+            found[f"train/{name}.lr" if name else "train/lr"] = optimizer.param_groups[0]["lr"]
         found.update((f"val/{name}", value) for name, value in engine.metrics.items())
         found.update(self._scalars)
         if key not in found:
@@ -105,7 +106,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 class OptimWrapper(StandIn):
-    """The optimizer. Only the engine steps it."""
+    """The optimizer; with several, all of them, as MMEngine's OptimWrapperDict. Only the engine steps it."""
 
     STANDS_FOR = "mmengine's runner.optim_wrapper"
     ATTRIBUTES: Mapping[str, Callable[[OptimWrapper], Any]] = {
@@ -114,12 +115,18 @@ class OptimWrapper(StandIn):
     }
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Return `{"lr": [one for each group]}`."""
-        return {"lr": [group["lr"] for group in self.param_groups]}
+        """Return `{"lr": [one for each group]}`; with several optimizers `{"generator.lr": […], …}`."""
+        return self._by_name("lr", lambda group: group["lr"])
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """Return `{"momentum": [one for each group]}`: Adam's first beta, 0 without momentum."""
-        return {"momentum": [group.get("momentum", group.get("betas", (0,))[0]) for group in self.param_groups]}
+        """Return `{"momentum": [one for each group]}`: Adam's first beta, 0 without momentum. Names: as `get_lr`."""
+        return self._by_name("momentum", lambda group: group.get("momentum", group.get("betas", (0,))[0]))
+
+    def _by_name(self, what: str, read: Callable[[dict[str, Any]], float]) -> dict[str, list[float]]:
+        return {
+            f"{name}.{what}" if name else what: [read(group) for group in optimizer.param_groups]
+            for name, optimizer in self._engine.optimizers.items()
+        }
 
 
 _COUNTERS: Mapping[str, Callable[[StandIn], Any]] = {

@@ -15,11 +15,16 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from hydraloop.engine.engine import Engine
 
 
 class GradClipHook(Hook):
     """Clips the gradients of all parameters of the optimizer, by their total norm or by value.
+
+    With several optimizers, the norm is that of all of them, because they share one backward. If the task has steps,
+    each step is clipped by itself, with the same limit, and the record has `<step>/grad_norm`.
 
     It runs once per accumulation window, after the gradients are unscaled (fp16) and weighted (accumulation), so that
     the limit means the same in every run. For a sharded model, the norm is that of all shards. The record contains the
@@ -58,14 +63,18 @@ class GradClipHook(Hook):
         self.norm_type = norm_type
         self.clip_value = clip_value
         self.error_if_nonfinite = error_if_nonfinite
-        self._parameters: list[Tensor] = []
-        self._norm: Tensor | None = None
+        self._parameters: dict[Optimizer, list[Tensor]] = {}
+        self._norms: list[tuple[str, Tensor, int]] = []
+        """Of the steps of this iteration: the step, the norm, and how many optimizer steps fp16 had skipped before."""
         if max_norm is None and clip_value is None:
             self.idle_points = ("before_train_epoch", "before_optimizer_step", "after_train_iter")
 
     def before_train_epoch(self, engine: Engine) -> None:
         """List the parameters; groups may have been added since the last epoch."""
-        self._parameters = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
+        self._parameters = {
+            optimizer: [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for optimizer in (engine.optimizer, *engine.optimizers.values())
+        }
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Clip.
@@ -73,21 +82,24 @@ class GradClipHook(Hook):
         Raises:
             RuntimeError: the norm is not finite, with `error_if_nonfinite`.
         """
-        norm = self._total_norm(engine)
+        parameters = self._parameters[engine.stepping]
+        norm = self._total_norm(engine, parameters)
         if self.max_norm is not None:
-            clip_grads_with_norm_(self._parameters, self.max_norm, norm)
+            clip_grads_with_norm_(parameters, self.max_norm, norm)
         elif self.clip_value is not None:
-            clip_grad_value_(self._parameters, self.clip_value)
-        self._norm = whole(norm)
+            clip_grad_value_(parameters, self.clip_value)
+        self._norms.append((engine.step, whole(norm), engine.precision.skipped))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Add the norm to the record if the optimizer stepped, which is known here without a host sync."""
-        if engine.stepped and self._norm is not None:
-            engine.messages.add("grad_norm", self._norm)
-        self._norm = None
+        """Add the norm of each step that was taken to the record, which is known here without a host sync."""
+        skipped = [before for _, _, before in self._norms[1:]] + [engine.precision.skipped]
+        for (step, norm, before), after in zip(self._norms, skipped, strict=False):
+            if before == after:
+                engine.messages.add(f"{step}/grad_norm" if step else "grad_norm", norm)
+        self._norms = []
 
-    def _total_norm(self, engine: Engine) -> Tensor:
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+    def _total_norm(self, engine: Engine, parameters: list[Tensor]) -> Tensor:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not (engine.distributed.sharded and math.isinf(self.norm_type)):
             return get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
         norm = largest_entry(gradients)

@@ -33,12 +33,13 @@ class LoggerHook(Hook):
 
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
     "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, as far as available. Scalars are means over
-    the iterations since the last record and over all ranks. After each validation and test: `{"mode": "val" or "test",
-    "epoch", "iteration", …metrics}`. `epoch` counts from 1 and includes the current one; `iteration` counts the
-    completed ones. `memory` is the peak on rank 0 until now: memory allocated by torch on an accelerator, otherwise
-    memory of the process. `mfu` (0 .. 1) is the share of the device's peak (`engine.peak_tflops`) that the model's
-    operations on the last batch use in the mean time; it needs a task that counts them (`Task.flops`). `skipped` is the
-    number of optimizer steps that fp16 has skipped, if any.
+    the iterations since the last record and over all ranks. `lr` and `momentum` are those of the first parameter group.
+    A group with another lr adds `lr/<group>`, and with several optimizers each further one adds `lr/<optimizer>`. After
+    each validation and test: `{"mode": "val" or "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1 and
+    includes the current one; `iteration` counts the completed ones. `memory` is the peak on rank 0 until now: memory
+    allocated by torch on an accelerator, otherwise memory of the process. `mfu` (0 .. 1) is the share of the device's
+    peak (`engine.peak_tflops`) that the model's operations on the last batch use in the mean time; it needs a task that
+    counts them (`Task.flops`). `skipped` is the number of optimizer steps that fp16 has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
     a new column. Columns that do not fit into the terminal are left out, and the header then ends with `…`. A
@@ -182,6 +183,8 @@ def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[s
         value = engine.messages.read(name)
         if value is not None:
             record[name] = value
+        if name == "lr":
+            record.update(engine.messages.read("lrs", {}))
     for name in ("time", "data_time"):
         if name in means:
             record[name] = means.pop(name)

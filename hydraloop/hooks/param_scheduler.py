@@ -114,7 +114,7 @@ class ParamSchedulerHook(Hook):
             schedule.apply(values, engine.progress.optimizer_step, engine.progress.epoch)
         for place, value in values.items():
             if self._written.get(place) != value:
-                place.write(engine.optimizer, value)
+                place.write(value)
         self._written = values
 
     def _lr(self) -> float:

@@ -11,6 +11,7 @@ from hydraloop.engine.accumulation import Share
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import share_of
 from hydraloop.engine.messages import scalars_of
+from hydraloop.engine.report.optimizer_table import group_names
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class RuntimeInfoHook(Hook):
     Facts are computed when they are read (MMEngine writes them every iteration). From before_run on: `epoch` and `iter`
     (completed), `max_epochs`, `max_iters`, `metrics` (of the last validation), `monitor`, `best` and `losses` (of the
     last iteration, by name, tensors on their device). From before_train on: `lr` and `momentum` of the first parameter
-    group (the first beta of Adam; None if the optimizer has none).
+    group (the first beta of Adam; None if the optimizer has none), and `lrs`, the lr of each further group whose lr
+    differs or has differed: `{"lr/1": …}`. With several optimizers, it has the lr of each further optimizer
+    (`lr/generator`), and `lr/generator.1` for a group with another lr.
 
     `monitor` is `(metric, whether high values are good)` of the first metric in the checkpoint hook's `save_best`,
     otherwise of the task's first metric; None if it is not known which values are good. `best` is a `BestSeen` of that
@@ -75,6 +78,7 @@ class RuntimeInfoHook(Hook):
             epoch = known.iteration // max(engine.epoch_length, 1)
             self._best = BestSeen(known.metric, known.value, epoch, known.iteration)
         engine.messages.provide("lr", lambda: float(optimizer.param_groups[0]["lr"]))
+        engine.messages.provide("lrs", _FurtherLrs(engine).read)
         engine.messages.provide("momentum", lambda: _momentum(optimizer.param_groups[0]))
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -104,6 +108,33 @@ class RuntimeInfoHook(Hook):
                     engine.messages.add(name, value, samples)
             self._logged.clear()
         self._losses = losses
+
+
+class _FurtherLrs:
+    """The lr of each group that has had another lr than the listed groups before it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._optimizer, groups = engine.optimizer, engine.groups
+        self._names = group_names(groups)
+        # The first group of each optimizer is listed even with the same lr, because its schedule may be another.
+        self._listed = {
+            index for index, name in enumerate(self._names) if index == 0 or name == groups[index].optimizer
+        }
+        self._list("initial_lr")
+
+    def read(self) -> dict[str, float]:
+        """Return the lrs by their names in the record, without that of the first group."""
+        lrs = self._list("lr")
+        return {f"lr/{name}": lrs[index] for index, name in enumerate(self._names) if index and index in self._listed}
+
+    def _list(self, key: str) -> list[float]:
+        groups = self._optimizer.param_groups
+        self._names += map(str, range(len(self._names), len(groups)))  # added during the run
+        lrs = [float(group.get(key, group.get("lr", 0.0))) for group in groups]
+        for index, lr in enumerate(lrs):
+            if groups[index]["params"] and lr not in [lrs[other] for other in self._listed if other < index]:
+                self._listed.add(index)
+        return lrs
 
 
 def _momentum(group: Mapping[str, Any]) -> float | None:

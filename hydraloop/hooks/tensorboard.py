@@ -82,7 +82,9 @@ class TensorBoardLoggerHook(TrackerHook):
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Count weights and gradients if an iteration since the last step was due."""
         iteration = engine.progress.iteration + 1  # not completed yet
-        if self._due(iteration, done=self._seen):
+        if self._counted is not None:  # another step of the task, with other gradients
+            self._counted = {**counted(_tensors(engine)), **self._counted}
+        elif self._due(iteration, done=self._seen):
             self._seen = iteration
             self._counted = counted(_tensors(engine))
 

@@ -28,7 +28,7 @@ class Schedule:
     Args:
         name: its key in the config.
         function: the function of the step.
-        optimizer: its parameter groups are changed.
+        optimizer: its parameter groups are changed; with several optimizers, those of all.
         param: the number of the groups that it changes: `lr`, `weight_decay` or another; `momentum` (the first of the
             betas if there are betas); `betas` (all of them) or `betas.0`.
         by_epoch: count epochs; False: optimizer steps.
@@ -63,7 +63,6 @@ class Schedule:
         self.monitor = monitor
         self.order = begin * steps_per_epoch if by_epoch else begin
         self._targets = _targets(function, optimizer, param, self.key)
-        self._optimizer = optimizer
 
     def apply(self, values: dict[Place, float], optimizer_step: int, epoch: int) -> None:
         """Change the values of this step. No host sync.
@@ -78,7 +77,7 @@ class Schedule:
             return
         k, length = min(n, self.end - 1) - self.begin, self.end - self.begin
         for place, function in self._targets:
-            initial = place.initial(self._optimizer)
+            initial = place.initial()
             values[place] = function.value(k, length, values.get(place, initial), initial)
 
     def step(self) -> None:

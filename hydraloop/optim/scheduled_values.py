@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.errors import UserError, close_names
+from hydraloop.engine.stepping.several import parts
+from hydraloop.errors import UserError, any_of, close_names
 
 _NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_momentum"})
 """The parameters, and what torch's schedulers store in the groups."""
@@ -17,6 +18,7 @@ _NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_
 class Place(NamedTuple):
     """A number in a parameter group, or one entry of a tuple of numbers."""
 
+    optimizer: Optimizer
     group: int
     name: str
     entry: int | None
@@ -26,17 +28,17 @@ class Place(NamedTuple):
         """The group's key for the initial value, which is saved in checkpoints: `initial_lr`, as in torch."""
         return f"initial_{self.name}" if self.entry is None else f"initial_{self.name}.{self.entry}"
 
-    def initial(self, optimizer: Optimizer) -> float:
+    def initial(self) -> float:
         """Return the value of the optimizer's config. The first call stores it; later calls need no host sync."""
-        group = optimizer.param_groups[self.group]  # loading a state replaces the groups
+        group = self.optimizer.param_groups[self.group]  # loading a state replaces the groups
         value = group.get(self.initial_name)
         if not isinstance(value, int | float):
             group[self.initial_name] = value = float(self._read(group) if value is None else value)
         return value
 
-    def write(self, optimizer: Optimizer, value: float) -> None:
+    def write(self, value: float) -> None:
         """Set the number. A tensor is filled. No host sync."""
-        group = optimizer.param_groups[self.group]
+        group = self.optimizer.param_groups[self.group]
         number, whole = self._read(group), group[self.name]
         if isinstance(number, Tensor):
             number.fill_(value)
@@ -53,7 +55,8 @@ def places(optimizer: Optimizer, param: str, key: str) -> list[Place]:
     """Return the numbers that a schedule with this `param` changes.
 
     Args:
-        optimizer: its parameter groups are searched.
+        optimizer: its parameter groups are searched; with several optimizers, those of all. Groups may have different
+            keys (AdamW beside SGD): those without the `param` stay as they are.
         param: a key of the groups (all entries of a tuple: `betas`), one entry (`betas.0`), or `momentum`, which is
             the first of the betas if there are betas.
         key: the option's key in the config, for the error.
@@ -63,14 +66,16 @@ def places(optimizer: Optimizer, param: str, key: str) -> list[Place]:
     """
     found: list[Place] = []
     known: set[str] = set()
-    for number, group in enumerate(optimizer.param_groups):
-        numbers = _numbers(group)
-        known |= numbers.keys()
-        found += [Place(number, *where) for where in numbers.get(param, [])]
+    optimizers = parts(optimizer).values()
+    for one in optimizers:
+        for number, group in enumerate(one.param_groups):
+            numbers = _numbers(group)
+            known |= numbers.keys()
+            found += [Place(one, number, *where) for where in numbers.get(param, [])]
     if not found:
         close = close_names(param, sorted(known))
         raise UserError(
-            f"{type(optimizer).__name__} has no {param!r} in its parameter groups",
+            f"{any_of([type(one).__name__ for one in optimizers])} has no {param!r} in its parameter groups",
             key=key,
             remedy=f"{f'Did you mean {close[0]}? ' if close else ''}Use {', '.join(sorted(known))}.",
         )

@@ -15,12 +15,14 @@ from hydraloop.engine.checks import refusing
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
+from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.schedule_functions import Function
 from hydraloop.optim.torch_schedule import TorchSchedule
 from hydraloop.safety.instantiate import instantiate
+from hydraloop.schemas.scheduler import no_such_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +45,35 @@ def build_schedules(
     """Return the schedules of the group `scheduler` by name.
 
     Raises:
-        UserError: see `build_schedule`; or a scheduler of torch is not the only schedule.
+        UserError: see `build_schedule`; there is no optimizer of the name; or a scheduler of torch is not the only
+            schedule of its optimizer.
     """
     run = _length(settings, loaders)
     schedules: dict[str, Schedule | TorchSchedule] = {}
+    changed: dict[str, set[Optimizer]] = {}
     for name, node in cfg.scheduler.items():
         if node is None:
             continue
         options = cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True))
         fields = {field: options.pop(field) for field in _FIELDS if field in options}
+        chosen = _chosen(optimizer, options.pop("optimizer", None), f"scheduler.{name}.optimizer")
         made = instantiate(OmegaConf.create(options), f"scheduler.{name}")
-        schedules[str(name)] = build_schedule(str(name), made, optimizer, run, **fields)
+        schedules[str(name)] = build_schedule(str(name), made, chosen, run, **fields)
+        changed[str(name)] = {*parts(chosen).values()}
     for name, schedule in schedules.items():
-        if isinstance(schedule, TorchSchedule) and len(schedules) > 1:
+        shared = any(changed[name] & changed[other] for other in schedules if other != name)
+        if isinstance(schedule, TorchSchedule) and shared:
             raise _only_the_lr(f"scheduler.{name}", "another schedule")
     return schedules
+
+
+def _chosen(optimizer: Optimizer, name: str | None, key: str) -> Optimizer:
+    named = parts(optimizer)
+    if name is None:
+        return optimizer
+    if not name or name not in named:
+        raise no_such_optimizer(name, named, key)
+    return named[name]
 
 
 def build_schedule(
@@ -192,8 +208,8 @@ def _check_length(function: Function, begin: int, end: int | None, run: Length, 
 
 def _only_the_lr(key: str, not_possible: str) -> UserError:
     return UserError(
-        f"{not_possible} is not possible with a scheduler of torch or another package: it must be the only schedule, "
-        "and changes the lr",
+        f"{not_possible} is not possible with a scheduler of torch or another package: it must be the only schedule "
+        "of its optimizer, and changes the lr",
         key=key,
         remedy=f"Use an option of the group scheduler, or a function: {key}._target_=hydraloop.optim.Step.",
     )

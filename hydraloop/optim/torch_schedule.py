@@ -1,4 +1,4 @@
-"""A scheduler of torch or another package, such as transformers, as the only schedule of a run."""
+"""A scheduler of torch or another package, such as transformers, as the only schedule of its optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LENGTHS = ("T_max", "total_iters", "total_steps")
 
 
 class TorchSchedule:
-    """A scheduler that changes the lr when it is stepped. It cannot be combined with other schedules.
+    """A scheduler that changes the lr when it is stepped. It is the only schedule of its optimizer.
 
     Args:
         name: its key in the config.
@@ -105,6 +105,7 @@ class TorchSchedule:
 
     def step(self) -> None:
         """Step the scheduler."""
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # with `every`, it may step later; torch warns
         self.scheduler.step()
 
     def observe(self, metrics: Mapping[str, float], optimizer_step: int, epoch: int) -> None:
@@ -142,7 +143,7 @@ class TorchSchedule:
         self.scheduler.load_state_dict(saved)
         if "base_lrs" in saved:  # needed if the checkpoint has no state of the optimizer
             for group, lr in enumerate(saved["_last_lr"]):
-                Place(group, "lr", None).write(self._optimizer, lr)
+                Place(self._optimizer, group, "lr", None).write(lr)
 
 
 def _name(factory: functools.partial[Any]) -> str:

@@ -1,14 +1,17 @@
 """The group `scheduler`: each option under its name, so that several can be selected.
 
-`param` names the value that a schedule changes. `by_epoch`, `convert_to_iter_based`, `begin`, `end` and `monitor` say
-when it acts. The others are arguments of its function. A step is an optimizer step: `engine.accumulate` iterations.
+`param` names the value that a schedule changes, and `optimizer` the optimizer. `by_epoch`, `convert_to_iter_based`,
+`begin`, `end` and `monitor` say when it acts. The others are arguments of its function. A step is an optimizer step:
+`engine.accumulate` iterations.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, List, Optional
+from typing import Any, Collection, List, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
+
+from hydraloop.errors import UserError, suggestion
 
 
 @dataclass
@@ -18,6 +21,8 @@ class _Schedule:
     _target_: str = MISSING
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay, … lr is the usual one."""
+    optimizer: Optional[str] = None
+    """With several optimizers: the name of the one that it changes. Null: all of them, so that they end together."""
     by_epoch: bool = False
     """Whether the numbers count epochs. False: optimizer steps, so that values change smoothly in short runs, too."""
     convert_to_iter_based: bool = False
@@ -248,6 +253,8 @@ class PlateauConf:
     """The validation metric. Every task has the loss."""
     param: str = "lr"
     """What it changes: lr, momentum (the first beta of Adam), betas, betas.0, weight_decay, … lr is the usual one."""
+    optimizer: Optional[str] = None
+    """With several optimizers: the name of the one that it changes. Null: all of them, so that they end together."""
     by_epoch: bool = True
     """Whether `begin` and `end` count epochs. False: optimizer steps. In both cases, it acts after validations."""
     begin: int = 0
@@ -271,6 +278,12 @@ OPTIONS = {
     "warmup_cosine": WarmupCosineConf,
     "yolox": YOLOXConf,
 }
+
+
+def no_such_optimizer(name: object, known: Collection[str], key: str) -> UserError:
+    """Return the error for a schedule of an optimizer that is not one of `known`. The name of a single one is empty."""
+    remedy = suggestion(str(name), known) if any(known) else f"The run has one, without a name: set {key}=null."
+    return UserError(f"there is no optimizer {name!r}", key=key, remedy=remedy)
 
 
 def register(store: ConfigStore) -> None:

@@ -24,7 +24,7 @@ from hydraloop.schemas.root import DEFAULT_HOOKS
 FOR_THE_BUILDER = {
     "hooks": {"priority", "on_error"},
     "default_hooks": {"priority", "on_error"},
-    "scheduler": {"param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"},
+    "scheduler": {"param", "optimizer", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor"},
     "optimizer": set(AdamWConf.OWN),
 }
 """Fields that the builder removes before it calls the target."""

@@ -38,6 +38,7 @@ def option(
 ) -> Any:
     """An option as the builder makes it from the config, with `changes` of its fields."""
     node: Any = OmegaConf.to_container(OmegaConf.structured(OPTIONS[name](**changes)))
+    del node["optimizer"]
     ours = {field: node.pop(field) for field in OURS if field in node}
     function = instantiate(OmegaConf.create(node), f"scheduler.{name}")
     return of(name, function, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch, **ours)
@@ -69,7 +70,7 @@ def apply(optimizer: Optimizer, schedules: Sequence[Any], step: int, epoch: int 
     for schedule in sorted(schedules, key=lambda schedule: schedule.order):
         schedule.apply(found, step, epoch)
     for place, value in found.items():
-        place.write(optimizer, value)
+        place.write(value)
 
 
 def run(

@@ -133,7 +133,7 @@ def test_its_state_is_saved_without_pickle(factory: Any) -> None:
     [{"param": "momentum"}, {"begin": 3}, {"end": 3}, {"by_epoch": True, "convert_to_iter_based": True}],
 )
 def test_other_uses_are_refused(ours: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="must be the only schedule, and changes the lr") as caught:
+    with pytest.raises(UserError, match="must be the only schedule of its optimizer, and changes the lr") as caught:
         of("mine", partial(torchs.StepLR, step_size=3), two_groups(), **ours)
     assert caught.value.key == "scheduler.mine"
     assert "hydraloop.optim.Step" in str(caught.value.remedy)

@@ -23,6 +23,8 @@ _MEASURES: dict[str, tuple[str, int, Callable[[Any], str]]] = {
     "skipped": ("skipped", 7, str),
 }
 """By entry: header, width and format of the columns that every training can have, in their order."""
+_MOST_LRS = 4
+"""Columns of further lrs (`lr/generator`); with more, as with `layer_decay`, they are only in the records."""
 _NUMBER_WIDTH = 8
 _NOT_SHOWN = frozenset({"mode", "epoch", "iteration", "momentum"})
 """Entries without such a column: those at the start of each line, and momentum, which is seldom scheduled."""
@@ -59,7 +61,9 @@ class RecordTable:
 
     def header(self, record: Mapping[str, Any]) -> str | None:
         """Return the header if it is printed before this record's line: every 20 lines, and for new columns."""
-        self._names += [name for name in record if name not in self._names and name not in _NOT_SHOWN]
+        lrs = [name for name in record if name.startswith("lr/")]
+        hidden = {*_NOT_SHOWN, *(lrs if len(lrs) > _MOST_LRS else ())}
+        self._names += [name for name in record if name not in self._names and name not in hidden]
         before, self._columns = self._columns, self._fitting()
         self._until_header -= 1
         if self._columns == before and self._until_header >= 0:
@@ -91,8 +95,8 @@ class RecordTable:
         measures = list(_MEASURES)
 
         def place(name: str) -> tuple[int, int]:
-            if name in _MEASURES:
-                return 0, measures.index(name)
+            if name in _MEASURES or name.startswith("lr/"):
+                return 0, measures.index(name.partition("/")[0])
             return (2, 0) if name == "loss" else (3, 0) if "loss" in name else (4 if name in self._metrics else 1, 0)
 
         names = sorted(self._names, key=place)
@@ -115,6 +119,7 @@ def _width_of(name: str) -> int:
 def _cell(name: str, record: Mapping[str, Any]) -> str:
     if name not in record:
         return ""
-    if record["mode"] == "train" and name in _MEASURES:  # a metric may have the same name
-        return _MEASURES[name][2](record[name])
+    measure = "lr" if name.startswith("lr/") else name
+    if record["mode"] == "train" and measure in _MEASURES:  # a metric may have the same name
+        return _MEASURES[measure][2](record[name])
     return number(record[name])

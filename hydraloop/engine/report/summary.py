@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
+from hydraloop.engine.report.optimizer_table import format_optimizer
 from hydraloop.run.attempts import typed_overrides
 from hydraloop.run.environment import command, shown
 from hydraloop.run.result import describe
@@ -28,20 +29,21 @@ _MOST_HOOKS = 3
 
 
 def format_start(engine: Engine) -> str:
-    """Return the text before training: model, data, device, length, run directory, and the order of the hooks."""
+    """Return the text before training: model, data, device, optimizer, length, run directory, order of the hooks."""
     ranks = engine.distributed.world_size
     rows = {
         "model": _model(engine),
         "data": _data(engine),
         "device": f"{engine.device}, {engine.precision.name}"
         + (f", {ranks} processes ({'fsdp2' if engine.distributed.sharded else 'ddp'})" if ranks > 1 else ""),
+        "optimizer": format_optimizer(engine, len("optimizer") + 2) if engine.hyperparameters else "none",
         "training": f"{_count(engine.max_iters, 'iteration')} in {_count(engine.max_epochs, 'epoch')}, "
         f"{engine.epoch_length:,} per epoch"
         + (f", {engine.accumulate} per optimizer step" if engine.accumulate > 1 else ""),
         "run": shown(engine.run_dir),
     }
     if engine.loaders.train is None:
-        del rows["training"]
+        del rows["training"], rows["optimizer"]
     slots, hooks = engine.stages.slots, ""
     if slots and engine.settings.verbose:
         rows["hooks"] = "in the order they are called at each mount point, with priority"

@@ -32,6 +32,16 @@ def test_numbers_are_below_their_header() -> None:
     ]
 
 
+def test_further_lrs_are_beside_the_first_unless_there_are_many() -> None:
+    lrs = {f"lr/{name}": 2e-4 for name in ("generator", "critic.1")}
+    header, line = _lines(RecordTable(1, 1), {**TRAIN, **lrs})
+    assert header.split()[2:6] == ["lr", "lr/generator", "lr/critic.1", "eta"]
+    assert line.split()[3:6] == ["9.7e-04", "2.0e-04", "2.0e-04"]
+    assert len(line) == len(header.rstrip()) or line.index("2.0e-04") == header.index("generator") + 2
+    many = {f"lr/{index}": 0.1 for index in range(5)}
+    assert "lr/" not in _lines(RecordTable(1, 1), {**TRAIN, **many})[0]
+
+
 def test_the_header_is_repeated_every_20_lines() -> None:
     lines = _lines(RecordTable(20, 400), *[TRAIN] * 45)
     assert [index for index, line in enumerate(lines) if "epoch" in line] == [0, 21, 42]

@@ -22,9 +22,11 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.report.summary import clock, duration, format_start, format_summary, number
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
+from hydraloop.engine.stepping.several import Several
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.launch.failure import Terminated
+from hydraloop.optim import Schedule, Step
 from hydraloop.run.environment import shown
 from hydraloop.run.result import Best
 from hydraloop.tasks.task import Task
@@ -84,6 +86,7 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["model"] == "Sequential, 300,601 parameters (301 trainable), 1.1 MiB"
     assert rows["data"] == "train 12 samples, val 2 batches, test 1 batch"
     assert rows["device"] == "cpu, fp32"
+    assert rows["optimizer"] == "SGD, lr 0.01, weight_decay 0"
     assert rows["training"] == "6 iterations in 2 epochs, 3 per epoch"
     assert rows["run"] == os.path.join("runs", "one")
     assert rows["hooks"] == "slow (30), failing (50)"
@@ -139,11 +142,50 @@ def test_the_training_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> N
     assert _rows(format_start(engine))["training"] == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
 
 
+def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 200), nn.LayerNorm(200), nn.Linear(200, 1))
+    muon = torch.optim.Muon([net[0].weight], lr=0.02)
+    decayed, others = [net[2].weight], [net[0].bias, *net[1].parameters(), net[2].bias]
+    groups = [{"params": decayed, "lr": 1e-3 / 3}, {"params": []}, {"params": others, "weight_decay": 0.0}]
+    rest = torch.optim.AdamW(groups, lr=0.002)
+    optimizer = Several({"hidden": muon, "rest": rest})
+    engine = Engine(
+        task=Task(net, nn.MSELoss()),
+        optimizer=optimizer,
+        loaders=Loaders(batches(2)),
+        schedules={"half": Schedule("half", Step(1, gamma=0.5), optimizer)},
+        settings=Settings(device="cpu"),
+        run_dir=tmp_path,
+    )
+    assert [line[11:] for line in format_start(engine).splitlines()[3:8]] == [
+        "hidden Muon, rest AdamW, 3 groups",
+        "group   tensors  parameters         lr  weight_decay",
+        "hidden        1         600       0.02           0.1  0.weight",
+        "rest          1         200  0.0003333          0.01  2.weight",
+        "rest.2        4         601      0.002             0  0.bias, …",
+    ]
+
+
+def test_many_groups_are_cut_short(tmp_path: Path) -> None:
+    net = nn.ModuleList([nn.Linear(3, 3) for _ in range(10)])
+    optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in net.parameters()], lr=0.1)
+    task = Task(net, nn.MSELoss())
+    engines = [
+        Engine(task=task, optimizer=optimizer, loaders=Loaders(batches(2)), settings=Settings(verbose=verbose))
+        for verbose in (False, True)
+    ]
+    short, verbose = (format_start(engine) for engine in engines)
+    assert "SGD, 20 groups\n" in short
+    assert [name in short for name in ("5.bias", "6.weight", "… 8 more (engine.verbose=true)")] == [True, False, True]
+    assert [name in verbose for name in ("9.bias", " more")] == [True, False]
+
+
 def test_start_of_an_evaluation(tmp_path: Path) -> None:
     engine = _engine(tmp_path)
     engine.loaders = Loaders(test=engine.loaders.test)
     rows = _rows(format_start(engine))
     assert "training" not in rows
+    assert "optimizer" not in rows
     assert rows["data"] == "test 1 batch"
     assert "hooks" not in rows
 

@@ -1,0 +1,85 @@
+"""The optimizer and its parameter groups, as printed before training. No host sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydraloop.engine.report.hook_table import COLUMNS
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+    from hydraloop.engine.stepping.groups import Group
+
+_MOST_GROUPS = 12
+"""Groups that are printed without `engine.verbose`."""
+
+
+def group_names(groups: Sequence[Group]) -> list[str]:
+    """Return the name of each group in the table and in the record.
+
+    It is the label: `0`, `1`, `head`. With several optimizers, the first group of each has the name of its optimizer
+    (`generator`), and the others have it before their label (`generator.1`).
+    """
+    names: list[str] = []
+    for group in groups:
+        name = ".".join(filter(None, (group.optimizer, group.label)))
+        if group.optimizer and group.optimizer not in names:
+            name = group.optimizer
+        names.append(f"{name}.{len(names)}" if name in names else name)  # two groups may have one label
+    return names
+
+
+def format_optimizer(engine: Engine, width: int) -> str:
+    """Return the class, lr and weight decay; with several groups a line for each, without empty ones.
+
+    Args:
+        engine: has an optimizer. The numbers are those of the config, before any schedule.
+        width: of the column to the left.
+    """
+    groups = engine.groups
+    kinds = ", ".join(f"{name} {type(one).__name__}".strip() for name, one in engine.optimizers.items())
+    shown = ("lr", "weight_decay")
+    numbers = [[_number(values.get(name)) for name in shown] for values in engine.hyperparameters]
+    rows = [
+        [name, f"{len(group.names)}", f"{_size(own):,}", *values, group.names]
+        for name, group, own, values in zip(
+            group_names(groups), groups, engine.optimizer.param_groups, numbers, strict=True
+        )
+        if group.names
+    ]
+    if len(rows) < 2:
+        values = (f"{name} {value}" for name, value in zip(shown, numbers[0], strict=True) if value)
+        return ", ".join([kinds, *values])
+    head: list[Any] = ["group", "tensors", "parameters", *shown, ()]
+    most = len(rows) if engine.settings.verbose else _MOST_GROUPS
+    table = [head, *rows[:most]]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
+    lines = []
+    for row in table:
+        cells = [
+            f"{row[0]:<{widths[0]}}",
+            *(f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:], strict=True)),
+        ]
+        line = "  ".join(cells)
+        lines.append(f"{line}  {_fitting(row[-1], COLUMNS - width - len(line) - 2)}".rstrip())
+    left = [f"… {len(rows) - most} more (engine.verbose=true)"] if len(rows) > most else []
+    return "\n".join([f"{kinds}, {len(rows)} groups", *lines, *left])
+
+
+def _fitting(names: Sequence[str], room: int) -> str:
+    """Return as many names as fit, at least one."""
+    text = names[0] if names else ""
+    for name in names[1:]:
+        if len(text) + len(name) + len(", , …") > room:
+            return f"{text}, …"
+        text += f", {name}"
+    return text
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else ""
+
+
+def _size(group: dict[str, Any]) -> int:
+    return sum(parameter.numel() for parameter in group["params"])
