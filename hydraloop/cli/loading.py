@@ -16,7 +16,7 @@ from hydraloop.builder import Parts, assemble, connected
 from hydraloop.cli import arguments
 from hydraloop.engine.checkpoint.format import evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.checkpoint.save_load import load_weights
+from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
