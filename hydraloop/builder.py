@@ -205,6 +205,7 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         resume_strict=cfg.resume_strict,
         optimizer_overrides=optimizer_overrides(cfg) if resume is not None else frozenset(),
         every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
+        closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
         metadata={"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)},

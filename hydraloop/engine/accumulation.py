@@ -49,7 +49,8 @@ class Window:
         self._distributed, self._share = distributed, share
         self._ranks = distributed.world_size
         self._size = 0  # iterations begun
-        self._mine = 0  # samples of this rank in the batch
+        self.mine = 0
+        """Samples of this rank in the last batch begun."""
         self._samples = 0  # of this rank, in the window
         self.samples = 0
         """Samples of all ranks in the last batch begun; without `share`, as if each rank had as many as this one."""
@@ -75,9 +76,9 @@ class Window:
         """
         ahead = min(self._length - self._size, self._epoch_length - batch_idx, left)
         if self._share is None:
-            self._mine, self.samples = samples, samples * self._ranks
+            self.mine, self.samples = samples, samples * self._ranks
         else:
-            self._mine, self.samples = self._share(batch_idx)
+            self.mine, self.samples = self._share(batch_idx)
             if self._size == 0:
                 self._total = sum(self._share(index)[1] for index in range(batch_idx, batch_idx + ahead))
         if self._size == 0:
@@ -85,7 +86,7 @@ class Window:
             self._divisor = float(self._total or samples * self._length or self._divisor)
             self._samples, self._count, self._counts = 0, 0, False
         self._size += 1
-        self._samples += self._mine
+        self._samples += self.mine
         return ahead <= 1
 
     def weigh(self, loss: Tensor | Pair) -> Tensor:
@@ -96,12 +97,12 @@ class Window:
         if not isinstance(loss, Tensor):
             total, count = loss
             self._device = total.device
-            self._add(count if self._mine else count * 0)  # a filler batch counts as 0
-            return total * ((self._ranks if self._mine else 0) / self._divisor)
+            self._add(count if self.mine else count * 0)  # a filler batch counts as 0
+            return total * ((self._ranks if self.mine else 0) / self._divisor)
         if self._total is None and self._ranks > 1:
             self._device = loss.device
-            self._add(self._mine)
-        weight = self._mine * self._ranks / self._divisor
+            self._add(self.mine)
+        weight = self.mine * self._ranks / self._divisor
         return loss if weight == 1.0 else loss * weight
 
     def _add(self, count: Any) -> None:

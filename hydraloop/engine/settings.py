@@ -69,6 +69,8 @@ class Settings:
     resumed checkpoint; `groups` and `layer_decay` stand for all of them."""
     every: Mapping[str, int] = field(default_factory=dict)
     """For each step of the task, by name: it runs in every n-th iteration. 1 if it is not here."""
+    closures: Mapping[str, bool | None] = field(default_factory=dict)
+    """For each optimizer, by name: whether `step` gets a closure. None, or not here: if `step` requires one."""
     load_from: Path | None = None
     """A checkpoint file or state dict to take weights from."""
     weights: str = "averaged"

@@ -31,6 +31,7 @@ from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.records.objects import LogsRecords
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stages import Call, Stages
+from hydraloop.engine.stepping.closure import Closure, closure_of
 from hydraloop.engine.stepping.groups import Group, describe
 from hydraloop.engine.stepping.several import parts
 from hydraloop.engine.stepping.steps import make_steps
@@ -122,7 +123,7 @@ class EngineState(LogsRecords):
     evaluation_length: int = 0
     """The number of batches of the current or last evaluation."""
     _window: Window | None = None
-    _closure: Any = None
+    _closure: Closure | None = None
     """Takes the steps of optimizers that evaluate the loss themselves (LBFGS, SAM)."""
     _evaluation: ExitStack | None = None
 
@@ -182,6 +183,8 @@ class EngineState(LogsRecords):
         self._move = mover(self.device, self.settings.channels_last)
         if self.accumulate > 1 or self.distributed.world_size > 1:
             self._window = Window(self.accumulate, self.epoch_length, self.distributed, share_of(loaders.train))
+        if optimizer is not None:
+            self._closure = closure_of(cast("Engine", self), parts(optimizer))
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
         self.metrics, self.test_metrics = {}, {}
 

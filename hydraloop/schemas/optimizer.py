@@ -15,7 +15,7 @@ from omegaconf import MISSING
 class _Optimizer:
     """The options of every optimizer; the builder reads them, also from the node of another package's optimizer."""
 
-    OWN: ClassVar[Tuple[str, ...]] = ("groups", "layer_decay", "layers_of", "params", "match", "every")
+    OWN: ClassVar[Tuple[str, ...]] = ("groups", "layer_decay", "layers_of", "params", "match", "every", "closure")
     """The fields that are not arguments of the optimizer."""
 
     _target_: str = MISSING
@@ -40,6 +40,9 @@ class _Optimizer:
     """With several optimizers: its parameters, written as in `groups`. Null: those that no other optimizer matches."""
     every: int = 1
     """With steps of the task: its step runs in every n-th iteration. 1: in each one."""
+    closure: Optional[bool] = None
+    """Whether `step` gets a function that repeats forward and backward. Null: if `step` requires it, as that of LBFGS.
+    True for a class whose `closure` has a default but must be given, as some versions of SAM."""
 
 
 @dataclass
