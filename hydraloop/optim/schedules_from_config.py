@@ -156,7 +156,8 @@ def _length(settings: Settings, loaders: Loaders) -> Length:
     in_this_epoch = min(left, max(epoch_length - progress.batch_in_epoch, 0))
     whole, rest = divmod(left - in_this_epoch, max(epoch_length, 1))
     first, steps_per_epoch, last = (-(-part // settings.accumulate) for part in (in_this_epoch, epoch_length, rest))
-    done = progress.optimizer_step + skipped  # with the skipped steps, as in a run that is not resumed
+    # With the skipped steps, as in a run that is not resumed. With steps of the task, an iteration may skip several.
+    done = min(progress.optimizer_step + skipped, progress.iteration)
     return Length(epochs, done + first + whole * steps_per_epoch + last, steps_per_epoch)
 
 

@@ -174,11 +174,12 @@ def test_schedules_end_with_the_last_step(
     assert last.progress.optimizer_step == expected
 
 
-def test_a_skipped_step_does_not_change_the_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("skipped", [2, 3], ids=["2 iterations", "2 iterations, 3 steps of two optimizers"])
+def test_a_skipped_step_does_not_change_the_length(skipped: int, tmp_path: Path) -> None:
     path = checkpoint_at(tmp_path, 20, max_epochs=4)
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["progress"]["optimizer_step"] -= 2
-    checkpoint["precision"] = {"scale": 1024.0, "good_steps": 3, "skipped": 2}
+    checkpoint["precision"] = {"scale": 1024.0, "good_steps": 3, "skipped": skipped}
     torch.save(checkpoint, path)
     assert end(resume=path, max_epochs=4) == end(max_epochs=4)
 
