@@ -14,6 +14,7 @@ from hydraloop.engine.device.model_preparation import (
     use_channels_last,
 )
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.stepping.steps import check_sharding
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.instantiate import instantiate
@@ -49,6 +50,7 @@ def prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed
     Returns:
         Whether images are laid out channels last.
     """
+    check_sharding(task, distributed)
     task.to(device)
     task.device = device
     channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)

@@ -14,6 +14,7 @@ from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
+    from hydraloop.engine.distributed.comm import Distributed
     from hydraloop.engine.engine import Engine
 
 
@@ -154,9 +155,15 @@ def _check(engine: Engine, optimizers: dict[str, optim.Optimizer]) -> None:
             key="engine.accumulate",
             remedy="Use engine.accumulate=1 and a larger data.loader.batch_size.",
         )
-    if engine.distributed.sharded:
+    check_sharding(engine.task, engine.distributed)
+
+
+def check_sharding(task: Any, distributed: Distributed) -> None:
+    """Refuse to shard the model of a task with steps: FSDP2 gathers weights in a forward of the whole model, and steps
+    call its parts."""
+    if distributed.sharded and task.steps:
         raise UserError(
-            f"{task} has several steps, which FSDP2 does not support",
+            f"{type(task).__name__} has several steps, which FSDP2 does not support",
             key="distributed.strategy",
             remedy="Use distributed.strategy=ddp.",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
@@ -22,6 +23,7 @@ from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook
 from hydraloop.tasks import Task
+from hydraloop.tasks.building import prepare_model
 from tests.helpers import at, batches, tiny_task
 from tests.ranks import RankError, on_ranks
 
@@ -303,8 +305,15 @@ def test_options_that_steps_do_not_allow(settings: dict[str, Any], key: str, tmp
     assert caught.value.key == key
 
 
-class _Other(Gan):
-    steps = ("discriminator", "encoder")
+class _Sharded(Distributed):
+    sharded, world_size = True, 2
+
+
+def test_fsdp2_is_refused_before_the_model_is_sharded() -> None:
+    cfg = OmegaConf.create({"engine": {}})
+    with pytest.raises(UserError, match="FSDP2") as caught:
+        prepare_model(cfg, Gan(networks()), torch.device("cpu"), _Sharded())
+    assert caught.value.key == "distributed.strategy"
 
 
 @pytest.mark.parametrize("names", [{}, {"generator": 0}, {"generator": 0, "discriminator": 1, "encoder": 2}], ids=str)
