@@ -14,9 +14,8 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.builder import Parts, assemble, connected
 from hydraloop.cli import arguments
-from hydraloop.engine.checkpoint.format import evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.checkpoint.weights import load_weights
+from hydraloop.engine.checkpoint.weights import load_for_evaluation
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
@@ -65,7 +64,7 @@ def load_run(
     if not isinstance(loaders, Loaders):
         loaders = {**{split: None for split in SPLITS if split not in splits}, **(loaders or {})}
     engine = assemble(cfg, distributed, run_dir, Parts(task, loaders), trains=False)
-    load_weights(engine, evaluation_weights(saved, cfg.weights), "checkpoint")
+    load_for_evaluation(engine, saved, "checkpoint")
     if "progress" in saved:  # a task may use it
         engine.progress.load_state_dict(saved["progress"])
     engine.loaded = True

@@ -94,7 +94,7 @@ def check_trained(model: nn.Module, task: nn.Module) -> None:
     outside = [name for name, parameter in trained.items() if parameter not in saved]
     if outside:
         raise UserError(
-            f"{', '.join(outside)} would be trained but not saved, because checkpoints contain only task.model",
+            f"{', '.join(outside)} would be trained, but only the parameters of task.model can be",
             key="task",
             remedy="Move it into the model, or set requires_grad=False.",
         )

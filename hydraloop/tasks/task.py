@@ -34,7 +34,8 @@ class Task(nn.Module):
     `num_samples` if dimension 0 of a batch's first tensor does not count the samples.
 
     Args:
-        model: its parameters are trained. Checkpoints have its state dict, not the task's.
+        model: its parameters are trained. Checkpoints have its state dict, and in a separate entry the other state of
+            the task: buffers such as a queue, frozen modules such as a teacher.
         loss: function of (outputs, targets) that returns the scalar mean over the batch; None if `forward` computes it.
         metrics: by the names in the results. Entries that are None are ignored.
 

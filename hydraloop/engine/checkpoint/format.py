@@ -8,6 +8,7 @@ meta        experiment_name, time, versions, the config as YAML, the names of me
             averaged_weights: the name of the hook that has them, if one does;
             published_from: in a published file, the name of its checkpoint
 state_dict  of the raw model
+task        only if not empty: the state dict of the task without the model (queues, teachers)
 optimizer   its state_dict; with several optimizers, {name: state_dict}
 schedulers  {name: state_dict}
 hooks       {name: state_dict}, of the hooks that have one

@@ -11,7 +11,7 @@ from hydraloop.engine.checkpoint import optimizers, position
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable, write
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.strict import load_named
-from hydraloop.engine.checkpoint.weights import load_weights
+from hydraloop.engine.checkpoint.weights import load_own_state, load_weights, own_state
 from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import full
 from hydraloop.engine.hook import Hook
@@ -53,6 +53,9 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     positions = engine.distributed.gather(position.of(engine))
     if any(state is not None for state in positions):
         checkpoint["data"] = positions
+    task = own_state(engine.task)
+    if task:
+        checkpoint["task"] = task
     if optimizer:
         checkpoint["optimizer"] = engine.optimizer.state_dict()
         checkpoint["meta"] |= optimizers.meta_of(engine)
@@ -145,6 +148,7 @@ def load(engine: Engine) -> dict[str, Any] | None:
 def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     load_weights(engine, checkpoint["state_dict"], "resume")
     strict = engine.settings.resume_strict
+    load_own_state(engine, checkpoint)
     for entry in ("optimizer", "schedulers"):
         if entry not in checkpoint and strict:
             raise UserError(

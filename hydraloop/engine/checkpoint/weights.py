@@ -1,22 +1,28 @@
-"""Loads the weights of a checkpoint into the model of an engine, for good or for one evaluation."""
+"""Loads the weights of a checkpoint, and the own state of a task, for good or for one evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
-from hydraloop.engine.checkpoint.format import evaluation_weights
+from hydraloop.engine.checkpoint.format import Checkpoint, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
+from hydraloop.engine.checkpoint.strict import check_names
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.distributed.fsdp import shard_state
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
 
 
 def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
@@ -34,20 +40,73 @@ def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
         ) from error
 
 
+def own_state(task: nn.Module) -> dict[str, Any]:
+    """Return the state of a task without that of its model: a queue, a teacher, the class weights of the loss."""
+    model: dict[str, Any] = task.model.state_dict(keep_vars=True)  # type: ignore[union-attr]  # as engine.model
+    of_model = {id(value) for value in model.values()}  # the task may also hold a part of the model
+    return {
+        name: value.detach() if isinstance(value, Tensor) else value
+        for name, value in task.state_dict(keep_vars=True).items()
+        if not name.startswith("model.") and id(value) not in of_model
+    }
+
+
+def load_own_state(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Load the own state of the task. If the file has none, as those of older versions, the task keeps what it has.
+
+    Raises:
+        UserError: an entry is missing or unknown (with `resume_strict`), or has another shape.
+    """
+    task: nn.Module = engine.task
+    own, state = own_state(task), checkpoint.get("task")
+    if state is None:
+        if own:
+            log.warning("task: the checkpoint has no state of %s; it stays as it was built", ", ".join(list(own)[:3]))
+        return
+    check_names("task", own, state, engine.settings.resume_strict)
+    try:
+        task.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
+    except RuntimeError as error:
+        raise UserError(
+            f"the saved state does not fit {class_name(task)}: {error}",
+            key="task",
+            remedy="Repeat the options of the run, or start a new run with load_from=…",
+        ) from error
+
+
+def load_for_evaluation(engine: Engine, checkpoint: Checkpoint, key: str) -> None:
+    """Give the engine what an evaluation needs of a checkpoint: the weights, averaged or raw, and the task's own state.
+
+    Args:
+        key: the option that named the file, for the error.
+
+    Raises:
+        UserError: the file does not fit the model or the task.
+    """
+    load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), key)
+    if "state_dict" in checkpoint:  # otherwise it is a state dict
+        load_own_state(engine, checkpoint)
+
+
 @contextmanager
 def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
-    """Give the model the evaluation weights of a checkpoint file, and restore its weights at the end."""
+    """Load a checkpoint file for an evaluation in the body, and restore the state of the task at the end."""
     if path is None:
         yield
         return
     engine.distributed.barrier()  # rank 0 may still be writing it
     checkpoint = load_file(path, key="test")
-    own = {name: value.clone() for name, value in engine.model.state_dict().items()}
+    model, own = (_copied(state) for state in (engine.model.state_dict(), own_state(engine.task)))
     try:
-        load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), "test")
+        load_for_evaluation(engine, checkpoint, "test")
         engine.evaluating_checkpoint = path
         yield
     finally:
         engine.evaluating_checkpoint = None
         with torch.no_grad():
-            engine.model.load_state_dict(own)
+            engine.model.load_state_dict(model)
+            engine.task.load_state_dict(own, strict=False)
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in state.items()}

@@ -263,7 +263,6 @@ def on_a_rank(distributed: Distributed, run_dir: str, resume: str | None) -> dic
     return found
 
 
-@pytest.mark.slow  # 6 s
 def test_several_optimizers_in_shards_and_in_one_process_go_on_from_each_other(tmp_path: Path) -> None:
     """Each rank has the same batches, so that the gradients are those of one process."""
     for name in ("whole", "shards", "one"):
