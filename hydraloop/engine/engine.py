@@ -111,7 +111,7 @@ class Engine(EngineState):
             yield batch
             self.asked_at = perf_counter()
             if self.asked_at > self.deadline:
-                self.request_stop(f"engine.max_time={self.settings.max_time}")
+                self.request_stop(self.settings.out_of_time)
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
         """Do one iteration: forward, backward, and at the window's end the optimizer step. No host sync.

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 
 def validation_due(engine: Engine) -> bool:
-    """Return whether to validate now: by the interval or at the end of training, once for each iteration."""
+    """Return whether to validate now: by the interval or at the end of training, once for each iteration.
+
+    A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped.
+    """
     progress, rule = engine.progress, engine._validation
     if engine.loaders.val is None or rule.interval is None or progress.last_validation == progress.iteration:
         return False
-    ends = progress.iteration >= engine.max_iters or engine.stopping
+    ends = progress.iteration >= engine.max_iters or engine.stop_reason not in (None, engine.settings.out_of_time)
     if engine.settings.val_by_epoch:
         return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
     return rule.due(progress.iteration, done=progress.last_validation, last=ends)

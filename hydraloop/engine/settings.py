@@ -78,6 +78,11 @@ class Settings:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Plain values for every checkpoint's `meta` (the config, the experiment's name)."""
 
+    @property
+    def out_of_time(self) -> str:
+        """The reason of a stop by `max_time`."""
+        return f"engine.max_time={self.max_time}"
+
     def limited(self, split: str, length: int) -> int:
         """Return how many of a loader's `length` batches a split uses (`limit_<split>_batches`)."""
         limit = getattr(self, f"limit_{split}_batches")

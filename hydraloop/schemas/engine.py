@@ -41,9 +41,9 @@ class EngineConf:
     samples, without a test. A model that cannot learn them by heart has a mistake. Samplers have no effect. Null: train
     on all data."""
     max_time: Any = None
-    """Time after which training stops in order, with a checkpoint, validation, test and exit code 0: `0:30:00`,
-    `1-12:00:00` (with days), or seconds. Counted from the start of training in each process, so leave time for these
-    last steps. Null: no limit."""
+    """Time after which training stops in order, with a checkpoint, the test and exit code 0: `0:30:00`, `1-12:00:00`
+    (with days), or seconds. It adds no validation, so that a resumed run equals one that was not stopped. Counted from
+    the start of training in each process, so leave time for these last steps. Null: no limit."""
     deterministic: bool = False
     """Whether to reject nondeterministic kernels (`torch.use_deterministic_algorithms`). False: they are often faster.
     True also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings, seconds_of
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, EMAHook
+from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, network
 from tests.helpers import at, batches, differences, make_engine
@@ -172,7 +173,7 @@ def test_a_run_stops_in_order_after_its_time(tmp_path: Path, length: int, accumu
     window_ends = [end for epoch in range(20) for end in _window_ends(epoch * length, length, accumulate)]
     assert found["iteration"] in window_ends
     assert 10 <= found["iteration"] <= 12 + accumulate
-    assert found["validated"] == found["iteration"]
+    assert found["validated"] == found["iteration"] // length * length, "at the ends of epochs only"
     assert (found["status"], found["reason"]) == ("stopped", "engine.max_time=0:00:10")
     assert found["tested"] == ["loss"]
     assert len(found["saved"]) == 1
@@ -180,6 +181,54 @@ def test_a_run_stops_in_order_after_its_time(tmp_path: Path, length: int, accumu
 
 def _window_ends(first: int, length: int, accumulate: int) -> list[int]:
     return [first + min(end, length) for end in range(accumulate, length + accumulate, accumulate)]
+
+
+class Validations(Hook):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def after_val_epoch(self, engine: Engine, metrics: Any) -> None:
+        self.seen.append(engine.progress.iteration)
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_epoch: bool
+) -> None:
+    """Each validation counts: for early stopping, for the best checkpoint, for a plateau."""
+    clock = itertools.count()
+    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(clock))
+
+    def run(name: str, resume: Path | None = None, **settings: Any) -> tuple[Engine, list[int]]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        seen = Validations()
+        hooks = {
+            "early": EarlyStoppingHook(monitor="loss", patience=2, min_delta=0.5),
+            "checkpoint": CheckpointHook(interval=100, save_best="loss"),
+            "seen": seen,
+        }
+        engine = make_engine(
+            tmp_path / name, hooks, train=batches(7), val=batches(2, seed=1), test=batches(1), max_epochs=9,
+            val_interval=1 if by_epoch else 7, val_by_epoch=by_epoch, resume=resume, **settings,
+        )  # fmt: skip
+        assert engine.train().status in ("stopped", "finished")
+        return engine, seen.seen
+
+    whole, expected = run("whole")
+    assert whole.stop_reason is not None
+    assert "early" in whole.stop_reason
+    found: list[int] = []
+    engine, last = None, None
+    while engine is None or engine.stop_reason == engine.settings.out_of_time:
+        engine, seen = run("parts", resume=last, max_time=8)
+        last, found = engine.last_checkpoint, found + seen
+    assert len(found) >= 2
+    assert found == expected
+    assert list(differences(engine.model.state_dict(), whole.model.state_dict())) == []
+    assert (engine.best, engine.stop_reason) == (
+        whole.best and dataclasses.replace(whole.best, checkpoint=engine.best.checkpoint),
+        whole.stop_reason,
+    )
 
 
 def test_the_time_of_one_rank_stops_all(tmp_path: Path) -> None:
