@@ -9,6 +9,7 @@ import pytest
 import hydraloop
 from tests.config.composed import REPOSITORY
 
+DIGITS = "{_target_:hydraloop.data.Digits,split:train}"
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (key, remedy)
     "+hooks.mine._target_=my_project.hooks.MyHok": ("hooks.mine._target_", "Did you mean MyHook"),
@@ -35,6 +36,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "task.model.width=???": ("task.model.width", "Give it one: task.model.width=…"),
     "task._target_=my_project.model.SpiralNet": ("task._target_", "+task.model._target_=my_project.model.SpiralNet"),
     "task.loss=null": ("task.loss", "task.loss._target_=torch.nn.CrossEntropyLoss"),
+    "task.loss=mse": ("task.loss", "Name a class: task.loss._target_=torch.nn.MSELoss."),
+    "task.model=resnet50": ("task.model", "Select one: model=small_cnn."),
+    "+task.metrics.f1={_target_:torch.nn.Linear,in_features:1,out_features:1}": ("task.metrics.f1", "update, compute"),
+    f"data=base data.train={{a:{DIGITS}}} data.lengths=4": ("data.lengths", "{a: 1}"),
+    f"data=base data.train={DIGITS} data.val={{a:{DIGITS},b:{{traget:1}},c:null}}": ("data.val.b", "_target_"),
     "task=huggingface": ("task", "Let the data set return dicts"),
     "task=regression": ("task.model", "one value for each target"),
     "optimizer.lr=-1": ("optimizer", "Invalid learning rate"),

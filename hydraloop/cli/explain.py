@@ -143,7 +143,10 @@ def _bad_override(
             remedy=f"To select none, use {key}=[]. To select some, use {key}=[a,b].",
         )
     if "does not support deletion" in cause:
-        return UserError("it cannot be deleted", key=key, remedy=f"Use {key}=null for none, or give it a value.")
+        found = OmegaConf.select(cfg, key) if cfg is not None else None
+        entries = list(found) if isinstance(found, DictConfig) and "_target_" not in found else []
+        none = f"{key}.{entries[0]!s}=null" if entries else f"{key}=null"
+        return UserError("it cannot be deleted", key=key, remedy=f"Use {none} for none, or give it a value.")
     if text.startswith("Could not delete"):
         return UserError("it does not exist", key=key, remedy=_hint(key, cfg, composer))
     if text.startswith("Could not override") and cfg is not None and (new := _new_entries(culprit, cfg)):

@@ -20,7 +20,7 @@ from hydraloop.data.stream import build_stream_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError, any_of
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.safety.instantiate import instantiate, require_target
 from hydraloop.schemas.data import SPLITS
 
 log = logging.getLogger(__name__)
@@ -89,23 +89,25 @@ def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed) ->
 
 
 def _named(node: Any, key: str) -> dict[str, DictConfig]:
-    """Return the data sets of a split by name; an empty dict if it is a single one.
+    """Return the data sets of a split by name, without those that are null; an empty dict if it is a single one.
 
     Raises:
-        UserError: a name that cannot be a part of a metric's name.
+        UserError: a set without a class, or a name that cannot be a part of a metric's name.
     """
     if not isinstance(node, DictConfig) or "_target_" in node:
         return {}
-    if not all(isinstance(each, DictConfig) and "_target_" in each for each in node.values()):
+    sets = {str(name): each for name, each in node.items() if each is not None}
+    if not all(isinstance(each, DictConfig) for each in sets.values()):
         return {}  # a class is missing, as its use shows
-    for name in node:
+    for name, each in sets.items():
+        require_target(each, f"{key}.{name}")
         if not re.fullmatch(r"[\w.@=+-]+", str(name)):
             raise UserError(
                 f"{name!r} is not a name for a data set, because files and metrics are named after it",
                 key=key,
                 remedy="Use letters, digits, `_` and `-`.",
             )
-    return {str(name): each for name, each in node.items()}
+    return sets
 
 
 def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.device, distributed: Distributed) -> Loader:
@@ -164,7 +166,7 @@ def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, Co
     """Return the sets of `data.train` as one, and the sampler that `data.weights` or `data.lengths` ask for."""
     sets = {name: instantiate(node, f"data.train.{name}") for name, node in nodes.items()}
     kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
-    weights, lengths = (dict(data.get(name) or {}) for name in ("weights", "lengths"))
+    weights, lengths = (_by_set(data.get(name), f"data.{name}", sets) for name in ("weights", "lengths"))
     if len({*kinds.values()}) > 1 or "batches" in kinds.values():
         found = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise UserError(
@@ -175,6 +177,13 @@ def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, Co
     if "stream" in kinds.values():
         return mix(sets, weights, lengths), None
     return join(sets, weights, lengths)
+
+
+def _by_set(numbers: Any, key: str, sets: Iterable[str]) -> dict[str, Any]:
+    if numbers is not None and not isinstance(numbers, DictConfig):
+        example = ", ".join(f"{name}: 1" for name in sets)
+        raise UserError(f"expected a number for each set, got {numbers}", key=key, remedy=f"Set '{key}={{{example}}}'.")
+    return {str(name): number for name, number in (numbers or {}).items()}
 
 
 def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:

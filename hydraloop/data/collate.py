@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
+from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 
@@ -65,29 +66,6 @@ def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterato
         if mistake is None:
             raise
         raise mistake from error
-
-
-def failed_worker(error: Exception, key: str, keys: Mapping[str, str]) -> UserError | None:
-    """Return what to say of torch's error for workers that were killed, have exited or exceeded the timeout.
-
-    Args:
-        error: any error of an iteration.
-        key: of the data set in the config.
-        keys: of the options in the config.
-    """
-    texts = (str(one) for one in (error.__cause__, error) if isinstance(one, RuntimeError))  # the cause has the signal
-    text = next((text for text in texts if text.startswith(("DataLoader worker (pid", "DataLoader timed out"))), None)
-    if text is None:
-        return None
-    timed_out, workers = text.startswith("DataLoader timed out"), keys["num_workers"]
-    return UserError(
-        f"{text.splitlines()[0].rstrip('. ')}, while it loaded {key}",
-        key=keys["timeout"] if timed_out else workers,
-        remedy="Use more seconds, or 0 to wait forever."
-        if timed_out
-        else f"Often there is too little memory: use fewer workers. {workers}=0 loads in the training process, which "
-        "shows any other error.",
-    )
 
 
 def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> UserError | None:

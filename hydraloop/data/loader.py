@@ -190,7 +190,7 @@ def build_loader(
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     which = "sampler" if batch_sampler is None else "batch_sampler"
-    draws = made_for(values[which], dataset, rank, world_size)
+    draws = made_for(values[which], dataset, rank, world_size, keys[which])
     splits = draws is not None and hasattr(draws, "num_replicas")
     if splits and draws.num_replicas != world_size:
         raise UserError(

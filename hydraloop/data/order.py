@@ -119,19 +119,30 @@ def indices(item: Any) -> list[int]:
     return batch
 
 
-def made_for(sampler: Any, dataset: Any, rank: int, world_size: int) -> Any:
+def made_for(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:
     """Return the sampler of a data set.
 
     A function is called for each order. A partial class is called once, with `num_replicas` and `rank` if it takes
     them. Any other object is returned.
+
+    Raises:
+        UserError: a class takes `num_replicas` and has no such attribute, which says that it splits an epoch.
     """
     if not isinstance(sampler, functools.partial):
         is_function = callable(sampler) and not hasattr(sampler, "__iter__")
         return _Called(functools.partial(sampler), dataset) if is_function else sampler
     if not isinstance(sampler.func, type):
         return _Called(sampler, dataset)
-    takes = inspect.signature(sampler.func).parameters
-    return sampler(dataset, **({"num_replicas": world_size, "rank": rank} if "num_replicas" in takes else {}))
+    if "num_replicas" not in inspect.signature(sampler.func).parameters:
+        return sampler(dataset)
+    made = sampler(dataset, num_replicas=world_size, rank=rank)
+    if not hasattr(made, "num_replicas"):
+        raise UserError(
+            f"{type(made).__name__} takes num_replicas, but has no attribute num_replicas",
+            key=key,
+            remedy="Add to its __init__: self.num_replicas = num_replicas. Then the epoch is not split again.",
+        )
+    return made
 
 
 class _Called:

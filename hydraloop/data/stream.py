@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate, failed_worker
+from hydraloop.data.collate import Collate
 from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydraloop.engine import sanity
 from hydraloop.engine.device.seeding import cudnn_benchmark
-from hydraloop.engine.loaders import end_workers
+from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
@@ -68,7 +68,9 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                     call(engine)
                 yield
             except BaseException as error:
-                raised(engine, error)
+                told = raised(engine, error)
+                if told is not error:
+                    raise told from error
                 raise
             finally:
                 if write_result:
@@ -110,7 +112,9 @@ def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        raised(engine, error)
+        told = raised(engine, error)
+        if told is not error:
+            raise told from error
         raise
     finally:
         first: BaseException | None = None
@@ -119,18 +123,18 @@ def always(engine: Engine, closing: Sequence[Call]) -> Iterator[None]:
                 call(engine)
             except BaseException as late:  # after an interrupt, the other hooks still close
                 if engine.error is None:
-                    first = late
-                    raised(engine, late)
+                    first = raised(engine, late)
                 else:
                     log.error("while closing after the first error: %s", describe(late), exc_info=late)
         if first is not None:
             raise first
 
 
-def raised(engine: Engine, error: BaseException) -> None:
-    """Call on_exception for the first error of the run, before any closing hook."""
+def raised(engine: Engine, error: BaseException) -> BaseException:
+    """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
     if engine.error is not None:
-        return
+        return error
+    error = failed_worker(error) or error
     engine.error = error
     engine.distributed.abandon(error)  # before any hook, so that no hook waits for the other ranks
     for call in engine.stages.on_exception:
@@ -138,6 +142,7 @@ def raised(engine: Engine, error: BaseException) -> None:
             call(engine, error)
         except BaseException as another:  # as in `always`
             log.error("in on_exception: %s", describe(another), exc_info=another)
+    return error
 
 
 def _failed_elsewhere(engine: Engine) -> str | None:

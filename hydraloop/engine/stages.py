@@ -12,6 +12,7 @@ from typing import Any
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, OnError
 from hydraloop.engine.hook_order import Slot, in_order, overrides, slot_of
+from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 
@@ -134,6 +135,9 @@ class _Policy:
 
     def handle(self, error: Exception, point: str) -> None:
         """Raise the error, or log it with its traceback the first time, and let the run continue."""
+        killed = failed_worker(error)  # not the hook's error
+        if killed is not None:
+            raise killed from error
         if self.on_error == "raise" or isinstance(error, UserError):  # a user's mistake always ends the run
             error.add_note(f"hydraloop: raised in the hook {self.name!r} at {point}")
             raise error

@@ -228,9 +228,13 @@ class EngineState(LogsRecords):
 
     def higher_is_better(self, metric: str) -> bool | None:
         """Return whether high values of one of `metric_names` are good; None if the metric does not say."""
-        name, _, rest = metric.partition("/")
-        found: bool | None = self.task.higher_is_better(rest if name in self._val_sets and rest else metric)
+        found: bool | None = self.task.higher_is_better(self.without_set(metric))
         return found
+
+    def without_set(self, metric: str) -> str:
+        """Return the name of one of `metric_names` without the data set in front of it."""
+        name, _, rest = metric.partition("/")
+        return rest if name in self._val_sets and rest else metric
 
     def on_device(
         self, loader: Loader | None, batches: Iterable[Any] | None = None, count: int | None = None

@@ -183,7 +183,12 @@ class Allowlist:
     def _find(self, target: str, key: str) -> tuple[Any, Any]:
         """Import modules and follow attributes. Returns the object, and the module or class in which it was found."""
         parts = target.split(".")
-        found: Any = importlib.import_module(parts[0])
+        try:
+            found: Any = importlib.import_module(parts[0])
+        except ModuleNotFoundError as error:
+            if error.name != parts[0]:
+                raise
+            raise _missing(target, f"there is no module {parts[0]!r}", (), key) from None
         owner: Any = None
         for index, part in enumerate(parts[1:], start=1):
             path = ".".join(parts[: index + 1])

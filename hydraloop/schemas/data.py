@@ -173,8 +173,12 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
     values: Dict[str, Any] = dict(typed)
     keys = {name: f"data.loader.{name}" for name in values}
     for section in ("loader", f"{split}_loader"):
-        for name, value in (data.get(section) or {}).items():
-            key = f"data.{section}.{name}"
+        given: Any = data.get(section) or {}
+        if not isinstance(given, (DictConfig, dict)):
+            remedy = f"Set each of them: data.{section}.batch_size=8."
+            raise UserError(f"expected options, got {given!r}", key=f"data.{section}", remedy=remedy)
+        for name, value in given.items():
+            key = f"data.{section}.{name!s}"
             if name not in values:
                 raise UserError("there is no such option", key=key, remedy=suggestion(str(name), values))
             try:

@@ -41,7 +41,28 @@ def build_task(cfg: DictConfig) -> Task:
         raise UserError(
             f"{type(task).__name__} is not a task", key="task._target_", remedy="Inherit from hydraloop.Task."
         )
+    _check_parts(task)
     return task
+
+
+def _check_parts(task: Task) -> None:
+    """Refuse a model, a loss or a metric that is only a name, or an object of another kind."""
+    model: object = task.model
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{model!r} is not a model", key="task.model", remedy="Select one: model=small_cnn.")
+    loss: object = task.loss
+    if not callable(loss):
+        remedy = "Name a class: task.loss._target_=torch.nn.MSELoss."
+        raise UserError(f"{loss!r} is not a loss function", key="task.loss", remedy=remedy)
+    for name, metric in task.metrics.items():
+        missing = [method for method in ("update", "compute", "reset") if not hasattr(metric, method)]
+        if missing:
+            raise UserError(
+                f"{type(metric).__name__} has no method {missing[0]}, so it is not a metric",
+                key=f"task.metrics.{name}",
+                remedy="Use a metric of hydraloop.tasks.metrics or torchmetrics, or a class with update, compute and "
+                "reset.",
+            )
 
 
 def prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed: Distributed) -> bool:

@@ -55,6 +55,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "~optimizer": ("optimizer", "Leave ~optimizer out"),
     "~data": ("data", "Leave ~data out"),
     "~data.train": ("data.train", "Use data.train=null for none"),
+    "~task.metrics": ("task.metrics", "Use task.metrics.accuracy=null for none"),
+    "data.val_loader=5": ("data.val_loader", "Set each of them: data.val_loader.batch_size=8."),
     "~default_hooks.loger": ("default_hooks.loger", "Did you mean default_hooks.logger"),
     "~hooks": ("hooks", "hooks=[]"),
     "hooks={ema:{}}": ("hooks", "hooks=[]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 
 from hydraloop.data import Digits, build_loader
 from hydraloop.errors import UserError
+from hydraloop.tasks import Regression
 from tests.data.loader_parts import Words, pad
 from tests.helpers import Recorder, make_engine
 
@@ -168,3 +170,22 @@ def test_a_validation_that_cannot_be_collated_ends_the_run_before_it_begins(tmp_
         make_engine(tmp_path, {"seen": seen}, val=val, sanity_val_steps=2).train()
     assert caught.value.key == "data.loader.collate_fn"
     assert "before_train_iter 0" not in seen.trace
+
+
+class Killing(torch.nn.Module):
+    """Kills a worker during a forward, and waits for torch's signal handler."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        time.sleep(2)
+        return outputs.sum()
+
+
+def test_a_worker_that_dies_while_the_model_computes_is_named(tmp_path: Path) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(40, 4), torch.zeros(40, 1))
+    train = build_loader(data, shuffle=False, batch_size=4, num_workers=1, timeout=60)
+    task = Regression(torch.nn.Linear(4, 1), Killing())
+    engine = make_engine(tmp_path, train=train, task=task)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="killed by signal: Killed, while it loaded data") as caught:
+        engine.train()
+    assert caught.value.key == "data.loader.num_workers"

@@ -154,6 +154,24 @@ def test_a_distributed_sampler_splits_an_epoch_itself(kind: Any, of: str) -> Non
         build_loader(Words(), shuffle=True, sampler=Strided(Words(), 3, 0), world_size=2)
 
 
+class Unsaid:
+    """Splits an epoch, without an attribute that says so."""
+
+    def __init__(self, data: Any, num_replicas: int, rank: int) -> None:
+        self.part = list(range(len(data)))[rank::num_replicas]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.part)
+
+
+def test_a_distributed_sampler_without_the_attribute_is_refused_and_not_split_again() -> None:
+    for of in ("sampler", "batch_sampler"):
+        options: Any = {of: partial(Unsaid)}
+        with pytest.raises(UserError, match="has no attribute num_replicas") as caught:
+            build_loader(Words(), shuffle=True, rank=0, world_size=2, **options)
+        assert caught.value.key == f"data.loader.{of}"
+
+
 class Hidden:
     """Draws from a generator that nobody else knows."""
 

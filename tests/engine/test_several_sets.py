@@ -18,6 +18,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, NumClassCheckHook, VisualizationHook
+from hydraloop.hooks.shared.monitoring import direction
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
 from tests.engine.distributed.test_equality import assert_same, dataset, network
@@ -245,3 +246,25 @@ def test_two_best_files_of_one_name_are_refused(tmp_path: Path) -> None:
     engine.settings = Settings(device="cpu", max_epochs=1, sanity_val_steps=0)
     with pytest.raises(UserError, match="the best files of a_b/loss and a/b_loss would have the same name"):
         engine.train()
+
+
+@pytest.mark.parametrize("name", ["desktop", "phone"])
+def test_the_name_of_a_set_does_not_say_which_values_are_better(tmp_path: Path, name: str) -> None:
+    """`desktop` contains `top`, as in top-1."""
+
+    class Logging(Regression):
+        def forward(self, batch: Any) -> dict[str, Any]:
+            return {**super().forward(batch), "class_loss": torch.tensor(float(len(batch)))}
+
+    task = Logging(nn.Linear(3, 1), nn.MSELoss())
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(batches(1), {name: batches(1)}),
+        hooks={},
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=tmp_path,
+    )
+    engine.train()
+    assert f"{name}/class_loss" in engine.metrics
+    assert direction(f"{name}/class_loss", engine) is False

@@ -462,6 +462,13 @@ def test_a_bug_in_the_projects_own_module_is_not_swallowed(allowlist: Allowlist,
         allowlist.locate("own_project.importing.Net", "task.model")
 
 
+def test_a_trusted_package_that_is_not_installed_is_named(allowlist: Allowlist) -> None:
+    allowlist.trust("timn")
+    with pytest.raises(UserError, match="there is no module 'timn'") as caught:
+        allowlist.locate("timn.create_model", "task.model")
+    assert caught.value.remedy == "Check the spelling, or install the package."
+
+
 @pytest.mark.parametrize(
     ("node", "key"),
     [

@@ -82,7 +82,8 @@ def direction(
         found = engine.higher_is_better(name)
     if found is None:
         greater = GREATER_KEYS if greater_keys is None else greater_keys
-        found = by_keys(name, greater, LESS_KEYS if less_keys is None else less_keys)
+        # Without the data set's name, which may contain a key: desktop/class_loss contains `top`.
+        found = by_keys(engine.without_set(name), greater, LESS_KEYS if less_keys is None else less_keys)
     return found
 
 
