@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -16,9 +17,12 @@ import torch
 
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Done, Project, Run
+from tests.helpers import differences
 
 NEEDED = {"lora": "peft", "streaming": "datasets", "text": "transformers", "vision": "timm"}
 """The package that an example needs; scripts/lowest.sh does not install them."""
+WHEN_RESUMED = {"distillation": "task.weights=null"}
+"""Options of a resumed run. The teacher's file is not there any more: its weights are in the checkpoint."""
 VISION = Path(sys.prefix) / "vision"
 """Where scripts/example_packages.sh puts timm and torchvision."""
 DYING = """
@@ -29,11 +33,11 @@ import hydraloop
 
 
 class Dying(hydraloop.Hook):
-    def __init__(self, at):
-        self.at = at
+    def __init__(self, at, rank=0):
+        self.at, self.rank = at, rank
 
     def after_train_iter(self, engine, batch_idx, batch, outputs):
-        if engine.progress.iteration == self.at:
+        if engine.progress.iteration == self.at and engine.distributed.rank == self.rank:
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -52,7 +56,12 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
 
 @pytest.mark.slow
 def test_the_readme_is_true_and_a_killed_run_ends_with_the_same_weights(example: Project) -> None:
-    (command, *others), printed = read(example.path / "README.md")
+    commands, printed = read(example.path / "README.md")
+    *_, resuming = commands
+    command = resuming.removesuffix(" resume=auto")
+    first = commands.index(command)
+    for before in commands[:first]:  # such as the teacher of the model
+        run(example, before)
     done = run(example, command)
     assert "warning" not in done.text.lower()
     assert numbers(done.out).keys() >= numbers(printed).keys()
@@ -61,9 +70,8 @@ def test_the_readme_is_true_and_a_killed_run_ends_with_the_same_weights(example:
     uninterrupted = example.run
     for picture in re.findall(r"`(media/[\w/.]+)`", (example.path / "README.md").read_text(encoding="utf-8")):
         assert (uninterrupted.path / picture).is_file()
-    for other in others:
-        if "resume=auto" not in other:  # below
-            run(example, other)
+    for other in commands[first + 1 : -1]:
+        run(example, other)
 
     last = uninterrupted.result["progress"]["iteration"]
     example.write("dying.py", DYING)
@@ -72,7 +80,8 @@ def test_the_readme_is_true_and_a_killed_run_ends_with_the_same_weights(example:
     dying = f"+hooks.dying={{_target_:dying.Dying,at:{last // 2}}}"
     killed = example.train(*arguments(command), dying, **environment(example))
     assert killed.code == -9, killed.text
-    run(example, f"{command} resume=auto")
+    shutil.rmtree(example.path / "outputs" / "teacher", ignore_errors=True)  # of the distillation
+    run(example, f"{command} {WHEN_RESUMED.get(example.path.name, '')} resume=auto")
     resumed = Run(example.path / "outputs/killed/run")
     assert "resumed" in resumed.log
     torch.testing.assert_close(weights(resumed), weights(uninterrupted), rtol=0, atol=0)
@@ -118,4 +127,30 @@ def weights(run: Run) -> dict[str, Any]:
     folder = run.path / "checkpoints"
     checkpoint = torch.load(folder / (folder / "last_checkpoint").read_text().strip(), weights_only=True)
     assert checkpoint["meta"]["iteration"] == run.result["progress"]["iteration"]
-    return {name: checkpoint[name] for name in ("state_dict", "optimizer")} | {"ema": checkpoint["hooks"].get("ema")}
+    found = {name: checkpoint.get(name) for name in ("state_dict", "optimizer", "task")}
+    return {**found, "ema": checkpoint["hooks"].get("ema")}
+
+
+@pytest.mark.slow
+def test_a_gan_on_two_ranks_that_is_killed_twice_ends_with_the_same_weights(tmp_path: Path) -> None:
+    example = Project(Path(shutil.copytree(REPOSITORY / "examples" / "gan", tmp_path / "gan")))
+    example.write("dying.py", DYING)
+    line = ["engine.max_epochs=5", "engine.val_interval=2", "distributed.nproc_per_node=2"]
+    done = example.train(*line, "hydra.run.dir=outputs/whole/run")
+    assert done.code == 0, done.text
+    resume: list[str] = []
+    for at, rank in ((13, 1), (37, 0)):  # of 10 iterations in an epoch
+        dying = f"+hooks.dying={{_target_:dying.Dying,at:{at},rank:{rank}}}"
+        done = example.train(*line, "hydra.run.dir=outputs/killed/run", *resume, dying)
+        assert "killed by SIGKILL" in done.text, done.text
+        resume = ["resume=auto"]
+    done = example.train(*line, "hydra.run.dir=outputs/killed/run", *resume)
+    assert done.code == 0, done.text
+    whole, killed = (Run(example.path / "outputs" / name / "run") for name in ("whole", "killed"))
+    assert not list(differences(weights(killed), weights(whole)))
+    assert killed.result["test_metrics"] == whole.result["test_metrics"]
+
+
+def test_the_python_of_the_gan_is_at_most_20_lines() -> None:
+    tree = ast.parse((REPOSITORY / "examples" / "gan" / "gan.py").read_text(encoding="utf-8"))
+    assert len([line for line in ast.unparse(tree.body[1:]).splitlines() if line]) <= 20
