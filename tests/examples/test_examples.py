@@ -135,7 +135,8 @@ def weights(run: Run) -> dict[str, Any]:
 def test_a_gan_on_two_ranks_that_is_killed_twice_ends_with_the_same_weights(tmp_path: Path) -> None:
     example = Project(Path(shutil.copytree(REPOSITORY / "examples" / "gan", tmp_path / "gan")))
     example.write("dying.py", DYING)
-    line = ["engine.max_epochs=5", "engine.val_interval=2", "distributed.nproc_per_node=2"]
+    line = ["engine.max_epochs=5", "engine.val_interval=2", "default_hooks.checkpoint.interval=1"]
+    line += ["distributed.nproc_per_node=2"]
     done = example.train(*line, "hydra.run.dir=outputs/whole/run")
     assert done.code == 0, done.text
     resume: list[str] = []

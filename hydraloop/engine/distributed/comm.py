@@ -92,6 +92,13 @@ class Distributed:
         """Return the sum of `values` (any shape) over all ranks."""
         return values
 
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Return the `values` `[N, …]` of all ranks as `[ranks * N, …]`, by rank; N is the same on all ranks.
+
+        Gradients flow back to all ranks, so a loss over the values of all ranks is trained as in one process.
+        """
+        return values
+
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank: numbers, strings, CPU tensors, and lists and dicts of these."""
         return [value]

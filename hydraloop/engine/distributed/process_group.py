@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from hydraloop.engine.device.choose import choose_device
+from hydraloop.engine.distributed.all_gather import gathered
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import FSDPOptions, reshard, shard
@@ -209,6 +210,10 @@ class ProcessGroup(Distributed):
         if not self._alone:
             dist.all_reduce(total, group=self._hosts if total.device.type == "cpu" else None)
         return total
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Return the values of all ranks; one collective of the devices, and another one in backward."""
+        return values if self._alone else gathered(values)
 
     def gather(self, value: Any) -> list[Any]:
         """Return all ranks' values, over the hosts; two collectives."""
