@@ -49,6 +49,7 @@ Examples
   {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
   {command} resume=auto                                      continue the latest run; repeat its options
+  python -m hydraloop evaluate outputs/<run>                 a finished run; also predict and export
 """
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -45,6 +45,26 @@ def load_run(
     distributed: Distributed | None = None,
 ) -> Engine:
     """Return an engine with the weights of a run; see `hydraloop.load`. The caller has said what is trusted."""
+    return load_found(find(run_dir, checkpoint, overrides), splits, task, loaders, distributed)
+
+
+class Found(NamedTuple):
+    """A finished run."""
+
+    run_dir: Path
+    file: Path
+    """The checkpoint."""
+    saved: dict[str, Any]
+    """Its contents."""
+    cfg: DictConfig
+
+
+def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Found:
+    """Return the config and the checkpoint of a run. Nothing of it is instantiated.
+
+    Raises:
+        UserError: there is no run or no checkpoint, or an override does not fit.
+    """
     ALLOWLIST.distrust(run_dir)
     if not holds_run(run_dir):
         raise UserError(
@@ -54,7 +74,19 @@ def load_run(
         )
     file = checkpoint_of(run_dir, checkpoint)
     saved = load_file(file, key="checkpoint", mmap=True)
-    cfg = config_of(run_dir, overrides, saved.get("meta") or {})
+    return Found(run_dir, file, saved, config_of(run_dir, overrides, saved.get("meta") or {}))
+
+
+def load_found(
+    found: Found,
+    splits: Sequence[str],
+    task: Task | None = None,
+    loaders: Loaders | Mapping[str, Any] | None = None,
+    distributed: Distributed | None = None,
+) -> Engine:
+    """Return an engine with the weights of a run; see `hydraloop.load`."""
+    run_dir, file, saved, cfg = found
+    cfg.distributed.nproc_per_node = 1  # no processes are started
     distributed = distributed or connected(cfg)
     if distributed.world_size == 1:
         cfg.distributed.strategy = "auto"
@@ -142,7 +174,6 @@ def config_of(run_dir: Path, overrides: Sequence[str], meta: Mapping[str, Any]) 
     for override in arguments.parse(overrides):
         _apply(override, cfg)
     cfg.resume = cfg.load_from = cfg.init.checkpoint = None
-    cfg.distributed.nproc_per_node = 1
     _fill(cfg, cast("DictConfig", OmegaConf.create(meta.get("config", ""))))
     cfg = _typed(resolved(cfg))
     remember_config(cfg)

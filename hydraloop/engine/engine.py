@@ -193,10 +193,12 @@ class Engine(EngineState):
     def predict(self, loader: Loader | None = None) -> Iterator[Any]:
         """Yield the predictions (`task.predict`) for all samples, in order and each once, on the CPU.
 
-        The predictions are those of a test: in eval mode, with `ema` and `tta` (`before_test_epoch` is called). Each
-        item has those of one batch of one rank, so `torch.cat(list(engine.predict()))` has all. With several ranks,
-        call it on each one, and iterate to the end; each gets the predictions of all. Until the end, the engine must
-        not be used for anything else.
+        The predictions are those of a test, or of a validation for a loader in `loaders.val`: in eval mode, with `ema`
+        and `tta`. Of the hooks, only before_test_epoch or before_val_epoch is called.
+
+        Each item has the predictions of one batch of one rank, so `torch.cat(list(engine.predict()))` has all. With
+        several ranks, call it on each one, and iterate to the end; each rank gets the predictions of all. Until the
+        end, the engine must not be used for anything else.
 
         Args:
             loader: of batches, with or without targets. None: `loaders.test`.

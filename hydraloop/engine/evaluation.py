@@ -142,8 +142,15 @@ def predict_batches(engine: Engine, loader: Loader) -> Iterator[Any]:
             key="distributed.nproc_per_node",
             remedy="Use distributed.nproc_per_node=1.",
         )
-    with engine.precision.active(), in_mode(engine, "test"), evaluating(engine), in_eval_mode(task):
-        for call in engine.stages.before_test_epoch:  # ema and tta
+    validates = any(loader is one for one in sets_of(engine.loaders.val).values())
+    opening = engine.stages.before_val_epoch if validates else engine.stages.before_test_epoch
+    with (
+        engine.precision.active(),
+        in_mode(engine, "val" if validates else "test"),
+        evaluating(engine),
+        in_eval_mode(task),
+    ):
+        for call in opening:  # ema and tta
             call(engine)
         ranks.before_evaluation(task)
         try:

@@ -8,9 +8,10 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
@@ -18,6 +19,9 @@ from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import GRACE
 from hydraloop.run.result import sweep_value
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
 
 
 def _launch(job: Job, processes: int) -> Ended:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
 
@@ -53,20 +57,7 @@ def _launch(job: Job, processes: int) -> Ended:
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
-        config = api.LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id=secrets.token_hex(8),
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",  # a free port
-            local_addr="127.0.0.1",  # the machine's name may not resolve
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=name),
-            # A signal that is ignored (nohup) stays ignored.
-            signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
-        )
+        config = _config(processes, name)
         error: BaseException | None = None
         exit_codes: dict[int, int] = {}
         try:
@@ -82,6 +73,46 @@ def _launch(job: Job, processes: int) -> Ended:
         if error is None and not failures:
             return Ended(sweep_value(Path(job.run_dir)))
         return Ended(error=error or _error(failures), trained=any(failure.trained for failure in failures))
+
+
+def run_module(arguments: Sequence[str], processes: int) -> int:
+    """Run `python -m …` on several ranks, which print their errors themselves. Returns the exit code."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import api
+
+    with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
+        try:
+            with _around_launcher():
+                api.elastic_launch(_config(processes, name), sys.executable)("-m", *arguments)
+        except ChildFailedError as failed:
+            for rank, process in failed.failures.items():
+                if process.exitcode < 0:
+                    print(f"error: rank {rank} was ended by signal {-process.exitcode}", file=sys.stderr)
+            return 1
+        except SignalException as told:
+            return 128 + int(told.sigval)
+    return 0
+
+
+def _config(processes: int, folder: str) -> LaunchConfig:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher import api
+
+    return api.LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=secrets.token_hex(8),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # a free port
+        local_addr="127.0.0.1",  # the machine's name may not resolve
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=folder),
+        # A signal that is ignored (nohup) stays ignored.
+        signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
+    )
 
 
 def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]) -> list[Failure]:

@@ -69,8 +69,8 @@ class HuggingFace(Task):
         return {LOSS: loss, **{name: value for name, value in found.items() if value is not None}}
 
     def predict(self, batch: Any) -> dict[str, Tensor]:
-        """Return all outputs of the model that have an entry for each sample; the batch needs no labels."""
-        output = self.model(**self._arguments(batch))
+        """Return all outputs of the model that have an entry for each sample. Labels are left out."""
+        output = self.model(**{name: value for name, value in self._arguments(batch).items() if name != self._labels})
         samples = self.num_samples(batch)
         outputs = output.items() if isinstance(output, Mapping) else [(self._logits, output)]
         return {

@@ -80,7 +80,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
     write(target, published)
     if "state_dict" not in published:
         return [target]
-    obstacle = _write_safetensors(tensors, published["state_dict"], published.get("meta"), like=target)
+    obstacle = write_safetensors(tensors, published["state_dict"], published.get("meta"), like=target)
     if obstacle is not None:
         log.info("%s is not written: %s", tensors.name, obstacle)
         tensors.unlink(missing_ok=True)  # from an earlier run, with other weights
@@ -88,10 +88,13 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
     return [target, tensors]
 
 
-def _write_safetensors(
+def write_safetensors(
     path: Path, state: Mapping[str, Any], meta: Mapping[str, Any] | None, *, like: Path
 ) -> str | None:
-    """Write a state dict with the file mode of `like`. Return why that is not possible, or None.
+    """Write a state dict, and plain values of `meta`, with the file mode of `like`.
+
+    Returns:
+        Why that is not possible, or None.
 
     Raises:
         OSError: the file cannot be written.

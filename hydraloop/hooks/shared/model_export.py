@@ -9,12 +9,12 @@ import io
 import json
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hydraloop.engine.checkpoint.format import evaluation_weights
@@ -61,8 +61,7 @@ class ModelExport:
             folder.mkdir(exist_ok=True)
             for name in (DESCRIPTION, MODEL):  # of an earlier attempt
                 (folder / name).unlink(missing_ok=True)
-            with _quiet():
-                program, description = _exported(engine, self._batch, checkpoint)
+            program, description = _exported(engine, self._batch, checkpoint)
             torch.export.save(program, folder / MODEL)
             atomic.write_text(folder / DESCRIPTION, json.dumps(description) + "\n")  # last: it says that both exist
         except Exception as error:  # torch.export raises many kinds of errors
@@ -97,15 +96,12 @@ def _exported(engine: Engine, batch: Any, checkpoint: Path) -> tuple[torch.expor
     """Export a copy of the model on the CPU. Returns the graph and its description for trackers."""
     task = copy.deepcopy(engine.task, {id(engine): _Silent(engine)}).cpu().eval()
     task.model.load_state_dict(evaluation_weights(load_file(checkpoint, key="log_model"), engine.settings.weights))
-    with torch.no_grad():
-        args, kwargs = _example(task, tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))
-        arguments = inspect.signature(task.model.forward).bind(*args, **kwargs).arguments
-        program = torch.export.export(task.model, args, kwargs, dynamic_shapes=tree_map(_open_size, arguments))
-        outputs = program.module()(*args, **kwargs)
+    program, arguments = graph_of(task.model, task.evaluate, batch)
+    args, kwargs = program.example_inputs
     inputs = list(arguments.values())
     return program, {
         "inputs": _specs(inputs[0] if len(inputs) == 1 else arguments),
-        "outputs": _specs(outputs),
+        "outputs": _specs(program.module()(*args, **kwargs)),
         "example": inputs[0].tolist() if len(inputs) == 1 and isinstance(inputs[0], Tensor) else None,
         "checkpoint": checkpoint.name,
         "iteration": engine.progress.iteration if engine.best is None else engine.best.iteration,
@@ -114,14 +110,39 @@ def _exported(engine: Engine, batch: Any, checkpoint: Path) -> tuple[torch.expor
     }
 
 
-def _example(task: Any, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+@torch.no_grad()
+def graph_of(
+    model: nn.Module, call: Callable[[Any], Any], batch: Any
+) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
+    """Export a model as a graph. The size of a batch stays open, all other sizes are those of the example.
+
+    Args:
+        model: on the CPU, in eval mode.
+        call: calls the model for a batch (`task.evaluate`).
+        batch: the example.
+
+    Returns:
+        The graph, and the arguments of the model by name.
+
+    Raises:
+        Exception: any error of torch.export.
+    """
+    batch = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch)
+    args, kwargs = _example(model, call, batch)
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    with _quiet():
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=tree_map(_open_size, arguments))
+    return program, arguments
+
+
+def _example(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which the task calls its model, for the first samples of a batch."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    handle = task.model.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
-    )
-    task.evaluate(batch)
+    handle = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    call(batch)
     handle.remove()
+    if not calls:
+        raise ValueError(f"the task's {call.__name__} does not call its model")
     samples = next(leaf.size(0) for leaf in leaves_of(calls[0]) if isinstance(leaf, Tensor) and leaf.ndim)
     args, kwargs = tree_map(
         lambda leaf: (

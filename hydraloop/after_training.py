@@ -1,0 +1,117 @@
+"""`python -m hydraloop evaluate|predict|export <run> …`: the commands for a finished run, which they do not change.
+
+`evaluate` and `predict` start as many processes as the run had, in the same way, so that results have the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydraloop.cli.console import MaskingFormatter
+from hydraloop.cli.error_reports import Reports
+from hydraloop.errors import UserError
+from hydraloop.launch import elastic, torchrun
+from hydraloop.safety.allowlist import ALLOWLIST, Advice
+from hydraloop.safety.secrets import remember_overrides
+
+if TYPE_CHECKING:
+    from hydraloop.engine.distributed.comm import Distributed
+
+COMMANDS = {
+    "evaluate": "Print the metrics of a finished run as JSON.",
+    "predict": "Write the predictions of a finished run, in the order of the data.",
+    "export": "Write the model of a finished run for use without hydraloop.",
+}
+_ARGUMENTS = {
+    "evaluate": {"split": "test|val", "checkpoint": "best|last|FILE"},
+    "predict": {"split": "test|val", "checkpoint": "best|last|FILE", "output": "FILE.jsonl|FILE.npz"},
+    "export": {"checkpoint": "best|last|FILE", "output": "FILE"},
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command. Returns the exit code: 0, 1 after an error message, or 130 after Ctrl-C; argparse exits with 2."""
+    args = _parser(argv[0]).parse_intermixed_args(argv[1:])
+    trusted = [package for given in args.trusted for package in given.split(",")]
+    remember_overrides(args.overrides)
+    _log_warnings()
+    ALLOWLIST.trust_folder(Path.cwd())
+    ALLOWLIST.trust(trusted)
+    ALLOWLIST.advice = Advice(lambda names: f"run `{_with_trusted(argv, names)}`.", "the working directory")
+    if torchrun.is_several():
+        torchrun.keep_quiet()
+    distributed: Distributed | None = None
+    try:
+        from hydraloop.builder import connected
+        from hydraloop.cli.after_training import Command, Request
+
+        own = {"output": f"model.{args.format}" if argv[0] == "export" else "predictions.jsonl"}
+        overrides = []
+        for text in args.overrides:
+            key, _, value = text.partition("=")
+            if key in _ARGUMENTS[argv[0]]:
+                own[key] = value
+            else:
+                overrides.append(text)
+        command = Command(Request(argv[0], args.run, args.format, overrides=overrides, **own))
+        if command.processes > 1 and not torchrun.is_several():
+            return elastic.run_module(["hydraloop", *argv], command.processes)
+        distributed = connected(command.cfg)
+        text = command.run(distributed)
+        if distributed.is_main:
+            print(text)
+        distributed.close()
+    except (Exception, KeyboardInterrupt) as error:
+        if _reports(error, distributed):
+            Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1").show(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m hydraloop {name}", description=COMMANDS[name])
+    parser.add_argument("run", type=Path, help="the run directory, outputs/<date>/<run>")
+    own = ", ".join(f"{key}={values}" for key, values in _ARGUMENTS[name].items())
+    what = f"{own}; or changes of the run's config, such as data.test.root=/data"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
+    what = "packages whose classes the config may name, such as timm,peft. Files in the working directory are trusted"
+    parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGES", help=what)
+    what = "weights, or the graph of the model (torch.export, ONNX)"
+    formats = ("safetensors", "pt2", "onnx")
+    if name == "export":
+        parser.add_argument("--format", required=True, choices=formats, help=what)
+    else:
+        parser.set_defaults(format="")
+    return parser
+
+
+def _log_warnings() -> None:
+    """Write warnings to standard error, on rank 0. Standard output has only the result."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(MaskingFormatter("warning: %(message)s"))
+    logging.basicConfig(level=logging.WARNING if torchrun.rank() == 0 else logging.CRITICAL, handlers=[handler])
+
+
+def _with_trusted(argv: Sequence[str], packages: Sequence[str]) -> str:
+    """Return the command line that trusts these packages."""
+    kept = [
+        text
+        for before, text in zip(["", *argv], argv, strict=False)
+        if before != "--trusted" and not text.startswith("--trusted")
+    ]
+    return shlex.join(["python", "-m", "hydraloop", *kept, "--trusted", ",".join(packages)])
+
+
+def _reports(error: BaseException, distributed: Distributed | None) -> bool:
+    """Return whether this rank prints the error: the one that failed first."""
+    if distributed is None:  # all ranks have the same mistake
+        return torchrun.rank() == 0 or not isinstance(error, UserError | KeyboardInterrupt)
+    distributed.abandon(error)
+    failed = distributed.first_failure()
+    return failed is None or failed[0] == distributed.rank

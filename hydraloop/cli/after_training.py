@@ -1,0 +1,100 @@
+"""What `python -m hydraloop evaluate|predict|export` do with a finished run, on each rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydraloop.cli import exports, predictions
+from hydraloop.cli.loading import find, load_found
+from hydraloop.engine.checks import check_evaluable
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.loaders import sets_of
+from hydraloop.errors import UserError, suggestion
+from hydraloop.run.config_yaml import plain
+
+_SPLITS = ("test", "val")
+
+
+@dataclass
+class Request:
+    """What a command line asks for."""
+
+    command: str
+    """`evaluate`, `predict` or `export`."""
+    run: Path
+    format: str = ""
+    """Of an export."""
+    split: str = "test"
+    checkpoint: str = "best"
+    output: str = ""
+    overrides: list[str] = field(default_factory=list)
+
+
+class Command:
+    """A command whose arguments have been checked as far as that needs no data and no model.
+
+    Raises:
+        UserError: a wrong argument, no run directory, or no checkpoint.
+    """
+
+    def __init__(self, request: Request) -> None:
+        if request.split not in _SPLITS:
+            remedy = suggestion(request.split, _SPLITS)
+            raise UserError(f"there is no split {request.split!r} to evaluate", key="split", remedy=remedy)
+        self._request, self._output = request, Path(request.output)
+        if request.command == "export":
+            exports.check_format(request.format)
+        if request.command != "evaluate":
+            predictions.check_folder(self._output)
+        if request.command == "predict":
+            predictions.check_suffix(self._output)
+        self._found = find(request.run, request.checkpoint, request.overrides)
+        self.cfg = self._found.cfg
+        if request.command == "export":
+            self.cfg.distributed.nproc_per_node = 1
+            self.cfg.engine.compile = False
+        self.processes: int = self.cfg.distributed.nproc_per_node
+        """How many processes have to be started for it, if no launcher has."""
+
+    def run(self, ranks: Distributed) -> str:
+        """Do it; called on each rank. Returns what to print on rank 0: the metrics as JSON, or the file written."""
+        if self._request.command == "evaluate":
+            return self._evaluate(self._engine(ranks, self._request.split))
+        if self._request.command == "predict":
+            self._predict(self._engine(ranks, self._request.split))
+        else:
+            self._export(ranks)
+        return str(self._output)
+
+    def _engine(self, ranks: Distributed, *splits: str) -> Engine:
+        return load_found(self._found, splits, distributed=ranks)
+
+    def _evaluate(self, engine: Engine) -> str:
+        metrics = engine.test() if self._request.split == "test" else engine.validate()
+        return json.dumps(plain(metrics))
+
+    def _predict(self, engine: Engine) -> None:
+        parts = self._predictions(engine)
+        if engine.distributed.is_main:
+            predictions.write(self._output, parts)
+        else:
+            for _ in parts:  # takes part in collectives
+                pass
+
+    def _predictions(self, engine: Engine) -> Iterator[tuple[str, Any]]:
+        loaders = getattr(engine.loaders, self._request.split)
+        check_evaluable(loaders, f"data.{self._request.split}")
+        for name, loader in sets_of(loaders).items():
+            for part in engine.predict(loader):
+                yield name, part
+
+    def _export(self, ranks: Distributed) -> None:
+        name = self._request.format
+        found = [split for split in ("val", "test", "train") if self.cfg.data.get(split) is not None]
+        engine = self._engine(ranks, *(found[:1] if name != "safetensors" else ()))
+        exports.write(engine, self._found.file, name, self._output)

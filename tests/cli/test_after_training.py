@@ -1,0 +1,250 @@
+"""`python -m hydraloop evaluate|predict|export` on finished runs, as typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hydraloop.data import Digits
+from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.models import SmallCNN
+from tests.e2e.projects import Done, Project
+
+SETS = """
+# @package data
+defaults: [base, _self_]
+train: {_target_: hydraloop.data.Digits, split: train}
+val: {_target_: hydraloop.data.Digits, split: val}
+test:
+  small: {_target_: hydraloop.data.Digits, split: test}
+  large: {_target_: hydraloop.data.Digits, split: val}
+"""
+TRAINED = (
+    "data=sets",
+    *("hooks=[ema,tta]", "hooks.ema.momentum=0.1", "hooks.tta.transforms=[identity,shift]", "optimizer.lr=1e-2"),
+    *("engine.max_epochs=4", "default_hooks.checkpoint.save_best=loss", "hydra.run.dir=run"),
+)
+"""The best checkpoint is not the last one, and metrics depend on averaged weights and several views."""
+
+
+class Net(SmallCNN):
+    """A model outside of the project."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with one finished run in the folder `run`, tested on two data sets."""
+    project = Project.make(tmp_path_factory.mktemp("after") / "project")
+    project.write("conf/data/sets.yaml", SETS)
+    done = project.train(*TRAINED)
+    assert done.code == 0, done.text
+    return project
+
+
+def command(project: Project, name: str, *arguments: str) -> Done:
+    return project.python("-m", "hydraloop", name, *arguments)
+
+
+def result(project: Project, run: str = "run") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project.path / run / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def predicted(project: Project, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (project.path / name).read_text(encoding="utf-8").splitlines()]
+
+
+def hits(rows: list[dict[str, Any]], split: str) -> float:
+    """The accuracy of logits, as a metric computes it."""
+    images = Digits(split)
+    assert [row["index"] for row in rows] == list(range(len(images)))
+    right = sum(max(range(10), key=row["output"].__getitem__) == int(images[i][1]) for i, row in enumerate(rows))
+    return right / len(images)
+
+
+def test_evaluate_prints_the_metrics_of_the_run_to_the_last_bit(trained: Project) -> None:
+    """With averaged weights, the best checkpoint, an augmented test and two data sets. Nothing is written."""
+    before = files(trained.path)
+    done = command(trained, "evaluate", "run")
+    assert (done.code, done.err) == (0, "")
+    expected = result(trained)["test_metrics"]
+    assert len(expected) == 4
+    assert done.out == json.dumps(expected) + "\n"
+    last = command(trained, "evaluate", "run", "split=val", "checkpoint=last")
+    assert json.loads(last.out) == result(trained)["val_metrics"]
+    raw = command(trained, "evaluate", "run", "weights=raw")
+    assert json.loads(raw.out).keys() == expected.keys()
+    assert json.loads(raw.out) != expected
+    assert files(trained.path) == before
+
+
+def test_predictions_are_in_order_and_have_the_metrics_of_the_run(trained: Project) -> None:
+    done = command(trained, "predict", "run")
+    assert (done.code, done.out, done.err) == (0, "predictions.jsonl\n", "")
+    rows = predicted(trained, "predictions.jsonl")
+    expected = result(trained)["test_metrics"]
+    for name, split in (("small", "test"), ("large", "val")):
+        assert hits([row for row in rows if row["data_set"] == name], split) == expected[f"{name}/accuracy"]
+    assert command(trained, "predict", "run", "output=p.npz").code == 0
+    with np.load(trained.path / "p.npz") as arrays:
+        assert sorted(arrays) == ["large/output", "small/output"]
+        logits = [row["output"] for row in rows if row["data_set"] == "small"]
+        assert np.array_equal(arrays["small/output"], np.array(logits, dtype=np.float32))
+
+
+def test_predictions_for_other_data_without_targets(trained: Project) -> None:
+    """A class of the working directory, with other batches."""
+    trained.write(
+        "my_project/images.py",
+        "from hydraloop.data import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
+    )
+    given = ("data.val._target_=my_project.images.images", "data.loader.batch_size=7", "output=val.jsonl", "split=val")
+    done = command(trained, "predict", "run", *given)
+    assert done.code == 0, done.err
+    labeled = command(trained, "predict", "run", "split=val", "output=labeled.jsonl")
+    assert labeled.code == 0, labeled.err
+    one, other = predicted(trained, "val.jsonl"), predicted(trained, "labeled.jsonl")
+    assert len(one) == len(Digits("val"))
+    assert torch.allclose(
+        torch.tensor([row["output"] for row in one]), torch.tensor([row["output"] for row in other]), atol=1e-5
+    )
+
+
+def best_weights(project: Project) -> dict[str, torch.Tensor]:
+    return evaluation_weights(load(Path(project.path, result(project)["best"]["checkpoint"])))
+
+
+def test_exported_weights_are_those_of_the_best_checkpoint(trained: Project) -> None:
+    done = command(trained, "export", "run", "--format", "safetensors")
+    assert (done.code, done.out, done.err) == (0, "model.safetensors\n", "")
+    found, expected = load_file(trained.path / "model.safetensors"), best_weights(trained)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow  # torch.export
+def test_an_exported_graph_needs_no_code_and_any_number_of_samples(trained: Project) -> None:
+    done = command(trained, "export", "run", "--format", "pt2", "output=graph.pt2", "checkpoint=last")
+    assert (done.code, done.out, done.err) == (0, "graph.pt2\n", "")
+    command(trained, "predict", "run", "split=val", "checkpoint=last", "output=last.npz")
+    graph = torch.export.load(trained.path / "graph.pt2").module()
+    images = torch.stack([Digits("val")[index][0] for index in range(len(Digits("val")))])
+    with np.load(trained.path / "last.npz") as arrays:
+        assert np.allclose(graph(images).detach().numpy(), arrays["output"], atol=1e-5)
+    assert graph(images[:1]).shape == (1, 10)
+
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    "evaluate nope": ("run: nope is not a run directory", "Name one, outputs/<date>/<run>."),
+    "evaluate conf": ("run: conf is not a run directory", "Name one"),
+    "evaluate empty": ("checkpoint: empty has no complete checkpoint", "Train with default_hooks.checkpoint"),
+    "evaluate run checkpoint=nope.pth": ("checkpoint: there is no checkpoint file nope.pth", "Name a file"),
+    "evaluate run task.model.width=8": ("checkpoint: the weights do not fit the model SmallCNN", "Use the model of"),
+    "evaluate run split=tset": ("split: there is no split 'tset'", "Did you mean test?"),
+    "evaluate run data.test=null": ("data.test: there is no data set", "data.test"),
+    "evaluate run data.tset=null": ("data.tset: there is no such option", "Did you mean test?"),
+    "predict run output=x.csv": ("output: x.csv is neither JSON lines", "Use x.jsonl or .npz."),
+    "predict run output=nope/x.npz": ("output: there is no folder nope", "Create it"),
+    "export run --format onnx": ("--format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
+    "export branching --format pt2": ("--format: Branching cannot be exported as a graph", "--format safetensors"),
+}
+LINES = [pytest.param(line, marks=pytest.mark.slow) if "branching" in line else line for line in MISTAKES]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_mistake_is_one_message(line: str, trained: Project) -> None:
+    shutil.copytree(
+        trained.path / "run",
+        trained.path / "empty",
+        ignore=shutil.ignore_patterns("checkpoints", "*.json"),
+        dirs_exist_ok=True,
+    )
+    if "branching" in line:
+        branching(trained)
+    before = trained.files
+    done = command(trained, *line.split())
+    problem, remedy = MISTAKES[line]
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {problem}")
+    assert remedy in done.err
+    assert len(re.findall("error:", done.err)) == 1
+    assert "Traceback" not in done.err
+    assert trained.files == before
+
+
+BRANCHING = """
+from hydraloop.models import SmallCNN
+class Branching(SmallCNN):
+    def forward(self, images):
+        return super().forward(images * (2 if images.sum() > 0 else 1))
+"""
+
+
+def branching(project: Project) -> None:
+    """Make a run whose model torch.export does not take."""
+    project.write("my_project/branching.py", BRANCHING)
+    run = project.path / "branching"
+    shutil.copytree(project.path / "run", run, dirs_exist_ok=True)
+    config = run / ".hydra" / "config.yaml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("hydraloop.models.SmallCNN", "my_project.branching.Branching"), encoding="utf-8")
+
+
+def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
+    """And the run directory grants no trust, though it is in the trusted working directory."""
+    refused = command(
+        trained, "evaluate", "run", f"task.model._target_={__name__}.Net", "split=val", "--trusted", "timm"
+    )
+    assert refused.code == 1
+    assert refused.err.startswith(f"error: task.model._target_: a config may not instantiate {__name__}.Net")
+    found = re.search(r"run `python (.*)`\. Classes in the working directory", refused.err)
+    assert found is not None
+    assert found[1].endswith("split=val --trusted tests,timm")
+    done = trained.python(*found[1].split())
+    assert json.loads(done.out) == json.loads(command(trained, "evaluate", "run", "split=val").out)
+    trained.write("run/evil.py", "open('executed', 'w')")
+    evil = command(trained, "evaluate", "run", "task.model._target_=run.evil.Net")
+    assert "a config may not instantiate run.evil.Net" in evil.err
+    assert not (trained.path / "executed").exists()
+
+
+# Ranks. --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # 2 ranks, started four times
+def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    project.write("conf/data/sets.yaml", SETS)
+    done = project.train(*TRAINED, "distributed.nproc_per_node=2")
+    assert done.code == 0, done.text
+    expected = result(project)["test_metrics"]
+    done = command(project, "evaluate", "run")
+    assert (done.code, done.out, done.err) == (0, json.dumps(expected) + "\n", "")
+    one = json.loads(command(project, "evaluate", "run", "distributed.nproc_per_node=1").out)
+    for name, value in one.items():
+        if name.endswith("loss"):
+            assert value == pytest.approx(expected[name], abs=1e-6)
+        else:
+            assert value == expected[name]
+    done = command(project, "predict", "run")
+    assert (done.code, done.out, done.err) == (0, "predictions.jsonl\n", "")
+    rows = predicted(project, "predictions.jsonl")
+    for name, split in (("small", "test"), ("large", "val")):
+        assert hits([row for row in rows if row["data_set"] == name], split) == expected[f"{name}/accuracy"]
+    done = command(project, "evaluate", "run", "task.model.width=8")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: checkpoint: the weights do not fit the model SmallCNN")
+    assert len(re.findall("error:", done.err)) == 1
+    assert "Traceback" not in done.err
