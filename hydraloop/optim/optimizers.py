@@ -19,8 +19,8 @@ from hydraloop.safety.instantiate import instantiate, instantiate_callable, requ
 from hydraloop.schemas.optimizer import _Optimizer
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
-_WHICH_PARAMETERS = frozenset({"layers_of", "params", "match", "every"})
-"""Options that are not numbers of the parameter groups."""
+_NO_NUMBERS = frozenset(_Optimizer.OWN) - {"groups", "layer_decay"}
+"""Options that do not change the numbers of the parameter groups."""
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 _PARAMS = ("tensors", "named", "model")
 
@@ -222,5 +222,5 @@ def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
     return frozenset(
         ".".join(path)
         for path in paths
-        if len(path) == depth and not path[-1].startswith("_") and path[-1] not in _WHICH_PARAMETERS
+        if len(path) == depth and not path[-1].startswith("_") and path[-1] not in _NO_NUMBERS
     )

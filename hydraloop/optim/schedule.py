@@ -99,9 +99,12 @@ class Schedule:
         if isinstance(self.function, Plateau):
             self.function.mode = mode
 
-    def sets(self, name: str) -> bool:
+    def sets(self, name: str, optimizer: Optimizer) -> bool:
         """Return whether it sets this entry of the groups (`lr`) to numbers of the config, not of the optimizer."""
-        changed = [function for place, function in self._targets if (place.name, place.entry) == (name, None)]
+        wanted = (optimizer, name, None)
+        changed = [
+            function for place, function in self._targets if (place.optimizer, place.name, place.entry) == wanted
+        ]
         return any(isinstance(function, CycledMomentum) or getattr(function, "max_lr", None) for function in changed)
 
     def state_dict(self) -> dict[str, Any]:

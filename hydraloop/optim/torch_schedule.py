@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.engine.checks import refusing
+from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.schedule import another_kind
 from hydraloop.optim.scheduled_values import Place
@@ -112,9 +113,13 @@ class TorchSchedule:
         """Step the scheduler with its metric."""
         self.scheduler.step(metrics[str(self.monitor)])
 
-    def sets(self, name: str) -> bool:
+    def sets(self, name: str, optimizer: Optimizer) -> bool:
         """Return whether it sets this entry of the parameter groups (`lr`) to numbers of the config."""
-        return name == "lr" and isinstance(self.scheduler, OneCycleLR | CyclicLR)
+        return name == "lr" and self._has_lrs and optimizer in parts(self._optimizer).values()
+
+    @property
+    def _has_lrs(self) -> bool:
+        return isinstance(self.scheduler, OneCycleLR | CyclicLR)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's class and state: numbers, strings, lists."""
@@ -131,7 +136,7 @@ class TorchSchedule:
             raise another_kind(self.key)
         saved = state["scheduler"]
         here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _LENGTHS}
-        if not self.sets("lr"):
+        if not self._has_lrs:
             here["base_lrs"] = [group.get("initial_lr") for group in self._optimizer.param_groups]
         for name, value in here.items():
             if name in saved and saved[name] != value:

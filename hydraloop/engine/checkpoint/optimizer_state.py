@@ -127,8 +127,9 @@ def kept(
         if None in old or None in new or old == new or name in set_by_schedule:
             continue
         line = f"{key}.{name} stays {_words(old)} (the config has {_words(new)})"
-        if name not in _DECIDE_STATE and all(value == new[0] for value in new):
-            value = list(new[0]) if isinstance(new[0], tuple) else new[0]
+        value = new[0] if all(value == new[0] for value in new) else _begin(optimizer.defaults, name)
+        if name not in _DECIDE_STATE and value is not None:
+            value = list(value) if isinstance(value, tuple) else value
             line += f"; type {key}.{name}={str(value).replace(' ', '')} to change it"
         lines.append(line)
     return lines

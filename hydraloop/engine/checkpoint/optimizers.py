@@ -168,7 +168,8 @@ def _override_hyperparameters(
     key, prefix = _key(name), f"{name}." if name else ""
     overrides = engine.settings.optimizer_overrides
     typed = {option.removeprefix(prefix) for option in overrides if option.startswith(prefix)}
-    setting = {number: label for label, one in engine.schedulers.items() for number in config[0] if one.sets(number)}
+    schedules = engine.schedulers.items()
+    setting = {number: label for label, one in schedules for number in config[0] if one.sets(number, optimizer)}
     changed = typed - set(_RULES)
     if len(changed) < len(typed):  # rules may set any number of any group
         changed |= {number for number in config[0] if None not in [group.get(number) for group in (*config, *given)]}

@@ -21,9 +21,9 @@ from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.optim import Cosine, Schedule
+from hydraloop.optim import Cosine, OneCycle, Schedule
 from hydraloop.tasks.task import Task
-from tests.engine.checkpoint.test_optimizer_state import messages, two_groups
+from tests.engine.checkpoint.test_optimizer_state import messages, trained, two_groups
 from tests.helpers import at, batches, differences
 from tests.ranks import on_ranks
 
@@ -216,6 +216,35 @@ def test_a_typed_hyperparameter_is_that_of_its_optimizer(
     assert [group[name] for group in engine.optimizer.param_groups] == [0.01, 0.02, 0.02]
 
 
+def test_a_schedule_of_one_optimizer_does_not_keep_a_number_of_another_from_being_typed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def engine(**settings: Any) -> Engine:
+        made = engine_of(tmp_path, **settings)
+        made.schedulers["one"] = Schedule("one", OneCycle(max_lr=0.5, total_steps=9), made.optimizers["hidden"])
+        return made
+
+    engine().train()
+    path, typed = tmp_path / "checkpoints" / "a.pth", frozenset({"hidden.lr", "rest.lr"})
+    engine(resume=path, max_epochs=2, optimizer_overrides=typed, lrs={"hidden": 0.3, "rest": 0.02}).train()
+    assert messages(caplog) == [
+        "optimizer.hidden.lr has no effect: scheduler.one sets it to its own numbers",
+        "optimizer.rest.lr: 0.01 -> 0.02",
+    ]
+
+
+def test_the_option_to_type_is_named_also_if_the_groups_have_different_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    two_groups(tmp_path, 0.01).train()
+    two_groups(tmp_path, 0.02, resume=tmp_path / "checkpoints" / "a.pth", max_epochs=2).train()
+    assert messages(caplog) == [
+        "optimizer.lr stays [0.01, 0.1] (the config has [0.02, 0.2]); type optimizer.lr=0.02 to change it"
+    ]
+
+
 def test_typed_groups_change_all_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = saved(tmp_path)
@@ -280,3 +309,58 @@ def test_several_optimizers_in_shards_and_in_one_process_go_on_from_each_other(t
     for found in (from_shards.model.state_dict(), *on_ranks(2, on_a_rank, str(tmp_path), str(one), strategy="fsdp2")):
         for name, value in whole.model.state_dict().items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+# By config. ----------------------------------------------------------------------------------------------------------
+
+BY_CONFIG = (
+    "~optimizer",
+    "+optimizer@optimizer.hidden=muon",
+    "+optimizer@optimizer.rest=adamw",
+    "optimizer.hidden.match=@matrix",
+    'optimizer.rest.groups=[{match: "@norm|@bias", weight_decay: 0}]',
+    "hooks=[ema]",
+    "engine.accumulate=2",
+    "precision=bf16",
+    "data.loader.batch_size=32",
+    "engine.max_iters=8",
+    "default_hooks.checkpoint.interval=4",
+)
+
+
+def by_config(distributed: Distributed | None, run_dir: str, *lines: str) -> dict[str, Any]:
+    """Train, and return what the last checkpoint has of the optimizers, the weights and their average."""
+    engine = trained(Path(run_dir), *BY_CONFIG, *lines, distributed=distributed)
+    checkpoint = torch.load(engine.last_checkpoint, weights_only=True)  # type: ignore[arg-type]
+    return {name: checkpoint[name] for name in ("optimizer", "state_dict", "hooks", "progress")} | {
+        name: checkpoint["meta"][name] for name in ("optimizer", "groups", "hyperparameters")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_several_by_config_on_two_ranks_end_with_the_same_bits_after_a_cut(tmp_path: Path, strategy: str) -> None:
+    """With accumulation, bf16 and an average. The command line is repeated, as a queue does."""
+    whole, cut = (str(tmp_path / name) for name in ("whole", "cut"))
+    expected = on_ranks(2, by_config, whole, strategy=strategy)[0]
+    assert [len(group["names"]) for group in expected["groups"]] == [1, 3, 7]
+    on_ranks(2, by_config, cut, "engine.max_iters=4", strategy=strategy)
+    found = on_ranks(2, by_config, cut, f"resume={cut}/checkpoints/iter_4.pth", strategy=strategy)[0]
+    assert list(differences(found, expected)) == []
+
+
+def test_what_is_typed_for_one_optimizer_is_read_from_the_command_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    quick = ("engine.accumulate=1", "engine.max_iters=1", "default_hooks.checkpoint.interval=1")
+    by_config(None, str(tmp_path), *quick)
+    file = tmp_path / "checkpoints" / "iter_1.pth"
+    lines = ("optimizer.hidden.lr=0.5", 'optimizer.rest.groups=[{match: "@norm|@bias", weight_decay: 0.2}]')
+    found = by_config(None, str(tmp_path), *quick, f"resume={file}", "engine.max_iters=2", *lines)
+    assert [group["lr"] for group in found["hyperparameters"]] == [0.5, 0.001, 0.001]
+    assert [group["weight_decay"] for group in found["hyperparameters"]] == [0.1, 0.01, 0.2]
+    assert messages(caplog) == [
+        "optimizer.hidden.lr: 0.001 -> 0.5",
+        "optimizer.rest.weight_decay: [0.01, 0] -> [0.01, 0.2]",
+    ]
