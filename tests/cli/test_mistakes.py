@@ -26,7 +26,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=ema,profilr": ("hooks", "Did you mean profiler, "),
     "hoks=ema": ("hoks", "Did you mean hooks?"),
     "optimiser=adamw": ("optimiser", "Did you mean optimizer?"),
-    "optimizer=adam": ("optimizer", "Did you mean adamw?"),
+    "optimizer=adamv": ("optimizer", "Did you mean adam"),
     "precision=bf17": ("precision", "Did you mean bf16"),
     "distributed.strategy=dpp": ("distributed.strategy", "ddp"),
     "distributed.strategy=fsdp2": ("distributed.strategy", "distributed.nproc_per_node=2"),
