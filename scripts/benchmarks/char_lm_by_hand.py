@@ -56,8 +56,14 @@ class ByHand:
             model.compile()
         self.parameters = list(model.parameters())
         options = cfg.optimizer
+        decayed = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+        others = [parameter for parameter in self.parameters if not any(parameter is one for one in decayed)]
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=options.lr, betas=tuple(options.betas), weight_decay=options.weight_decay, fused=True
+            [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+            lr=options.lr,
+            betas=tuple(options.betas),
+            weight_decay=options.weight_decay,
+            fused=True,
         )
         linear = cfg.scheduler.linear
         warmup, first, steps = int(linear.end), float(linear.start_factor), int(cfg.engine.max_iters)
