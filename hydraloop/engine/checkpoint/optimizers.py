@@ -80,10 +80,8 @@ def _fitting(engine: Engine, saved: Mapping[str, Any], meta: Mapping[str, Any], 
     kinds = meta.get("optimizer")
     kinds = kinds if isinstance(kinds, dict) else {"": kinds}
     for name, one in here.items():
-        if kinds.get(name) not in (
-            None,
-            type(one).__name__,
-        ):  # it may load without an error, and fail in the first step
+        # The state of another class may load without an error, and fail in the first step.
+        if kinds.get(name) not in (None, type(one).__name__):
             raise UserError(
                 f"the checkpoint has the state of {kinds[name]}, this run uses {type(one).__name__}",
                 key=_key(name),
