@@ -2,8 +2,8 @@
 
     python scripts/sample.py outputs/<date>/<run> --prompt "def " --length 300 --temperature 0.8 --seed 0
 
-The model is built from the config in its checkpoint, with the same allowlist as in training. It uses averaged weights
-if the run has them. The same seed gives the same text.
+The model is built from the config of its run, with the same allowlist as in training. It uses averaged weights if the
+run has them. The same seed gives the same text.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
+import hydraloop
 from hydraloop.data.python_sources import SEPARATOR
-from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.errors import UserError
 from hydraloop.models import GPT
-from hydraloop.run.checkpoint_files import newest_complete
-from hydraloop.run.directory import checkpoint_folders
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.run.directory import run_of
 
 BYTES = 256
 
@@ -32,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the text. Returns the exit code: 0, or 1 after an error message."""
     options = _parser().parse_args(arguments)
     try:
-        model = load_model(checkpoint_at(options.run), weights=options.weights)
+        model = load_model(options.run, options.weights)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -42,50 +39,28 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def checkpoint_at(path: Path) -> Path:
-    """Return the path if it is a file, or the last checkpoint of a run directory.
-
-    Raises:
-        UserError: the path does not exist, or the directory has no complete checkpoint.
-    """
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise UserError(f"{path} does not exist", remedy="Give a run directory, outputs/<date>/<run>, or a checkpoint.")
-    newest = newest_complete(*checkpoint_folders(path))
-    if newest is None:
-        raise UserError(f"{path} has no complete checkpoint", remedy="Give another run directory, or a checkpoint.")
-    return newest
-
-
 def load_model(path: Path, weights: str = "averaged") -> GPT:
-    """Load the GPT in a checkpoint, on the CPU.
+    """Return the GPT of a run, on the CPU in eval mode.
 
     Args:
-        path: path of the checkpoint.
+        path: a run directory, whose last checkpoint is used, or a checkpoint in it.
         weights: `averaged` (raw if there are no averaged weights), or `raw`.
 
     Raises:
-        UserError: the file is not a checkpoint, has no config, or its model is not a GPT of bytes.
+        UserError: there is no such run or checkpoint, or its model is not a GPT of bytes.
     """
-    checkpoint = load(path, key="run")
-    written = checkpoint.get("meta", {}).get("config")
-    if written is None:
-        raise UserError(f"{path} does not contain the config of its model", remedy="Use a checkpoint of a run.")
-    cfg = OmegaConf.create(written)
-    assert isinstance(cfg, DictConfig)
-    model = instantiate(OmegaConf.select(cfg, "task.model"), "task.model")
+    run, checkpoint = (path, "last") if path.is_dir() else (run_of(path), str(path.absolute()))
+    if run is None:
+        raise UserError(f"{path} is not in a run directory", remedy="Name a run, outputs/<date>/<run>.")
+    overrides = [f"weights={weights}", "engine.device=cpu", "engine.compile=false"]
+    model = hydraloop.load(run, checkpoint=checkpoint, overrides=overrides).model
     if not isinstance(model, GPT) or model.vocab_size != BYTES:
-        what = f"{model.vocab_size} tokens" if isinstance(model, GPT) else f"a {type(model).__name__}"
+        what = f"a GPT of {model.vocab_size} tokens" if isinstance(model, GPT) else f"a {type(model).__name__}"
         raise UserError(
-            f"the model in {path} is {'a GPT of ' if isinstance(model, GPT) else ''}{what}, not a GPT of {BYTES} bytes",
+            f"the model of {run} is {what}, not a GPT of {BYTES} bytes",
             remedy="Train one: python train.py experiment=char_lm",
         )
-    try:
-        model.load_state_dict(evaluation_weights(checkpoint, weights))
-    except RuntimeError as error:
-        raise UserError(f"the weights in {path} do not match its config: {error}") from error
-    return model
+    return model.eval()
 
 
 def sample(

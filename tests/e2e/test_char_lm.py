@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,14 @@ def test_a_seed_gives_the_same_text_and_another_one_another(
 
 def test_the_newest_checkpoint_is_taken_and_the_average_unless_raw_is_wanted(trained: Project, script: Any) -> None:
     newest = trained.run.path / "checkpoints" / "iter_200.pth"
-    assert script.checkpoint_at(trained.run.path) == newest
     checkpoint = torch.load(newest, weights_only=True)
     for weights, expected in (("averaged", checkpoint["hooks"]["ema"]["averaged"]), ("raw", checkpoint["state_dict"])):
-        state = script.load_model(newest, weights).state_dict()
-        assert all(torch.equal(state[name], value) for name, value in expected.items())
-    assert script.checkpoint_at(newest.with_name("iter_100.pth")).name == "iter_100.pth"
+        for path in (trained.run.path, newest):
+            state = script.load_model(path, weights).state_dict()
+            assert all(torch.equal(state[name], value) for name, value in expected.items())
+    earlier = torch.load(newest.with_name("iter_100.pth"), weights_only=True)["hooks"]["ema"]["averaged"]
+    state = script.load_model(newest.with_name("iter_100.pth")).state_dict()
+    assert all(torch.equal(state[name], value) for name, value in earlier.items())
 
 
 def test_an_empty_prompt_begins_a_file(trained: Project, script: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,26 +167,31 @@ def test_paths_that_hold_no_such_model(
     trained: Project, script: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     torch.save({"weight": torch.zeros(2)}, tmp_path / "bare.pth")
-    (tmp_path / "text.pth").write_text("no checkpoint")
-    checkpoint = torch.load(trained.run.path / "checkpoints" / "iter_100.pth", weights_only=True)
-    for name, old, new in (
-        ("other.pth", "hydraloop.models.GPT", "hydraloop.models.SmallCNN"),
-        ("refused.pth", "hydraloop.models.GPT", "torch.load"),
-        ("larger.pth", "width: 32", "width: 64"),
-        ("words.pth", "vocab_size: 256", "vocab_size: 999"),
-    ):
-        config = checkpoint["meta"]["config"].replace(old, new)
-        torch.save({**checkpoint, "meta": {**checkpoint["meta"], "config": config}}, tmp_path / name)
     (tmp_path / "empty").mkdir()
+    for name, old, new in (
+        ("cut", "", ""),
+        ("other", "hydraloop.models.GPT", "hydraloop.models.SmallCNN"),
+        ("refused", "hydraloop.models.GPT", "torch.load"),
+        ("larger", "width: 32", "width: 64"),
+        ("words", "vocab_size: 256", "vocab_size: 999"),
+    ):
+        run = shutil.copytree(trained.run.path, tmp_path / name)
+        config = run / ".hydra" / "config.yaml"
+        config.write_text(config.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    (tmp_path / "cut" / "checkpoints" / "iter_200.pth").write_text("no checkpoint")
+    weights = torch.load(trained.run.path / "checkpoints" / "iter_200.pth", weights_only=True)
+    for entries in (weights["state_dict"], weights["hooks"]["ema"]["averaged"]):
+        entries.update({name: torch.zeros(999, 32) for name in entries if name.startswith(("token", "head"))})
+    torch.save(weights, tmp_path / "words" / "checkpoints" / "iter_200.pth")
     for name, said in (
-        ("nothing", "does not exist"),
-        ("empty", "has no complete checkpoint"),
-        ("bare.pth", "does not contain the config of its model"),
-        ("text.pth", "is not a complete checkpoint"),
-        ("other.pth", "SmallCNN takes no argument"),
-        ("refused.pth", "task.model"),
-        ("larger.pth", "do not match"),
-        ("words.pth", "a GPT of 999 tokens"),
+        ("nothing", "is not in a run directory"),
+        ("empty", "is not a run directory"),
+        ("bare.pth", "is not in a run directory"),
+        ("cut/checkpoints/iter_200.pth", "is not a complete checkpoint"),
+        ("other", "SmallCNN takes no argument"),
+        ("refused", "task.model"),
+        ("larger", "do not fit the model GPT"),
+        ("words", "a GPT of 999 tokens"),
     ):
         assert script.main([str(tmp_path / name)]) == 1
         printed = capsys.readouterr()
