@@ -28,12 +28,13 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
-from hydraloop.optim.optimizers import build_optimizer, nodes, optimizer_overrides
+from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.lock import RunLock
 from hydraloop.run.resume import Resumed, settle
+from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tasks.task import Task
 from hydraloop.validate import check_strategy, check_trace_paths, validate

@@ -25,7 +25,9 @@ from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import SPLITS, loader_options
+from hydraloop.schemas.optimizer import check_own_options, nodes
 from hydraloop.schemas.root import Config
+from hydraloop.schemas.scheduler import no_such_optimizer
 
 HOOK_GROUPS = ("default_hooks", "hooks")
 STRATEGIES = ("auto", "ddp", "fsdp2")
@@ -56,12 +58,13 @@ _CHOICES = {
 }
 
 
-def validate(cfg: DictConfig, *, trains: bool = False) -> None:
+def validate(cfg: DictConfig, *, trains: bool = False, optimizer: bool = True) -> None:
     """Refuse a config from which no run can be built.
 
     Args:
         cfg: as composed, with or without the node `hydra`. It is not changed.
         trains: whether the run is to be trained, so that it needs training data.
+        optimizer: whether the run has the optimizers of the config, not finished ones.
 
     Raises:
         UserError: the first mistake.
@@ -71,7 +74,7 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
         _check_interpolations(cfg)
         _check_values(cfg)
         _check_data(cfg, trains=trains)
-        _check_targets(cfg)
+        _check_targets(cfg, optimizer=optimizer)
         _check_hooks(cfg)
         if cfg.engine.check_order:
             groups = {str(name): group for group in HOOK_GROUPS for name in cfg[group]}
@@ -249,14 +252,22 @@ def _check_data(cfg: DictConfig, *, trains: bool) -> None:
         loader_options(cfg.data, split)
 
 
-def _check_targets(cfg: DictConfig) -> None:
-    """Refuse a metric or schedule without a class, and a task without a model."""
+def _check_targets(cfg: DictConfig, *, optimizer: bool) -> None:
+    """Refuse a metric, schedule or optimizer without a class, and a task without a model."""
+    optimizers = nodes(cfg.optimizer) if isinstance(cfg.optimizer, DictConfig) else {}
+    if optimizer:
+        for name, node in optimizers.items() or [("", cfg.optimizer)]:
+            require_target(node, f"optimizer.{name}".rstrip("."))
+        check_own_options(optimizers)
     for name, metric in (cfg.task.get("metrics") or {}).items():
         if metric is not None:
             require_target(metric, f"task.metrics.{name}")
     for name, schedule in cfg.scheduler.items():
         if schedule is not None:
             require_target(schedule, f"scheduler.{name}")
+            changed = schedule.get("optimizer")
+            if optimizer and changed is not None and (not changed or changed not in optimizers):
+                raise no_such_optimizer(changed, optimizers, f"scheduler.{name}.optimizer")
     if "model" in cfg.task and cfg.task.model is None:
         raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")
 

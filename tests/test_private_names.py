@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,8 +85,20 @@ def _tensors_version() -> None:
 
 
 def _schedulers() -> None:
-    scheduler = lr_scheduler.StepLR(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 3)
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = lr_scheduler.StepLR(optimizer, 3)
     assert scheduler.state_dict()["_last_lr"] == scheduler.get_last_lr()
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        scheduler.step()
+    again: Any = SGD(optimizer.param_groups, lr=1.0)
+    scheduler = lr_scheduler.StepLR(again, 3)
+    again._opt_called = True
+    scheduler.step()  # warnings are errors
+
+
+def _norms() -> None:
+    assert isinstance(nn.BatchNorm1d(1), nn.modules.batchnorm._NormBase)
+    assert isinstance(nn.InstanceNorm2d(1), nn.modules.batchnorm._NormBase)
 
 
 def _modules() -> None:
@@ -142,7 +155,8 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
     _loaders_workers: ["_iterator", "_shutdown_workers"],
     _tensors_version: ["_version"],
-    _schedulers: ["_last_lr"],
+    _schedulers: ["_last_lr", "_opt_called"],
+    _norms: ["_NormBase"],
     _modules: ["_modules", "_orig_mod"],
     _metrics_reductions: ["_reductions"],
     _scalers_state: ["_growth_tracker"],

@@ -42,6 +42,12 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("task.model", None, "model=small_cnn"),
     ("task.metrics.accuracy", 5, "_target_"),
     ("scheduler.x", 5, "_target_"),
+    ("scheduler.cosine.optimizer", "rest", "The run has one, without a name: set scheduler.cosine.optimizer=null."),
+    ("optimizer.every", 0, "from 1"),
+    ("optimizer.layer_decay", 1.5, "above 0, up to 1"),
+    ("optimizer.params", "modules", "tensors, named or model"),
+    ("optimizer.match", "head.*", "Leave it out"),
+    ("optimizer", {}, "_target_"),
     ("hooks.timer", {"_target_": "x.X"}, "another name"),
     ("hooks.x", {"priority": 3}, "Add +hooks.x._target_=package.Class"),
     ("hooks.ema", {"priority": 3}, "Select it: hooks=[…,ema]"),
@@ -77,6 +83,14 @@ def test_a_mistake_names_key_and_fix(key: str, value: Any, remedy: str) -> None:
     assert remedy in str(error.remedy)
     if not isinstance(value, dict | list | None):
         assert str(value) in error.problem
+
+
+def test_a_finished_optimizer_is_not_that_of_the_config() -> None:
+    cfg = composed()
+    cfg.scheduler.cosine.optimizer = "rest"
+    with open_dict(cfg):
+        cfg.optimizer = {}
+    validate(cfg, optimizer=False)
 
 
 def test_what_is_right_passes_with_and_without_training_data() -> None:

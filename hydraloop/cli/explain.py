@@ -151,6 +151,9 @@ def _bad_override(
         return UserError("it does not exist", key=key, remedy=_hint(key, cfg, composer))
     if text.startswith("Could not override") and cfg is not None and (new := _new_entries(culprit, cfg)):
         return _needs_a_plus(culprit, new, cfg, composer)
+    if culprit.package is not None and "No match in the defaults list" in text:
+        remedy = f"To add it, write a +: +{culprit.input_line}"
+        return UserError("it is not selected", key=f"{key}@{culprit.package}", remedy=remedy)
     if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
         if cfg is not None and parent and parent in _leaves(cfg) and _select(cfg, parent) is None:
             return UserError("it does not exist yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
@@ -218,7 +221,10 @@ def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
     group = "model" if parent == "task.model" else key.partition(".")[0]
     node = None if cfg is None else _select(cfg, parent)
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
-    if group in ("model", "optimizer", "precision", "data"):
+    if file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
+        remedy = "For several by name, remove the one without a name: ~optimizer; in a defaults list, write last "
+        remedy += "- override /optimizer: null"
+    elif group in ("model", "optimizer", "precision", "data"):
         empty = f"{group}: {'base' if group == 'data' else 'null'}"
         line = f"- override /{empty}" if "/" in file else f"- {empty}"
         remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"

@@ -14,7 +14,9 @@ from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf
+from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
+from hydraloop.schemas.scheduler import _Schedule
 
 _WIDTH = 110
 _SELECTION = re.compile(r"`\S+=\S+`(?:: |, (?=the default))")
@@ -66,6 +68,8 @@ def format_help(composer: Composer, command: str) -> str:
         _options("Options", Config, skip=("task", "data", "optimizer", "scheduler", "precision")),
         _options("Options of the engine (engine.max_epochs=…)", EngineConf),
         _options("Options of the loaders (data.loader.batch_size=128; data.val_loader for one of them)", LoaderConf),
+        _options("Options of every optimizer (optimizer.layer_decay=0.75)", _Optimizer, skip=("_partial_",)),
+        _options("Options of every schedule (scheduler.cosine.begin=100)", _Schedule),
         _options("Options of several processes (distributed.nproc_per_node=2)", DistributedConf),
         _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
         _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),

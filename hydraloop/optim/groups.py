@@ -13,6 +13,7 @@ from hydraloop.errors import UserError, any_of, suggestion
 Places: TypeAlias = dict[nn.Parameter, list[tuple[str, nn.Module]]]
 """Each parameter with its names in the model, and the module that has it by this name. A tied one has several."""
 
+# _NormBase: BatchNorm and InstanceNorm of any dimension.
 _TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 _KINDS = ("@norm", "@bias", "@embedding", "@matrix")
 

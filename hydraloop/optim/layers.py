@@ -23,12 +23,10 @@ def scales(model: nn.Module, decay: float, layers_of: Callable[[nn.Module], Any]
         key: of the optimizer in the config, for errors.
 
     Raises:
-        UserError: a wrong number, or a model that does not list its layers.
+        UserError: the model does not list its layers.
 
     Source: K. Clark et al., ELECTRA, 2020; the depths of timm's models are those of `timm.optim`.
     """
-    if not 0 < decay <= 1:
-        raise UserError(f"{decay} is out of range", key=f"{key}.layer_decay", remedy="Use a number above 0, up to 1.")
     depths = _depths(model, layers_of, key)
     deepest = max(depths.values(), default=0)
     return {parameter: decay ** (deepest - depth) for parameter, depth in depths.items()}

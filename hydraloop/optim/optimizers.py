@@ -11,18 +11,17 @@ from torch import Tensor, nn, optim
 
 from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.engine.stepping.several import Several
-from hydraloop.errors import UserError, any_of
+from hydraloop.errors import UserError
 from hydraloop.optim.groups import Places, check_settings, grouped, matched, places_of
 from hydraloop.optim.layers import scales
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate, instantiate_callable, require_target
-from hydraloop.schemas.optimizer import _Optimizer
+from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
 _NO_NUMBERS = frozenset(_Optimizer.OWN) - {"groups", "layer_decay"}
 """Options that do not change the numbers of the parameter groups."""
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
-_PARAMS = ("tensors", "named", "model")
 
 
 def resolve_fused(
@@ -75,6 +74,7 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
     keys = {name: f"optimizer.{name}".rstrip(".") for name in named}
     for name, one in named.items() or [("", node)]:
         require_target(one, keys.get(name, "optimizer"))
+    check_own_options(named)
     chosen = _shared_out({name: one.get("match") for name, one in named.items()}, places)
     optimizers = {name: _built(one, model, chosen[name], places, keys[name]) for name, one in named.items()}
     check_complete(optimizers, model)
@@ -125,22 +125,14 @@ def _shared_out(patterns: Mapping[str, Any], places: Places) -> dict[str, list[n
     """Return the parameters of each optimizer by name, as `match` says."""
     trained = [parameter for parameter in places if parameter.requires_grad]
     if list(patterns) == [""]:
-        if patterns[""] is not None:
-            remedy = "Leave it out, or freeze the other parameters."
-            raise UserError("one optimizer takes all parameters", key="optimizer.match", remedy=remedy)
         return {"": trained}
-    rest = [name for name, pattern in patterns.items() if pattern is None]
-    if len(rest) > 1:
-        remedy = "Choose the parameters of one of them: names, globs or @matrix, @embedding, @norm, @bias."
-        problem = f"{rest[0]} takes the rest of the parameters, too"
-        raise UserError(problem, key=f"optimizer.{rest[1]}.match", remedy=remedy)
     chosen = {
         name: matched(pattern, places, f"optimizer.{name}.match")
         for name, pattern in patterns.items()
         if pattern is not None
     }
     taken: set[nn.Parameter] = set().union(*chosen.values())
-    for name in rest:
+    for name in patterns.keys() - chosen.keys():  # one at most
         chosen[name] = set(trained) - taken
         if not chosen[name]:
             problem = "the other optimizers match all parameters"
@@ -197,19 +189,12 @@ def _without_own_options(node: DictConfig, key: str) -> tuple[DictConfig, dict[s
     """Return the node with the arguments of its target, and the options that the builder reads."""
     defaults = OmegaConf.structured(_Optimizer)
     own = {name: node.pop(name, defaults[name]) for name in _Optimizer.OWN}
-    if own["params"] not in _PARAMS:
-        raise UserError(f"{own['params']!r} is unknown", key=f"{key}.params", remedy=f"Use {any_of(_PARAMS)}.")
     if own["params"] == "model":
         for name in ("groups", "layer_decay", "layers_of"):  # arguments of the factory, which makes the groups
             if own[name]:
                 node[name] = own[name]
     own["groups"] = OmegaConf.to_container(own["groups"])
     return node, own
-
-
-def nodes(node: DictConfig) -> dict[str, DictConfig]:
-    """Return the optimizers of `cfg.optimizer` by name; the name of a single one is empty."""
-    return {"": node} if "_target_" in node else {str(name): one for name, one in node.items() if one is not None}
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:

@@ -5,10 +5,15 @@ Several optimizers: `/optimizer@optimizer.hidden: muon` and `/optimizer@optimize
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, List, Optional, Tuple
+from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig
+
+from hydraloop.errors import UserError, any_of
+
+PARAMS = ("tensors", "named", "model")
+"""Values of the option `params`."""
 
 
 @dataclass
@@ -239,6 +244,45 @@ OPTIONS = {
     "rmsprop": RMSpropConf,
     "sgd": SGDConf,
 }
+
+
+def nodes(optimizer: DictConfig) -> Dict[str, Any]:
+    """Return the optimizers of `cfg.optimizer` by name, without those that are null; a single one has an empty name."""
+    if "_target_" in optimizer:
+        return {"": optimizer}
+    return {str(name): node for name, node in optimizer.items() if node is not None}
+
+
+def check_own_options(named: Dict[str, Any]) -> None:
+    """Refuse wrong values of the options that every optimizer has.
+
+    Args:
+        named: what `nodes` returns.
+
+    Raises:
+        UserError: names the key.
+    """
+    rest = [name for name, node in named.items() if node.get("match") is None]
+    if "" in named and not rest:
+        remedy = "Leave it out, or freeze the other parameters."
+        problem = f"one optimizer takes all parameters, not only {named['']['match']!r}"
+        raise UserError(problem, key="optimizer.match", remedy=remedy)
+    if len(rest) > 1:
+        raise UserError(
+            f"{rest[0]} takes the rest of the parameters, too",
+            key=f"optimizer.{rest[1]}.match",
+            remedy="Choose the parameters of one of them: names, globs or @matrix, @embedding, @norm, @bias.",
+        )
+    for name, node in named.items():
+        key, every, params = f"optimizer.{name}".rstrip("."), node.get("every", 1), node.get("params", "tensors")
+        decay = node.get("layer_decay")
+        if not isinstance(every, int) or every < 1:
+            raise UserError(f"cannot be {every!r}", key=f"{key}.every", remedy="Use a whole number from 1.")
+        if params not in PARAMS:
+            raise UserError(f"{params!r} is unknown", key=f"{key}.params", remedy=f"Use {any_of(PARAMS)}.")
+        if decay is not None and not 0 < decay <= 1:
+            problem, remedy = f"{decay} is out of range", "Use a number above 0, up to 1."
+            raise UserError(problem, key=f"{key}.layer_decay", remedy=remedy)
 
 
 def register(store: ConfigStore) -> None:

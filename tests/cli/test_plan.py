@@ -99,6 +99,8 @@ def test_help_names_groups_options_flags_and_examples() -> None:
         "\n    ema                  Averages the weights",
         "weight_norm          from the config folder",
         "max_epochs=20",
+        "  layer_decay=null",
+        "  optimizer=null",
         "resume=auto",
         "hooks=ema,profiler",
     ):
