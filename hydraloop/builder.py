@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +18,10 @@ from hydraloop.data.building import build_loaders
 from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision
-from hydraloop.engine.device.seeding import seed_everything, use_deterministic_kernels
+from hydraloop.engine.device.seeding import rng_state, seed_everything, use_deterministic_kernels
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -30,38 +29,13 @@ from hydraloop.hooks.shared.building import build_hooks
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
+from hydraloop.parts import NONE, Parts
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
-from hydraloop.run.lock import RunLock
-from hydraloop.run.resume import Resumed, settle
+from hydraloop.run.resume import Resumed, lock_of, settle_on_main
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
-from hydraloop.tasks.task import Task
 from hydraloop.validate import check_strategy, check_trace_paths, validate
-
-_NOT_SETTINGS = {
-    "deterministic",
-    "check_order",
-    "compile",
-    "threads",
-    "activation_checkpointing",
-    "channels_last",
-    "overfit_batches",
-}
-"""Keys of `engine` that are used here, or by `build_hooks`, and not by the Engine."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Finished objects, used instead of those that the config describes."""
-
-    task: Task | None = None
-    loaders: Loaders | Mapping[str, Any] = field(default_factory=dict)
-    """All loaders, or those of some splits (None: no loader)."""
-
-
-CONFIGURED = Parts()
-"""All parts are those of the config."""
 
 
 def build(
@@ -70,7 +44,7 @@ def build(
     run_dir: Path | None = None,
     resumed: Resumed | None = None,
     distributed: Distributed | None = None,
-    parts: Parts = CONFIGURED,
+    parts: Parts = NONE,
 ) -> Engine:
     """Build an engine, ready to train, from a config, and record the run in its directory.
 
@@ -81,6 +55,7 @@ def build(
         run_dir: the directory for the run's files. None: a new one under `outputs/`, or that of the resumed run.
         resumed: directory and checkpoint, if the caller has determined and recorded them. None: `build` does it.
         distributed: the ranks. None: as the launcher's environment variables say.
+        parts: finished objects, used instead of those that the config describes.
 
     Raises:
         UserError: an option that cannot be built; names the key and the fix.
@@ -91,12 +66,12 @@ def build(
     validate(cfg)
     distributed = distributed or connected(cfg)
     check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
-    settled = resumed or _settle(cfg, run_dir, distributed)
+    settled = resumed or settle_on_main(cfg, run_dir, distributed)
     directory = settled.run_dir or run_directory.new()
     check_trace_paths(cfg, directory)
     engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint)
     if distributed.is_main:
-        engine.lock = _lock(cfg, directory) if resumed is None else None
+        engine.lock = lock_of(cfg, directory) if resumed is None else None
         _record(cfg, engine, resumed=settled.checkpoint is not None, recorded=resumed is not None)
     return engine
 
@@ -124,13 +99,14 @@ def assemble(
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
     loaders = build_loaders(cfg, device, distributed, parts.loaders)
-    task = build_task(cfg) if parts.task is None else parts.task
+    task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
-        initialise(task.model, Path(cfg.init.checkpoint), _init_rules(cfg))
+        rules: Any = OmegaConf.to_container(cfg.init, resolve=True)
+        initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules))
     channels_last = prepare_model(cfg, task, device, distributed)
-    optimizer = build_optimizer(cfg, task.model, task) if trains else None
-    settings = _settings(cfg, checkpoint, channels_last=channels_last)
-    hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1)
+    optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
+    settings = _settings(cfg, checkpoint, parts, channels_last=channels_last)
+    hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     engine = Engine(
         task=task,
         optimizer=optimizer,
@@ -147,13 +123,8 @@ def assemble(
     )
     if not distributed.is_main:
         seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
+    engine.generators = rng_state()
     return engine
-
-
-def _init_rules(cfg: DictConfig) -> Rules:
-    options: Any = OmegaConf.to_container(cfg.init, resolve=True)
-    del options["checkpoint"]
-    return Rules(**options)
 
 
 def connected(cfg: DictConfig) -> Distributed:
@@ -168,23 +139,6 @@ def connected(cfg: DictConfig) -> Distributed:
     return distributed
 
 
-def _settle(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> Resumed:
-    """Return the directory and the checkpoint that rank 0 finds."""
-    found: list[str | None] = [None, None]
-    if distributed.is_main:
-        settled = settle(cfg, run_dir)
-        if settled.run_dir is not None:
-            with _lock(cfg, settled.run_dir):  # refused before anything is written; training takes it again
-                settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
-        found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
-    shared = distributed.from_main(found)
-    return Resumed(*(None if path is None else Path(path) for path in shared))
-
-
-def _lock(cfg: DictConfig, run_dir: Path) -> RunLock:
-    return RunLock(run_dir, key="run_dir" if cfg.resume is None else "resume", wait=cfg.resume == "auto")
-
-
 def _record(cfg: DictConfig, engine: Engine, *, resumed: bool, recorded: bool) -> None:
     checkpointing = [hook for hook in engine.hooks.values() if isinstance(hook, CheckpointHook)]
     out_dirs = [hook.out_dir for hook in checkpointing if hook.out_dir is not None]
@@ -197,11 +151,11 @@ def _default_threads() -> int:
     return torch.get_num_threads()
 
 
-def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> Settings:
-    engine = {str(name): value for name, value in cfg.engine.items() if name not in _NOT_SETTINGS}
+def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
+    engine = {entry.name: cfg.engine[entry.name] for entry in fields(Settings) if entry.name in cfg.engine}
+    metadata = {"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)}
     return Settings(
-        **engine,
-        channels_last=channels_last,
+        **{**engine, "channels_last": channels_last},
         resume=resume,
         resume_strict=cfg.resume_strict,
         optimizer_overrides=optimizer_overrides(cfg) if resume is not None else frozenset(),
@@ -209,5 +163,5 @@ def _settings(cfg: DictConfig, resume: Path | None, *, channels_last: bool) -> S
         closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        metadata={"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)},
+        metadata={**metadata, "given": parts.names} if parts.names else metadata,
     )

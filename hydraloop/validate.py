@@ -84,11 +84,12 @@ def validate(cfg: DictConfig, *, trains: bool = False, optimizer: bool = True) -
 @contextmanager
 def hydra_config(cfg: DictConfig) -> Iterator[None]:
     """In the body, interpolations of `${hydra:…}` resolve. `cfg` has the node `hydra`."""
+    before = HydraConfig.instance().cfg  # of a surrounding job
     HydraConfig.instance().set_config(cfg)
     try:
         yield
     finally:
-        HydraConfig.instance().cfg = None
+        HydraConfig.instance().cfg = before
 
 
 def check_strategy(strategy: str, *, several: bool) -> None:

@@ -16,7 +16,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "+hooks.mine._target_=my_project.hoks.MyHook": ("hooks.mine._target_", "Did you mean hooks?"),
     "+hooks.mine._target_=my_projct.hooks.MyHook": ("hooks.mine._target_", "Check the spelling, or install"),
     "+hooks.mine._target_=MyHook": ("hooks.mine._target_", "Write package.module.Class."),
-    "+hooks.mine._target_=os.system": ("hooks.mine._target_", 'hydraloop.build(…, trusted=["os.system"])'),
+    "+hooks.mine._target_=os.system": ("hooks.mine._target_", 'hydraloop.compose(…, trusted=["os.system"])'),
     "+hooks.mine._target_=torch.hub.load": ("hooks.mine._target_", "trusted=["),
     "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digts=3": ("hooks.mine.digts", "Did you mean digits?"),
     "+hooks.mine._target_=my_project.model.SpiralNet": (

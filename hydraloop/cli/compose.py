@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -95,13 +96,15 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
             raise UserError(f"the folder {path} does not exist", key=key, remedy="Create it, with a config.yaml in it.")
     hydra_versions.register_resolver("run_id", run_id)  # ${run_id:} has one value in a config
     Plugins.instance().register(_ExtraFolder)
+    surrounding, folder_before = get_gh_backup(), _ExtraFolder.folder  # of hydra.initialize
     GlobalHydra.instance().clear()
     _ExtraFolder.folder = extra
     try:
         with hydra.initialize_config_dir(str(folder.absolute()), "train", **hydra_versions.BASE):
             yield Composer(name)
     finally:
-        _ExtraFolder.folder = None
+        _ExtraFolder.folder = folder_before
+        restore_gh_from_backup(surrounding)
 
 
 def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:

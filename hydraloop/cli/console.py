@@ -94,6 +94,18 @@ class _FileErrors:
             )
 
 
+def ensure() -> None:
+    """Print the messages of hydraloop as on the command line, unless the script has set up logging or does so later."""
+    ours = logging.getLogger("hydraloop")
+    if ours.handlers or logging.getLogger().handlers:
+        return
+    handler = ConsoleHandler(logging.INFO if int(os.environ.get("RANK", "0")) == 0 else logging.ERROR)
+    handler.setFormatter(MaskingFormatter("%(message)s"))
+    handler.addFilter(lambda record: not logging.getLogger().handlers)
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+
+
 def prepare_handlers() -> None:
     """Make every handler of the root logger mask secrets and report a full disk once, also those of a user's config."""
     for handler in logging.getLogger().handlers:

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from hydraloop.builder import Parts, assemble, connected
+from hydraloop.builder import assemble, connected
 from hydraloop.cli import arguments
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation
@@ -20,6 +20,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, suggestion
+from hydraloop.parts import Parts
 from hydraloop.run import attempts
 from hydraloop.run.checkpoint_files import newest_complete
 from hydraloop.run.config_yaml import remember_config, resolved
@@ -95,13 +96,27 @@ def load_found(
         cfg[group] = {name: node for name, node in cfg[group].items() if _changes_evaluation(node, f"{group}.{name}")}
     if not isinstance(loaders, Loaders):
         loaders = {**{split: None for split in SPLITS if split not in splits}, **(loaders or {})}
-    engine = assemble(cfg, distributed, run_dir, Parts(task, loaders), trains=False)
+    parts = Parts(task, loaders)
+    _check_given(run_dir, (saved.get("meta") or {}).get("given", ()), parts)
+    engine = assemble(cfg, distributed, run_dir, parts, trains=False)
     load_for_evaluation(engine, saved, "checkpoint")
     if "progress" in saved:  # a task may use it
         engine.progress.load_state_dict(saved["progress"])
     engine.loaded = True
     log.info("weights loaded from %s", file)
     return engine
+
+
+def _check_given(run_dir: Path, given: Sequence[str], parts: Parts) -> None:
+    """Refuse to build what the run got as a finished object from Python: its config describes another one."""
+    for name in given:
+        if name not in parts.names:
+            argument = "task=…" if name == "task" else f"loaders={{'{name.removeprefix('data.')}': …}}"
+            raise UserError(
+                f"the run in {run_dir} got it as an object from Python, which its config does not describe",
+                key=name,
+                remedy=f"Give it again: hydraloop.load(…, {argument}).",
+            )
 
 
 def _changes_evaluation(node: DictConfig | None, key: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
-from hydraloop.cli import arguments
+from hydraloop.cli import arguments, console
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
 from hydraloop.safety import typed_options as typed
@@ -18,6 +18,7 @@ from hydraloop.safety.allowlist import ALLOWLIST, from_python
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
     from hydraloop.engine.engine import Engine
+    from hydraloop.engine.hook import Hook
     from hydraloop.engine.loaders import Loaders
     from hydraloop.tasks.task import Task
 
@@ -45,7 +46,8 @@ def compose(
         UserError: a mistake in the overrides or the config files.
     """
     folder = folder or _folder_of(sys._getframe(1).f_code.co_filename)
-    _trust(folder, trusted, "compose")
+    _trust(folder, trusted)
+    ALLOWLIST.advice = from_python("compose")
     with opened(folder / config_path, config_name) as composer:
         lines, _ = arguments.with_hook_lists(overrides)
         cfg = compose_job(lines, composer)
@@ -62,12 +64,16 @@ def build(
     distributed: Distributed | None = None,
     task: Task | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
+    optimizer: Any = None,
+    hooks: Mapping[str, Hook] | None = None,
     trusted: Sequence[str] = (),
     folder: Path | None = None,
 ) -> Engine:
     """Return an engine, ready to train, from a config. Finished objects replace parts of the config.
 
-    If a launcher (torchrun) has started several processes, each of them calls `build`, and they train together.
+    If a launcher (torchrun) has started several processes, each of them calls `build`, and they train together. The
+    engine prints what the command line prints, unless the script has set up logging. It has its own random numbers:
+    they start from `seed`, and neither another engine nor the caller draws from them.
 
     Args:
         cfg: of `compose`, or the `.hydra/config.yaml` of a run (`OmegaConf.load`). It is not changed.
@@ -75,6 +81,9 @@ def build(
         distributed: the ranks. None: as the launcher's environment variables say.
         task: used instead of that of the config.
         loaders: used instead of those of the config: all of them, or by split (`{"train": …, "test": None}`).
+        optimizer: used instead of that of the config: an optimizer, several by name, or a function of the list of
+            trained parameters (`functools.partial(torch.optim.SGD, lr=0.1)`), which FSDP2 needs.
+        hooks: by name, in addition to those of the config.
         trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
         folder: whose classes a config may name. None: that of the calling file.
 
@@ -82,11 +91,14 @@ def build(
         UserError: an option that cannot be built; names the key and the fix.
         Exception: any error of a user's own constructor.
     """
-    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted, "build")
-    from hydraloop.builder import Parts
+    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted)
+    ALLOWLIST.advice = ALLOWLIST.advice or from_python("build")
+    console.ensure()
     from hydraloop.builder import build as build_engine
+    from hydraloop.parts import Parts
 
-    return build_engine(cfg, run_dir=run_dir, distributed=distributed, parts=Parts(task, loaders or {}))
+    parts = Parts(task, loaders or {}, optimizer, hooks or {})
+    return build_engine(cfg, run_dir=run_dir, distributed=distributed, parts=parts)
 
 
 def load(
@@ -121,24 +133,27 @@ def load(
     Raises:
         UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
     """
-    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted, "load")
+    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted)
     from hydraloop.cli.loading import load_run
 
-    return load_run(
-        Path(run_dir),
-        checkpoint=checkpoint,
-        splits=splits,
-        overrides=overrides,
-        task=task,
-        loaders=loaders,
-        distributed=distributed,
-    )
+    before, ALLOWLIST.advice = ALLOWLIST.advice, from_python("load")
+    try:
+        return load_run(
+            Path(run_dir),
+            checkpoint=checkpoint,
+            splits=splits,
+            overrides=overrides,
+            task=task,
+            loaders=loaders,
+            distributed=distributed,
+        )
+    finally:
+        ALLOWLIST.advice = before
 
 
-def _trust(folder: Path, packages: Sequence[str], function: str) -> None:
+def _trust(folder: Path, packages: Sequence[str]) -> None:
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(packages)
-    ALLOWLIST.advice = from_python(function)
 
 
 def _folder_of(filename: str) -> Path:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hydraloop.engine import sanity
-from hydraloop.engine.device.seeding import cudnn_benchmark
+from hydraloop.engine.device.seeding import cudnn_benchmark, rng_state, set_rng_state
 from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
@@ -61,7 +61,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         log.info("%s", format_start(engine))
     try:
         kernels = cudnn_benchmark(engine.settings.benchmark)
-        with kernels, engine.precision.active(), always(engine, engine.stages.after_run):
+        with kernels, _own_generators(engine), engine.precision.active(), always(engine, engine.stages.after_run):
             try:
                 sanity.check(engine)
                 for call in engine.stages.before_run:
@@ -91,6 +91,21 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
             log.info("%s", format_summary(engine, perf_counter() - start))
+
+
+@contextmanager
+def _own_generators(engine: Engine) -> Iterator[None]:
+    """In the body, draw from the engine's random generators; the caller's have their states back at the end."""
+    if engine.generators is None:
+        yield
+        return
+    before = rng_state()
+    set_rng_state(engine.generators)
+    try:
+        yield
+    finally:
+        engine.generators = rng_state()
+        set_rng_state(before)
 
 
 def _forget_earlier_use(engine: Engine) -> None:

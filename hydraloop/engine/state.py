@@ -122,6 +122,8 @@ class EngineState(LogsRecords):
     """Whether the sanity step has been done, which happens once for each engine."""
     evaluation_length: int = 0
     """The number of batches of the current or last evaluation."""
+    generators: dict[str, Any] | None = None
+    """The states of this engine's random generators between two uses. None: it draws from the process's generators."""
     _window: Window | None = None
     _closure: Closure | None = None
     """Takes the steps of optimizers that evaluate the loss themselves (LBFGS, SAM)."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn, optim
@@ -52,13 +53,14 @@ def resolve_fused(
     return True if works else None
 
 
-def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim.Optimizer:
+def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module, given: Any = None) -> optim.Optimizer:
     """Return the optimizer of the config, for all parameters of the task that require gradients.
 
     Args:
         cfg: the whole config. `optimizer` is a node with `_target_`, or a mapping of such nodes by name.
         model: the part of the task that checkpoints save. It must contain all trained parameters.
         task: the task, which contains the model.
+        given: used instead of the config: an optimizer, optimizers by name, or a function of the list of parameters.
 
     Returns:
         The optimizer; for a mapping, all of them in one (`Several`).
@@ -68,7 +70,10 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
             an option is wrong.
     """
     check_trained(model, task)
-    node = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(cfg.optimizer, resolve=True)))
+    if given is not None:
+        return _finished(given, model)
+    node = copy.deepcopy(cfg.optimizer)  # with its schema, for messages
+    OmegaConf.resolve(node)
     places = places_of(model)
     named = nodes(node)
     keys = {name: f"optimizer.{name}".rstrip(".") for name in named}
@@ -79,6 +84,22 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module) -> optim
     optimizers = {name: _built(one, model, chosen[name], places, keys[name]) for name, one in named.items()}
     check_complete(optimizers, model)
     return optimizers[""] if "" in optimizers else Several(optimizers)
+
+
+def _finished(given: Any, model: nn.Module) -> optim.Optimizer:
+    if callable(given):
+        given = given([parameter for parameter in model.parameters() if parameter.requires_grad])
+    elif any(map(is_sharded, model.parameters())):
+        remedy = "Give a function of the parameters: optimizer=functools.partial(torch.optim.AdamW, lr=1e-3)."
+        raise UserError("FSDP2 has replaced the parameters of a finished optimizer", key="optimizer", remedy=remedy)
+    optimizers = dict(given) if isinstance(given, Mapping) else {"": given}
+    for name, one in optimizers.items():
+        if not isinstance(one, optim.Optimizer):
+            key = f"optimizer.{name}".rstrip(".")
+            problem = f"{type(one).__name__} is not an optimizer"
+            raise UserError(problem, key=key, remedy="Use a subclass of torch.optim.Optimizer.")
+    check_complete(optimizers, model)
+    return given if isinstance(given, optim.Optimizer) else Several(optimizers)
 
 
 def check_trained(model: nn.Module, task: nn.Module) -> None:
@@ -188,6 +209,7 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
 def _without_own_options(node: DictConfig, key: str) -> tuple[DictConfig, dict[str, Any]]:
     """Return the node with the arguments of its target, and the options that the builder reads."""
     defaults = OmegaConf.structured(_Optimizer)
+    OmegaConf.set_struct(node, False)
     own = {name: node.pop(name, defaults[name]) for name in _Optimizer.OWN}
     if own["params"] == "model":
         for name in ("groups", "layer_decay", "layers_of"):  # arguments of the factory, which makes the groups

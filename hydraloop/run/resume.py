@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +24,11 @@ from hydraloop.run.directory import (
     refuse_held,
     run_of,
 )
+from hydraloop.run.lock import RunLock
 from hydraloop.safety.secrets import masked
+
+if TYPE_CHECKING:
+    from hydraloop.engine.distributed.comm import Distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,24 @@ def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
     if run_dir is not None and found.run_dir is None and cfg.resume != "auto" and not created_by_hydra(run_dir):
         refuse_held(run_dir, key="run_dir", remedy=f"Name another directory, or continue the run: resume={run_dir}")
     return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
+
+
+def settle_on_main(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> Resumed:
+    """Return on each rank what `settle` returns on rank 0. A directory in which another process trains is refused."""
+    found: list[str | None] = [None, None]
+    if distributed.is_main:
+        settled = settle(cfg, run_dir)
+        if settled.run_dir is not None:
+            with lock_of(cfg, settled.run_dir):  # refused before anything is written; training takes it again
+                settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
+        found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
+    shared = distributed.from_main(found)
+    return Resumed(*(None if path is None else Path(path) for path in shared))
+
+
+def lock_of(cfg: DictConfig, run_dir: Path) -> RunLock:
+    """Return the lock of a run directory, not yet acquired."""
+    return RunLock(run_dir, key="run_dir" if cfg.resume is None else "resume", wait=cfg.resume == "auto")
 
 
 def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:

@@ -63,8 +63,8 @@ class Allowlist:
         self._folders: set[Path] = set()
         self._untrusted: set[Path] = set()
         self._trusted: set[str] = set()
-        self.advice = from_python("compose")
-        """How the user can trust a package, for messages."""
+        self.advice: Advice | None = None
+        """How the user can trust a package, for messages. None: by an argument of `compose`."""
 
     def trust_folder(self, folder: Path) -> None:
         """Allow the Python files under the caller's folder, except virtual environments in it."""
@@ -97,9 +97,13 @@ class Allowlist:
             return False
         return self._is_project_file(_file_of(top_level)) and self._is_project_file(_file_of(module))
 
+    @property
+    def _advice(self) -> Advice:
+        return self.advice or from_python("compose")
+
     def remedy(self, *packages: str) -> str:
         """Return the call that trusts these packages and those that are trusted now, for messages."""
-        return self.advice.how(sorted({*self._trusted, *packages}))
+        return self._advice.how(sorted({*self._trusted, *packages}))
 
     def locate(self, target: str, key: str) -> Any:
         """Return the object that a `_target_` names.
@@ -210,7 +214,7 @@ class Allowlist:
         return UserError(
             f"a config may not instantiate {target}{where}",
             key=f"{key}._target_",
-            remedy=f"If you trust it, {self.remedy(package)} Classes in {self.advice.folder} are always allowed.",
+            remedy=f"If you trust it, {self.remedy(package)} Classes in {self._advice.folder} are always allowed.",
         )
 
 

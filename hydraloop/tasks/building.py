@@ -21,14 +21,14 @@ from hydraloop.safety.instantiate import instantiate
 from hydraloop.tasks.task import Task
 
 
-def build_task(cfg: DictConfig) -> Task:
-    """Return the task that the config describes, on the CPU.
+def build_task(cfg: DictConfig, given: Task | None = None) -> Task:
+    """Return the given task, or the one that the config describes, on the CPU.
 
     Raises:
         UserError: the task, its model, loss or metrics; names the key.
     """
     target = cfg.task.get("_target_") if isinstance(cfg.task, DictConfig) else None
-    if isinstance(target, str):
+    if isinstance(target, str) and given is None:
         found = ALLOWLIST.locate(target, "task")
         if isinstance(found, type) and issubclass(found, nn.Module) and not issubclass(found, Task):
             raise UserError(
@@ -36,10 +36,12 @@ def build_task(cfg: DictConfig) -> Task:
                 key="task._target_",
                 remedy=f"Use it in a task: '~model' +task.model._target_={target}. Or inherit from hydraloop.Task.",
             )
-    task = instantiate(cfg.task, "task")
+    task = instantiate(cfg.task, "task") if given is None else given
     if not isinstance(task, Task):
         raise UserError(
-            f"{type(task).__name__} is not a task", key="task._target_", remedy="Inherit from hydraloop.Task."
+            f"{type(task).__name__} is not a task",
+            key="task" if given else "task._target_",
+            remedy="Inherit from hydraloop.Task.",
         )
     _check_parts(task)
     return task

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from torch import nn
 
 import hydraloop
 from hydraloop.errors import UserError
+from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
@@ -131,4 +133,8 @@ def test_a_value_that_is_left_from_another_class_is_named(line: str, key: str, r
 
 
 def built_at(key: str, *lines: str) -> Any:
-    return instantiate(OmegaConf.select(hydraloop.compose(lines, folder=REPOSITORY), key), key)
+    cfg = hydraloop.compose(lines, folder=REPOSITORY)
+    if key == "optimizer":
+        model = nn.Linear(1, 1)
+        return build_optimizer(cfg, model, model)
+    return instantiate(OmegaConf.select(cfg, key), key)

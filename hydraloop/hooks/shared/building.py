@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,12 +15,15 @@ from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate
 
 
-def build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
+def build_hooks(
+    cfg: DictConfig, *, several: bool, given: Mapping[str, Hook] = MappingProxyType({})
+) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
     """Return the hooks by name, default hooks first, with their places in the order and their error policies.
 
     Args:
         cfg: the whole config, validated.
         several: whether the run has several ranks.
+        given: finished hooks, in addition to those of the config.
 
     Raises:
         UserError: a hook, its options or its place in the order is wrong; names the key.
@@ -34,6 +39,14 @@ def build_hooks(cfg: DictConfig, *, several: bool) -> tuple[dict[str, Hook], lis
             hooks[str(name)] = hook
             slots.append(slot_of(str(name), hook, priority, is_default=group == "default_hooks"))
             on_errors[str(name)] = on_error
+    for name, hook in given.items():
+        key = f"hooks.{name}"
+        if name in hooks:
+            raise UserError(f"the config has a hook {name!r}, too", key=key, remedy="Give it another name.")
+        check_hook(hook, key)
+        hook.key, hooks[name], on_errors[name] = key, hook, hook.on_error
+        _check_policy(hook, hook.on_error, several=several)
+        slots.append(slot_of(name, hook, None, is_default=False))
     if cfg.engine.check_order:  # again: `runs_after` of a custom hook is known only now
         check_order(in_order(slots), key_of=lambda name: hooks[name].key)
     return hooks, slots, on_errors
@@ -46,10 +59,14 @@ def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int
     check_hook(hook, f"{key}._target_")
     hook.key = key
     on_error = hook.on_error if on_error is None else on_error
+    _check_policy(hook, on_error, several=several)
+    return hook, priority, on_error
+
+
+def _check_policy(hook: Hook, on_error: OnError, *, several: bool) -> None:
     if several and hook.collective and on_error != "raise":
         raise UserError(
             "this hook communicates with the other ranks: if it failed on one rank, they would wait for it forever",
-            key=f"{key}.on_error",
+            key=f"{hook.key}.on_error",
             remedy="Use raise.",
         )
-    return hook, priority, on_error

@@ -1,0 +1,250 @@
+"""hydraloop in a script: finished objects, what is printed, random numbers, Hydra around it, other processes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+import hydraloop
+from hydraloop.engine.loaders import Loaders
+from hydraloop.errors import UserError
+from hydraloop.hooks import EMAHook
+from tests.config.composed import REPOSITORY
+from tests.e2e.projects import Project
+from tests.helpers import batches, tiny_task
+
+QUICK = ("engine.device=cpu", "engine.max_iters=4", "default_hooks.progress=null", "engine.limit_val_batches=1")
+
+
+def composed(*lines: str) -> DictConfig:
+    return hydraloop.compose([*QUICK, *lines], folder=REPOSITORY)
+
+
+def weights(engine: hydraloop.Engine) -> list[torch.Tensor]:
+    return [value.clone() for value in engine.model.state_dict().values()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def refused(cfg: DictConfig, run_dir: Path, **objects: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        hydraloop.build(cfg, run_dir=run_dir, **objects)
+    return str(caught.value)
+
+
+# Finished objects. -----------------------------------------------------------------------------------------------
+
+
+def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+    """Two optimizers with a schedule, averaged weights, accumulation, and checkpoints."""
+
+    def objects() -> dict[str, Any]:
+        task = tiny_task(seed=3)
+        loaders = Loaders(batches(4), batches(2, seed=1), batches(2, seed=2))
+        bias, weight = ([parameter] for parameter in (task.model.bias, task.model.weight))
+        optimizer = {"bias": torch.optim.SGD(bias, lr=0.1), "weight": torch.optim.AdamW(weight, lr=0.01)}
+        return {"task": task, "loaders": loaders, "optimizer": optimizer, "hooks": {"ema": EMAHook(momentum=0.5)}}
+
+    lines = ["engine.max_iters=8", "engine.accumulate=2", "precision=bf16", "scheduler=[cosine]"]
+    lines += ["default_hooks.checkpoint.interval=4", "default_hooks.checkpoint.by_epoch=false"]
+    given = objects()
+    engine = hydraloop.build(composed(*lines), run_dir=tmp_path / "run", **given)
+    assert engine.task is given["task"]
+    assert engine.hooks["ema"] is given["hooks"]["ema"]
+    assert list(engine.optimizers) == ["bias", "weight"]
+    whole = engine.train()
+    assert whole.progress["iteration"] == 8
+    file = tmp_path / "run" / "checkpoints" / "iter_4.pth"
+    resumed = hydraloop.build(composed(*lines, f"resume={file}"), **objects())
+    assert resumed.train().test_metrics == whole.test_metrics
+    assert same(weights(resumed), weights(engine))
+    loaded = hydraloop.load(tmp_path / "run", task=tiny_task(), loaders={"test": batches(2, seed=2)})
+    assert loaded.test() == whole.test_metrics
+    with pytest.raises(UserError, match="got it as an object from Python") as caught:
+        hydraloop.load(tmp_path / "run")
+    assert "hydraloop.load(…, task=…)" in str(caught.value)
+    with pytest.raises(UserError, match=r"data\.test: .* got it as an object") as caught:
+        hydraloop.load(tmp_path / "run", task=tiny_task(), splits=["test"])
+    assert "loaders={'test': …}" in str(caught.value)
+
+
+def test_some_parts_are_given_and_the_others_are_those_of_the_config(tmp_path: Path) -> None:
+    cfg = composed("optimizer=sgd")
+    train = [(torch.rand(10, 1, 8, 8), torch.arange(10))] * 5
+    sgd = functools.partial(torch.optim.SGD, lr=0.25)
+    engine = hydraloop.build(cfg, run_dir=tmp_path, loaders={"train": train, "test": None}, optimizer=sgd)
+    assert engine.loaders.train is train
+    assert engine.loaders.val is not None
+    assert engine.loaders.test is None
+    assert type(engine.model).__name__ == "SmallCNN"
+    assert engine.optimizer.param_groups[0]["lr"] == 0.25
+    assert engine.train().status == "finished"
+
+
+def test_objects_that_do_not_fit(tmp_path: Path) -> None:
+    cfg, task = composed(), tiny_task()
+    other = torch.optim.SGD(tiny_task().parameters(), lr=1)
+    assert "weight is in no optimizer" in refused(cfg, tmp_path, task=task, optimizer=other)
+    both = {"a": torch.optim.SGD(task.parameters(), lr=1), "b": torch.optim.SGD([task.model.bias], lr=1)}
+    assert "bias is in two optimizers, a and b" in refused(cfg, tmp_path, task=task, optimizer=both)
+    assert "int is not an optimizer" in refused(cfg, tmp_path, optimizer=1)
+    assert "hooks.checkpoint: the config has a hook" in refused(cfg, tmp_path, hooks={"checkpoint": EMAHook()})
+    wrong: Any = {"mine": nn.Identity()}
+    assert "hooks.mine: Identity is not a Hook" in refused(cfg, tmp_path, hooks=wrong)
+    assert "Identity is not a task" in refused(cfg, tmp_path, task=nn.Identity())
+    assert not list(tmp_path.iterdir())
+
+
+# Random numbers. -------------------------------------------------------------------------------------------------
+
+
+def test_two_engines_that_are_built_before_either_trains_do_not_share_random_numbers(tmp_path: Path) -> None:
+    lines = (("seed=1",), ("seed=2", "hooks=[ema]"))
+    alone = []
+    for index, line in enumerate(lines):
+        engine = hydraloop.build(composed(*line), run_dir=tmp_path / f"alone{index}", hooks={"noise": _Noise()})
+        engine.train()
+        alone.append(weights(engine))
+    engines = [
+        hydraloop.build(composed(*line), run_dir=tmp_path / f"both{index}", hooks={"noise": _Noise()})
+        for index, line in enumerate(lines)
+    ]
+    torch.manual_seed(77)
+    expected = torch.rand(3)
+    torch.manual_seed(77)
+    for engine, before in zip(reversed(engines), reversed(alone), strict=True):
+        engine.validate()
+        engine.train()
+        assert same(weights(engine), before)
+    assert torch.equal(torch.rand(3), expected), "the caller's generator is untouched"
+
+
+class _Noise(hydraloop.Hook):
+    """Adds random numbers to the gradients."""
+
+    def before_optimizer_step(self, engine: hydraloop.Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        for parameter in engine.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad += torch.rand_like(parameter)
+
+
+# Hydra around it. ------------------------------------------------------------------------------------------------
+
+
+def test_compose_does_not_disturb_a_surrounding_hydra(tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_text("answer: 42\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert composed("seed=3").seed == 3
+        assert hydra.compose("theirs").answer == 42
+        with pytest.raises(UserError):
+            composed("no_such_key=1")
+        assert hydra.compose("theirs", ["answer=43"]).answer == 43
+    assert not GlobalHydra.instance().is_initialized()
+    composed()
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_surrounding_job_of_hydra_keeps_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_text("answer: 42\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        job = hydra.compose("theirs", return_hydra_config=True)
+    HydraConfig.instance().set_config(job)
+    try:
+        composed()
+        assert HydraConfig.get().job.config_name == "theirs"
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+# A saved config, and other processes. ----------------------------------------------------------------------------
+
+
+def test_a_saved_config_is_built_twice_and_trains_to_the_same_bits(tmp_path: Path) -> None:
+    cfg = composed("hooks=[ema]", "scheduler=[linear,cosine]")
+    OmegaConf.update(cfg, "data.val", {"a": "${data.test}", "b": "${data.test}"}, merge=False)
+    first = hydraloop.build(cfg, run_dir=tmp_path / "first")
+    result = first.train()
+    saved = OmegaConf.load(tmp_path / "first" / ".hydra" / "config.yaml")
+    assert isinstance(saved, DictConfig)
+    before = OmegaConf.to_yaml(saved)
+    for name in ("second", "third"):
+        engine = hydraloop.build(saved, run_dir=tmp_path / name)
+        again = engine.train()
+        assert (again.val_metrics, again.test_metrics) == (result.val_metrics, result.test_metrics)
+        assert same(weights(engine), weights(first))
+    assert OmegaConf.to_yaml(saved) == before
+    saved.resume, saved.engine.max_iters = str(tmp_path / "second"), 6
+    assert hydraloop.build(saved).train().progress["iteration"] == 6
+
+
+SCRIPT = """
+import multiprocessing, sys
+import hydraloop
+from omegaconf import OmegaConf
+
+def train(cfg, run_dir):
+    engine = hydraloop.build(cfg, run_dir=run_dir)
+    engine.train()
+    print("trained", engine.hooks["mine"].__class__.__name__)
+
+if __name__ == "__main__":
+    from pathlib import Path
+    lines = sys.argv[2:]
+    cfg = hydraloop.compose(lines)
+    if sys.argv[1] == "spawn":
+        for one in (cfg, OmegaConf.create(OmegaConf.to_yaml(cfg))):
+            process = multiprocessing.get_context("spawn").Process(target=train, args=(one, None))
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+    else:
+        hydraloop.build(cfg, run_dir=Path("script")).train()
+"""
+
+
+def _project(folder: Path) -> Project:
+    project = Project.make(folder / "project")
+    (project.path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    return project
+
+
+def _printed(project: Project, *arguments: str) -> str:
+    done = project.python(*arguments, stdin="")  # in a new interpreter
+    assert (done.code, done.err) == (0, "")
+    return done.out
+
+
+@pytest.mark.slow
+def test_a_script_prints_what_the_command_line_prints(tmp_path: Path) -> None:
+    """Except for times, and the command to continue."""
+    project = _project(tmp_path)
+    lines = ("engine.device=cpu", "engine.max_iters=30", "default_hooks.logger.interval=10", "hooks=[ema]")
+    typed = _printed(project, "train.py", *lines, "hydra.run.dir=script").splitlines()
+    shutil.rmtree(project.path / "script")
+    called = _printed(project, "script.py", "here", *lines).splitlines()
+    assert len(typed) > 20
+    assert [_timeless(line) for line in called] == [_timeless(line) for line in typed]
+
+
+def _timeless(line: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"[\d.:]+(ms|µs|s|MiB|iterations/s)?", "#", line))
+
+
+@pytest.mark.slow
+def test_a_spawned_process_builds_a_config_with_classes_of_the_project(tmp_path: Path) -> None:
+    hook = ("+hooks.mine._target_=my_project.hooks.MyHook", "engine.device=cpu", "engine.max_iters=2")
+    printed = _printed(_project(tmp_path), "script.py", "spawn", *hook)
+    assert printed.count("trained MyHook") == 2
