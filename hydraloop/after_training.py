@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from hydraloop.cli.console import MaskingFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.launch import elastic, torchrun
+from hydraloop.launch.termination import terminable
 from hydraloop.safety.allowlist import ALLOWLIST, Advice
 from hydraloop.safety.secrets import remember_overrides
 
@@ -36,7 +38,7 @@ _ARGUMENTS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command. Returns the exit code: 0, 1 after an error message, or 130 after Ctrl-C; argparse exits with 2."""
+    """Run a command. Returns the exit code: 0, 1 after an error message, 128 + n after signal n; argparse: 2."""
     args = _parser(argv[0]).parse_intermixed_args(argv[1:])
     trusted = [package for given in args.trusted for package in given.split(",")]
     remember_overrides(args.overrides)
@@ -46,31 +48,39 @@ def main(argv: Sequence[str]) -> int:
     ALLOWLIST.advice = Advice(lambda names: f"run `{_with_trusted(argv, names)}`.", "the working directory")
     if torchrun.is_several():
         torchrun.keep_quiet()
-    distributed: Distributed | None = None
+    ranks: list[Distributed] = []
     try:
-        from hydraloop.builder import connected
-        from hydraloop.cli.after_training import Command, Request
-
-        own = {"output": f"model.{args.format}" if argv[0] == "export" else "predictions.jsonl"}
-        overrides = []
-        for text in args.overrides:
-            key, _, value = text.partition("=")
-            if key in _ARGUMENTS[argv[0]]:
-                own[key] = value
-            else:
-                overrides.append(text)
-        command = Command(Request(argv[0], args.run, args.format, overrides=overrides, **own))
-        if command.processes > 1 and not torchrun.is_several():
-            return elastic.run_module(["hydraloop", *argv], command.processes)
-        distributed = connected(command.cfg)
-        text = command.run(distributed)
-        if distributed.is_main:
-            print(text)
-        distributed.close()
+        with terminable():
+            return _run(argv, args, ranks)
     except (Exception, KeyboardInterrupt) as error:
-        if _reports(error, distributed):
+        if _reports(error, *ranks):
             Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1").show(error)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return 128 + getattr(error, "number", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
+    """Run a command, and add this process's connection to the other ranks to `ranks`."""
+    from hydraloop.builder import connected
+    from hydraloop.cli.after_training import Command, Request
+
+    name = argv[0]
+    own = {"output": f"model.{args.format}" if name == "export" else "predictions.jsonl"}
+    overrides = []
+    for text in args.overrides:
+        key, _, value = text.partition("=")
+        if key in _ARGUMENTS[name]:
+            own[key] = value
+        else:
+            overrides.append(text)
+    command = Command(Request(name, args.run, args.format, overrides=overrides, **own))
+    if command.processes > 1 and not torchrun.is_several():
+        return elastic.run_module(["hydraloop", *argv], command.processes)
+    distributed = connected(command.cfg)
+    ranks.append(distributed)
+    text = command.run(distributed)
+    if distributed.is_main:
+        print(text)
+    distributed.close()
     return 0
 
 
@@ -108,7 +118,7 @@ def _with_trusted(argv: Sequence[str], packages: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "hydraloop", *kept, "--trusted", ",".join(packages)])
 
 
-def _reports(error: BaseException, distributed: Distributed | None) -> bool:
+def _reports(error: BaseException, distributed: Distributed | None = None) -> bool:
     """Return whether this rank prints the error: the one that failed first."""
     if distributed is None:  # all ranks have the same mistake
         return torchrun.rank() == 0 or not isinstance(error, UserError | KeyboardInterrupt)

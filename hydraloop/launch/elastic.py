@@ -87,7 +87,9 @@ def run_module(arguments: Sequence[str], processes: int) -> int:
                 api.elastic_launch(_config(processes, name), sys.executable)("-m", *arguments)
         except ChildFailedError as failed:
             for rank, process in failed.failures.items():
-                if process.exitcode < 0:
+                if (
+                    process.exitcode < 0 and process.exitcode != -signal.SIGTERM
+                ):  # the launcher's, after another failure
                     print(f"error: rank {rank} was ended by signal {-process.exitcode}", file=sys.stderr)
             return 1
         except SignalException as told:

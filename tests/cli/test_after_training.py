@@ -220,6 +220,17 @@ def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
     assert not (trained.path / "executed").exists()
 
 
+FAILING = """
+from hydraloop import UserError
+from hydraloop.tasks import Classification
+class Failing(Classification):
+    def predict(self, batch):
+        if self.engine.distributed.rank == 1:
+            raise UserError("rank 1 has another kind of data", key="task")
+        return super().predict(batch)
+"""
+
+
 # Ranks. --------------------------------------------------------------------------------------------------------------
 
 
@@ -243,8 +254,8 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     rows = predicted(project, "predictions.jsonl")
     for name, split in (("small", "test"), ("large", "val")):
         assert hits([row for row in rows if row["data_set"] == name], split) == expected[f"{name}/accuracy"]
-    done = command(project, "evaluate", "run", "task.model.width=8")
+    project.write("my_project/failing.py", FAILING)
+    done = command(project, "predict", "run", "task._target_=my_project.failing.Failing", "output=failed.npz")
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: checkpoint: the weights do not fit the model SmallCNN")
-    assert len(re.findall("error:", done.err)) == 1
-    assert "Traceback" not in done.err
+    assert done.err == "error: task: rank 1 has another kind of data\n"
+    assert not (project.path / "failed.npz").exists()
