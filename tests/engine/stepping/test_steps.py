@@ -96,6 +96,8 @@ def gan_engine(
 ) -> Engine:  # fmt: skip
     distributed = distributed or Distributed()
     gan = task(networks())
+    if distributed.rank:  # the engine gives each rank the weights of rank 0
+        nn.init.zeros_(gan.model["generator"].weight)  # type: ignore[index,arg-type]
     generator = torch.Generator().manual_seed(1)
     data = InMemoryDataset(torch.randn(samples, 3, generator=generator), torch.zeros(samples, 1))
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
