@@ -57,7 +57,8 @@ class Closure:
         logged = dict(task.logged)
         closure: Any = partial(self._evaluate, optimizer, batch_idx, batch)  # torch's types say that it returns a float
         optimizer.step(closure)
-        task.logged = logged
+        task.logged.clear()
+        task.logged.update(logged)  # hooks hold the dict
         return True
 
     @torch.enable_grad()  # `step` runs without gradients

@@ -18,7 +18,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, GradClipHook
+from hydraloop.hooks import CheckpointHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import Batch, batches, differences, tiny_task
@@ -163,10 +163,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name: str, tmp_path: Path) -
 def test_the_values_of_an_iteration_are_those_before_the_step(name: str, tmp_path: Path) -> None:
     values = []
 
-    def read(engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        values.append((engine.task.logged["seen"], outputs["loss"]))
+    def read(self: RuntimeInfoHook, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        RuntimeInfoHook.after_train_iter(self, engine, batch_idx, batch, outputs)
+        losses = engine.messages.read("losses")  # those of the records
+        values.append((losses["seen"], losses["loss"]))
 
-    hook = type("Reads", (Hook,), {"after_train_iter": staticmethod(read)})()
+    hook = type("Reads", (RuntimeInfoHook,), {"after_train_iter": read})()
     engine_of(name, Distributed(), tmp_path, hook=hook, precision=Autocast(torch.device("cpu"))).train()
     assert len(values) == 3
     assert all(torch.equal(logged, loss) for logged, loss in values)
