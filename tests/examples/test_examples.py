@@ -73,6 +73,8 @@ def test_the_readme_is_true_and_a_killed_run_ends_with_the_same_weights(example:
     for other in commands[first + 1 : -1]:
         run(example, other)
 
+    if example.path.name == "gan":  # killed on two ranks, below
+        return
     last = uninterrupted.result["progress"]["iteration"]
     example.write("dying.py", DYING)
     by_iteration = f"default_hooks.checkpoint.by_epoch=false default_hooks.checkpoint.interval={last * 2 // 5}"
