@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn, optim
 
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.stepping.groups import describe
 from hydraloop.engine.stepping.several import Several, parts
 from hydraloop.errors import UserError
 from hydraloop.optim.groups import matched, places_of
 from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.safety.allowlist import ALLOWLIST
+from tests.ranks import on_ranks
 
 ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 1e-3, "weight_decay": 0.1}
 NO_DECAY = {"match": "@norm|@bias|@embedding", "weight_decay": 0}
@@ -145,6 +148,22 @@ def test_a_factory_gets_the_model_and_makes_the_groups() -> None:
     assert settings(net, optimizer, "lr") == {"weight": (0.05,), "bias": (0.1,)}
     with pytest.raises(UserError, match=r"optimizer\.groups: .* takes no argument 'groups'"):
         built(net, {**node, "layer_decay": 0.5, "groups": [NO_DECAY]})
+
+
+def groups_of_shards(distributed: Distributed) -> list[tuple[str, ...]]:
+    """Step optimizers of a sharded model, and return the names in the groups."""
+    net = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    distributed.prepare(net)
+    optimizer = built(net, {"a": {**MUON, "match": "@matrix"}, "b": {**ADAMW, "groups": [NO_DECAY]}})
+    net(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    return [group.names for group in describe(optimizer, net)]
+
+
+@pytest.mark.slow
+def test_sharded_parameters_have_the_same_groups() -> None:
+    names = [("1.weight",), ("0.weight", "1.bias", "2.weight", "2.bias")]
+    assert on_ranks(2, groups_of_shards, strategy="fsdp2") == [names] * 2
 
 
 MUON = {"_target_": "torch.optim.Muon", "_partial_": True}
