@@ -97,6 +97,8 @@ def _refusing(problem: str) -> Iterator[None]:
     """Raise each error of torch's exporters, of which there are many kinds, as one message."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         raise UserError(
