@@ -14,7 +14,7 @@ Places: TypeAlias = dict[nn.Parameter, list[tuple[str, nn.Module]]]
 """Each parameter with its names in the model, and the module that has it by this name. A tied one has several."""
 
 # _NormBase: BatchNorm and InstanceNorm of any dimension.
-_TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+_MULTI_DIM_NORMS = (nn.LayerNorm, nn.RMSNorm)  # their weights may have several dimensions
 _KINDS = ("@norm", "@bias", "@embedding", "@matrix")
 
 
@@ -74,7 +74,7 @@ def _is(kind: str, parameter: nn.Parameter, places: Sequence[tuple[str, nn.Modul
         is_bias = "bias" in last.split("_")  # bias, in_proj_bias, bias_ih_l0, relative_position_bias_table
         embeds = any("embed" in cls for cls in classes) or "embed" in last or last.endswith("_token")
         has_matrix = any(other.ndim > 1 for other in module.parameters(recurse=False))  # NormalizedLinear
-        is_norm = isinstance(module, _TORCH_NORMS) or (any("norm" in cls for cls in classes) and not has_matrix)
+        is_norm = isinstance(module, _MULTI_DIM_NORMS) or (any("norm" in cls for cls in classes) and not has_matrix)
         if {"@norm": is_norm, "@bias": is_bias, "@embedding": embeds and not is_bias}[kind]:
             return True
     return False

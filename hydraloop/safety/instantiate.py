@@ -142,7 +142,7 @@ def _takes_any(signature: inspect.Signature | None) -> bool:
 def _unknown_argument(name: str, argument: str, known: list[str], node: DictConfig, key: str) -> UserError:
     schema = OmegaConf.get_type(node)
     replaced = getattr(schema, "_target_", node._target_)
-    if replaced != node._target_ and argument in getattr(schema, "__annotations__", ()):
+    if replaced != node._target_ and argument in getattr(schema, "__dataclass_fields__", ()):
         clear = f"{key}=null" if "." in key else f"~{key}"  # a group that every run needs takes no null
         added = " ".join(f"+{key}.{entry}={node[entry]}" for entry in ("_target_", "_partial_") if entry in node)
         return UserError(

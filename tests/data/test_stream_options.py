@@ -101,7 +101,7 @@ def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
             "sets of different kinds cannot be joined: a (stream), b (samples)",
         ),
         ((NUMBERS, "data.weights={a: 1}"), "data.weights", "data.train is one set"),
-        (("data.train={a: {samples: 3}}",), "data.train", "nothing to build"),
+        (("data.train={a: {samples: 3}}",), "data.train.a", "nothing to build"),
         (
             (INDEXED, "data.weights={a: 1, b: 1}", f"data.loader.sampler={{_target_: {STREAMS}.Sized}}"),
             "data.loader.sampler",

@@ -40,11 +40,11 @@ def works(start):
             start(trusted)
             return print("works with", *trusted)
         except hydraloop.UserError as error:
-            found = re.search(r"hydraloop\\.compose\\(…, trusted=(\\[.*?\\])", error.remedy)
+            found = re.search(r"hydraloop\\.(?:compose|build)\\(…, trusted=(\\[.*?\\])", error.remedy)
             trusted = json.loads(found[1])
 
 works(lambda trusted: hydraloop.compose(["+hydra.callbacks.x._target_=first.Mine"], trusted=trusted))
-works(lambda trusted: hydraloop.build(hydraloop.compose(["+hooks.x._target_=second.MyHook"], trusted=trusted)))
+works(lambda trusted: hydraloop.build(hydraloop.compose(["+hooks.x._target_=second.MyHook"]), trusted=trusted))
 """
 EXPERIMENTS = {
     "hydra.callbacks.x._target_": (

@@ -118,7 +118,7 @@ def test_the_directory_has_what_the_design_says(both_hooks: tuple[Project, Done,
 
 def test_what_is_shown(both_hooks: tuple[Project, Done, Done]) -> None:
     out = both_hooks[1].out
-    for shown in ("parameters", "hooks     in the order they are called", "lr ", "eta ", "time ", "data ", "memory "):
+    for shown in ("parameters", "hooks      in the order they are called", "lr ", "eta ", "time ", "data ", "memory "):
         assert shown in out, shown
     assert "accuracy" in out
     assert "tensorboard --logdir" in out
@@ -567,6 +567,6 @@ def test_what_is_refused(project: Project) -> None:
         [["data=two"], ["data=forgotten"], ["engine.overfit_batches=2.5"]],
     )
     assert "data.val: 'sm/all' is not a name for a data set" in named.text
-    assert "data.val: there is nothing to build" in forgotten.text
+    assert "data.val.small: there is nothing to build" in forgotten.text
     assert "engine.overfit_batches: 2.5 is neither a number of batches nor a share of them" in share.text
     assert (named.code, forgotten.code, share.code) == (1, 1, 2)

@@ -58,12 +58,12 @@ class SlowTask(Task):
 
     clock: Clock
     slow: Mapping[int, float]
-    steps = 0
+    count = 0
 
     def forward(self, batch: Any) -> dict[str, Any]:
         if self.training:  # an evaluation calls it too
-            self.steps += 1
-            self.clock.now += 1 + self.slow.get(self.steps, 0.0)
+            self.count += 1
+            self.clock.now += 1 + self.slow.get(self.count, 0.0)
         return super().forward(batch)
 
     def evaluate(self, batch: Any) -> dict[str, Any]:

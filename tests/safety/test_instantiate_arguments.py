@@ -123,6 +123,11 @@ def test_any_other_constructor_is_not_called_with_an_unknown_name(name: str) -> 
             "optimizer",
             "~optimizer +optimizer._target_=torch.optim.Adagrad +optimizer._partial_=True",
         ),
+        (  # has all arguments but `fused`, which the dataclass inherits
+            "optimizer._target_=torch.optim.NAdam",
+            "optimizer",
+            "~optimizer +optimizer._target_=torch.optim.NAdam +optimizer._partial_=True",
+        ),
     ],
 )
 def test_a_value_that_is_left_from_another_class_is_named(line: str, key: str, remedy: str) -> None:

@@ -79,7 +79,7 @@ class Both(Regression):
         inputs, targets = batch
         outputs = self.model(inputs)
         bias = self.model.bias.reshape(()) if self.log_it else self.bias
-        returned: dict[str, Any] = {"bias": bias, "steps": self.steps, "twice": 0.0}
+        returned: dict[str, Any] = {"bias": bias, "steps": self.count, "twice": 0.0}
         if self.log_it:
             self.log("bias", returned.pop("bias"))
             self.log("steps", returned.pop("steps"))
@@ -90,7 +90,7 @@ class Both(Regression):
         self.log("twice", 1.0)
         if self.training:
             with torch.no_grad():
-                self.steps += 1
+                self.count += 1
         return {"loss": outputs.mean(), "outputs": outputs, "targets": targets, **returned}
 
 
@@ -98,7 +98,7 @@ class Both(Regression):
 def test_values_that_change_later_numpy_and_half_precision(tmp_path: Path, log_it: bool) -> None:
     task = Both(nn.Linear(1, 1), nn.MSELoss())
     task.log_it, task.bias = log_it, nn.Parameter(torch.zeros(()))  # type: ignore[assignment]
-    task.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+    task.register_buffer("count", torch.zeros((), dtype=torch.float64))
     nn.init.zeros_(task.model.bias)  # type: ignore[arg-type]
     batches = [(torch.ones(256, 1), torch.ones(256, 1))] * 4
 
