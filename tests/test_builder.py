@@ -18,6 +18,8 @@ from hydraloop.builder import build
 from hydraloop.data.loader import Loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
+from hydraloop.hooks import EMAHook
+from hydraloop.parts import Parts
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 from tests.ranks import on_ranks
@@ -317,3 +319,57 @@ def test_a_deterministic_run_fixes_the_workspace_of_cublas(
     finally:
         torch.use_deterministic_algorithms(False)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (own or ":4096:8")
+
+
+def trained_with_objects(distributed: Distributed, run_dir: str) -> tuple[dict[str, float], list[list[float]]]:
+    """Train the digits with a finished task, optimizer and hook."""
+    cfg = composed("engine.max_epochs=1", "engine.limit_train_batches=4", "default_hooks.checkpoint.save_best=loss")
+    task = instantiate(cfg.task, "task")
+    model = task.model
+    objects: dict[str, Any] = {"task": task, "hooks": {"ema": EMAHook(momentum=0.1)}}
+    objects["optimizer"] = {"all": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with torch.no_grad():
+        model.classifier.weight.add_(distributed.rank)  # rank 0's weights count
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=Parts(**objects))
+    result = engine.train()
+    return result.test_metrics, [parameter.flatten().tolist() for parameter in engine.model.parameters()]
+
+
+def tested(distributed: Distributed, run_dir: str) -> dict[str, float]:
+    cfg = composed()
+    task = instantiate(cfg.task, "task")
+    return hydraloop.load(run_dir, task=task, splits=["test"], distributed=distributed).test()
+
+
+@pytest.mark.slow
+def test_ranks_train_finished_objects_and_a_loaded_run_has_their_metrics(tmp_path: Path) -> None:
+    """To the last bit with the same ranks; with one process, up to the order of the sums."""
+    first, second = on_ranks(2, trained_with_objects, str(tmp_path))
+    assert first == second
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for metrics in on_ranks(2, tested, str(tmp_path)):
+        assert metrics == first[0]
+    alone = tested(Distributed(), str(tmp_path))
+    assert alone["accuracy"] == first[0]["accuracy"]
+    assert alone["loss"] == pytest.approx(first[0]["loss"], rel=1e-6)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def sharded_with_objects(distributed: Distributed, run_dir: str) -> tuple[str, str]:
+    """What building with FSDP2 says to a finished optimizer, and to a function."""
+    cfg = composed("distributed.strategy=fsdp2")
+    task = instantiate(cfg.task, "task")
+    finished = Parts(task, optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1))
+    with pytest.raises(UserError) as caught:
+        build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=finished)
+    function = Parts(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=function)
+    return str(caught.value), type(engine.optimizer).__name__
+
+
+@pytest.mark.slow
+def test_fsdp2_makes_the_optimizer_from_a_function(tmp_path: Path) -> None:
+    for said, made in on_ranks(2, sharded_with_objects, str(tmp_path), strategy="fsdp2"):
+        assert "FSDP2 has replaced the parameters of a finished optimizer" in said
+        assert "functools.partial(torch.optim.AdamW, lr=1e-3)" in said
+        assert made == "SGD"
