@@ -44,6 +44,8 @@ class _Seen:
     epoch: int
     batch_idx: int
     loss: Tensor
+    step: str
+    """Of the task, if it has steps."""
 
 
 class CheckInvalidLossHook(Hook):
@@ -80,7 +82,7 @@ class CheckInvalidLossHook(Hook):
             PeerError: one is not finite on another rank.
         """
         iteration = engine.progress.iteration + 1  # the counters move after the step
-        self._seen.append(_Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"]))
+        self._seen.append(_Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"], engine.step))
         if self._due(iteration, last=iteration == engine.max_iters):
             self._check(engine)
 
@@ -129,7 +131,7 @@ def _error(engine: Engine, seen: _Seen, loss: float, norms: dict[str, float], *,
         more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
         which = f"its samples in data.train: {shown}{more}"
     error = InvalidLossError(
-        f"the loss is {loss} at iteration {seen.iteration}{later}\n"
+        f"the loss{f' of the step {seen.step}' if seen.step else ''} is {loss} at iteration {seen.iteration}{later}\n"
         f"  batch {seen.batch_idx} (from 0) of epoch {seen.epoch + 1}; {which}\n"
         f"  {_format_norms(norms)}"
     )
