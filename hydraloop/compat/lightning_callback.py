@@ -156,7 +156,7 @@ class LightningCallback(Adapter):
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """on_before_optimizer_step."""
-        self._call(engine, "on_before_optimizer_step", engine.optimizer)
+        self._call(engine, "on_before_optimizer_step", engine.stepping)
 
     def before_val(self, engine: Engine) -> None:
         """on_validation_start."""

@@ -22,6 +22,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -247,21 +248,44 @@ class BaseFinetuning:
         self.resumed, self.groups = True, state["groups"]
 
 
-def unfreezing(run_dir: Path, *, at: int = 9, **options: Any) -> Engine:
-    """An engine whose optimizer gets the first layer from the callback."""
+def unfreezing(run_dir: Path, *, several: bool = False, at: int = 9, **options: Any) -> Engine:
+    """An engine whose optimizer gets the first layer from the callback. Another may have the last one."""
     net = model()
-    optimizer = torch.optim.SGD([p for name, p in net.named_parameters() if name[0] != "0"], lr=0.1, momentum=0.9)
+    own = [p for name, p in net.named_parameters() if name[0] not in ("03" if several else "0")]
+    optimizer: Any = torch.optim.SGD(own, lr=0.1, momentum=0.9)
+    if several:
+        optimizer = Several({"main": optimizer, "last": torch.optim.AdamW(net[3].parameters())})
     hooks = (LightningCallback(BaseFinetuning(unfreezes_at=at)), CheckpointHook())
     return engine_with(*hooks, net=net, optimizer=optimizer, run_dir=run_dir, **options)
 
 
-def test_a_run_is_not_resumed_after_a_callback_has_unfrozen_parameters(tmp_path: Path) -> None:
-    unfreezing(tmp_path / "first", at=1, max_epochs=2).train()
+@pytest.mark.parametrize("several", [False, True])
+def test_a_run_is_not_resumed_after_a_callback_has_unfrozen_parameters(tmp_path: Path, several: bool) -> None:
+    options: dict[str, Any] = {"several": several, "at": 1, "max_epochs": 2}
+    unfreezing(tmp_path / "first", **options).train()
     before, after = (tmp_path / "first" / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
-    said = refusal(unfreezing(tmp_path / "second", at=1, resume=after).train)
-    assert said.startswith(f"resume: in {after} the optimizer has 2 parameter groups, but it starts with 1")
+    said = refusal(unfreezing(tmp_path / "second", **options, resume=after).train)
+    numbers = "3 parameter groups, but it starts with 2" if several else "2 parameter groups, but it starts with 1"
+    assert said.startswith(f"resume: in {after} the optimizer has {numbers}")
     assert "resumed after BaseFinetuning has unfrozen parameters" in said
-    assert unfreezing(tmp_path / "third", at=1, max_epochs=2, resume=before).train().status == "finished"
+    assert unfreezing(tmp_path / "third", **options, resume=before).train().status == "finished"
+
+
+def test_a_callback_gets_all_optimizers(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+
+    def on_train_start(trainer: Any, pl_module: Any) -> None:
+        found["optimizers"] = [trainer.optimizers, pl_module.optimizers()]
+
+    def on_before_optimizer_step(trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        found["stepping"] = optimizer
+
+    engine = unfreezing(tmp_path, several=True, max_epochs=1)
+    hook = callback_with(on_train_start=on_train_start, on_before_optimizer_step=on_before_optimizer_step)
+    again = engine_with(hook, net=engine.model, optimizer=engine.optimizer, run_dir=tmp_path, max_epochs=1)
+    again.train()
+    assert found["optimizers"] == [list(engine.optimizers.values())] * 2
+    assert found["stepping"] is engine.optimizer
 
 
 def test_what_the_optimizer_was_resumed_with_stays_over_on_fit_start(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from hydraloop.compat import MMEngineHook
 from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.hook_order import mount_points_of, slot_of
+from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.compat.scripts import engine_with, refusal
 from tests.helpers import Recorder, logged
-from tests.hooks.tiny_runs import BATCHES, Stopper, load
+from tests.hooks.tiny_runs import BATCHES, Stopper, load, model
 
 POINTS = [
     point
@@ -100,6 +101,22 @@ def test_iter_and_epoch_do_not_count_the_current_one(tmp_path: Path) -> None:
     assert seen["after_train_epoch"] == [(BATCHES, 0), (2 * BATCHES, 1)]
     assert seen["after_val_epoch"] == [(BATCHES, 1), (2 * BATCHES, 2)]
     assert seen["after_train"] == [(2 * BATCHES, 2)]
+
+
+def test_numbers_of_several_optimizers_have_their_names(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    def before_train(runner: Any) -> None:
+        found.extend([runner.optim_wrapper.get_lr(), runner.optim_wrapper.get_momentum()])
+        found.append(runner.message_hub.get_scalar("train/b.lr").current())
+
+    net = model()
+    first = torch.optim.SGD([{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.5}], lr=0.25)
+    optimizer = Several({"a": first, "b": torch.optim.AdamW(net[3].parameters(), lr=0.125)})
+    engine_with(
+        hook_with(before_train=before_train), net=net, optimizer=optimizer, max_epochs=1, run_dir=tmp_path
+    ).train()
+    assert found == [{"a.lr": [0.25, 0.5], "b.lr": [0.125]}, {"a.momentum": [0, 0], "b.momentum": [0.9]}, 0.125]
 
 
 def test_what_the_runner_has(tmp_path: Path) -> None:
