@@ -58,13 +58,12 @@ _CHOICES = {
 }
 
 
-def validate(cfg: DictConfig, *, trains: bool = False, optimizer: bool = True) -> None:
+def validate(cfg: DictConfig, *, trains: bool = False) -> None:
     """Refuse a config from which no run can be built.
 
     Args:
         cfg: as composed, with or without the node `hydra`. It is not changed.
-        trains: whether the run is to be trained, so that it needs training data.
-        optimizer: whether the run has the optimizers of the config, not finished ones.
+        trains: whether the run is to be trained, by the config alone, so that it needs training data.
 
     Raises:
         UserError: the first mistake.
@@ -74,7 +73,7 @@ def validate(cfg: DictConfig, *, trains: bool = False, optimizer: bool = True) -
         _check_interpolations(cfg)
         _check_values(cfg)
         _check_data(cfg, trains=trains)
-        _check_targets(cfg, optimizer=optimizer)
+        _check_targets(cfg, trains=trains)
         _check_hooks(cfg)
         if cfg.engine.check_order:
             groups = {str(name): group for group in HOOK_GROUPS for name in cfg[group]}
@@ -253,13 +252,12 @@ def _check_data(cfg: DictConfig, *, trains: bool) -> None:
         loader_options(cfg.data, split)
 
 
-def _check_targets(cfg: DictConfig, *, optimizer: bool) -> None:
+def _check_targets(cfg: DictConfig, *, trains: bool) -> None:
     """Refuse a metric, schedule or optimizer without a class, and a task without a model."""
     optimizers = nodes(cfg.optimizer) if isinstance(cfg.optimizer, DictConfig) else {}
-    if optimizer:
-        for name, node in optimizers.items() or [("", cfg.optimizer)]:
-            require_target(node, f"optimizer.{name}".rstrip("."))
-        check_own_options(optimizers)
+    for name, node in optimizers.items() or [("", cfg.optimizer)]:
+        require_target(node, f"optimizer.{name}".rstrip("."))
+    check_own_options(optimizers)
     for name, metric in (cfg.task.get("metrics") or {}).items():
         if metric is not None:
             require_target(metric, f"task.metrics.{name}")
@@ -267,7 +265,8 @@ def _check_targets(cfg: DictConfig, *, optimizer: bool) -> None:
         if schedule is not None:
             require_target(schedule, f"scheduler.{name}")
             changed = schedule.get("optimizer")
-            if optimizer and changed is not None and (not changed or changed not in optimizers):
+            # From Python, finished optimizers may have other names; `build_schedules` checks those.
+            if trains and changed is not None and (not changed or changed not in optimizers):
                 raise no_such_optimizer(changed, optimizers, f"scheduler.{name}.optimizer")
     if "model" in cfg.task and cfg.task.model is None:
         raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")

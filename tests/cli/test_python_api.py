@@ -59,6 +59,7 @@ def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_pa
         return {"task": task, "loaders": loaders, "optimizer": optimizer, "hooks": {"ema": EMAHook(momentum=0.5)}}
 
     lines = ["engine.max_iters=8", "engine.accumulate=2", "precision=bf16", "scheduler=[cosine]"]
+    lines += ["scheduler.cosine.optimizer=weight"]
     lines += ["default_hooks.checkpoint.interval=4", "default_hooks.checkpoint.by_epoch=false"]
     cfg, given = composed(*lines), objects()
     OmegaConf.update(cfg, "scheduler.cosine.optimizer", "weight")

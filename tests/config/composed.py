@@ -35,6 +35,15 @@ SINGLE: dict[str, list[str]] = {
 }
 SWEEPS: dict[str, list[str]] = {
     "sweep_hook_sets": ["optimizer.lr=1e-3,1e-2", "hooks=[],[ema]"],
+    "sweep_several_optimizers": [
+        "~optimizer",
+        "+optimizer@optimizer.hidden=muon",
+        "+optimizer@optimizer.rest=adamw",
+        "optimizer.hidden.match='@matrix|!classifier'",
+        "+scheduler@scheduler.warmup=linear",
+        "scheduler.warmup.optimizer=rest",
+        "optimizer.hidden.lr=0.01,0.02",
+    ],
     "sweep_priority": ["hooks=[ema]", "hooks.ema.priority=HIGH,LOW"],
     "sweep_hooks": ["hooks=ema,profiler"],
 }

@@ -78,6 +78,10 @@ def test_each_job_of_a_sweep_has_its_own_values() -> None:
         for number in range(4)
     ]
     assert lrs_and_hooks == [(1e-3, []), (1e-3, ["ema"]), (1e-2, []), (1e-2, ["ema"])]
+    several = [read(f"sweep_several_optimizers.{number}.yaml", "optimizer") for number in range(2)]
+    assert [(one.hidden.lr, one.hidden.match, one.rest.lr) for one in several] == [
+        (lr, "@matrix|!classifier", 1e-3) for lr in (0.01, 0.02)
+    ]
     assert [read(f"sweep_priority.{number}.yaml", "hooks.ema.priority") for number in range(2)] == ["HIGH", "LOW"]
     assert [list(read(f"sweep_hooks.{number}.yaml", "hooks")) for number in range(2)] == [["ema"], ["profiler"]]
 

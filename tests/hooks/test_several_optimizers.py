@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import nn, optim
 
+import hydraloop
+from hydraloop.builder import build
 from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.report.summary import format_start
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several
 from hydraloop.hooks import CheckInvalidLossHook, EMAHook, FreezeHook
@@ -28,6 +31,7 @@ from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.optim import OneCycle, Schedule, Step
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tasks.task import Task
+from tests.config.composed import REPOSITORY
 from tests.helpers import at, logged
 from tests.hooks.tiny_runs import batches, bits, engine_of, model
 
@@ -246,3 +250,19 @@ def test_several_optimizers_share_one_norm(tmp_path: Path) -> None:
     records = trained(tmp_path, net, two(net), hooks={"norms": norms, "grad_clip": GradClipHook(max_norm=0.1)})
     assert [record["grad_norm"] for record in records] == pytest.approx([norm for _, _, norm in norms.seen])
     assert min(norm for _, _, norm in norms.seen) > 0.1
+
+
+def test_several_optimizers_by_config_alone(tmp_path: Path) -> None:
+    lines = ["~optimizer", "+optimizer@optimizer.hidden=muon", "+optimizer@optimizer.rest=adamw"]
+    lines += ["optimizer.hidden.match='@matrix'", "optimizer.hidden.lr=0.02", "optimizer.rest.lr=0.5"]
+    lines += ["+scheduler@scheduler.rest=exponential", "scheduler.rest.optimizer=rest", "scheduler.rest.by_epoch=false"]
+    lines += ["scheduler.rest.gamma=0.5", "scheduler.cosine.optimizer=hidden", "default_hooks.logger.interval=1"]
+    lines += ["engine.device=cpu", "engine.max_iters=4", "engine.test=false", "precision=bf16", "engine.accumulate=2"]
+    engine = build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
+    assert "hidden Muon, rest AdamW, 2 groups" in format_start(engine)
+    engine.train()
+    records = [record for record in logged(tmp_path / FILENAME) if record["mode"] == "train"]
+    assert [lrs(record) for record in records] == [
+        {"lr": pytest.approx(lr), "lr/rest": rest}
+        for lr, rest in ((0.02, 0.5), (0.02, 0.5), (0.01, 0.25), (0.01, 0.25))
+    ]
