@@ -63,7 +63,7 @@ def build(
     """
     if resumed is None:
         remember_config(cfg)
-    validate(cfg, optimizer=parts.optimizer is None)
+    validate(cfg)
     distributed = distributed or connected(cfg)
     check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
     settled = resumed or settle_on_main(cfg, run_dir, distributed)

@@ -91,7 +91,7 @@ def load_found(
     distributed = distributed or connected(cfg)
     if distributed.world_size == 1:
         cfg.distributed.strategy = "auto"
-    validate(cfg, optimizer=False)
+    validate(cfg)
     for group in HOOK_GROUPS:
         cfg[group] = {name: node for name, node in cfg[group].items() if _changes_evaluation(node, f"{group}.{name}")}
     if not isinstance(loaders, Loaders):
