@@ -99,6 +99,8 @@ class ParamSchedulerHook(Hook):
                 self._summary = f"{first} at iteration {begin:,}, {last_shown} at iteration {end:,}"
                 if highest not in (first, last_shown):
                     self._summary += f", at most {highest}"
+            if name := next(iter(engine.optimizers)):  # of the first of several
+                self._summary = f"{name} {self._summary}"
         self._group = None
 
     def _step(self, engine: Engine, *, by_epoch: bool) -> None:

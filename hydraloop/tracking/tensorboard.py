@@ -40,6 +40,8 @@ _WELL_KNOWN = (
     *("data.loader.batch_size", "precision.name"),
 )
 """Shown for every run, so that runs of different command lines can be compared: these options affect the result."""
+_OF_SEVERAL = re.compile(r"optimizer\.\w+\.(_target_|lr|weight_decay)")
+"""The same, with several optimizers."""
 _NO_HYPERPARAMETERS = ("resume", "load_from", "resume_strict")
 """They say where a run starts."""
 _TYPES = {bool: api.DATA_TYPE_BOOL, str: api.DATA_TYPE_STRING}
@@ -248,7 +250,8 @@ def _hyperparameters(run: Run, wanted: Sequence[str] | None) -> dict[str, str | 
     # The choice of a group (`model=gpt`, `hooks=[ema]`) is not in the config: its typed value is shown.
     params = {**typed, **run.attempt.params}
     if wanted is None:
-        keys = dict.fromkeys([*(() if run.sweep is None else run.sweep.axes), *typed, *_WELL_KNOWN])
+        named = filter(_OF_SEVERAL.fullmatch, params)
+        keys = dict.fromkeys([*(() if run.sweep is None else run.sweep.axes), *typed, *_WELL_KNOWN, *named])
     else:
         keys = {key: None for key in params if any(f"{key}.".startswith(f"{start}.") for start in wanted)}
     shown = {key: params[key] for key in keys if key in params and key not in _NO_HYPERPARAMETERS}

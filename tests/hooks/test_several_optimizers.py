@@ -18,10 +18,10 @@ from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.report.summary import format_start
+from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several
-from hydraloop.hooks import CheckInvalidLossHook, EMAHook, FreezeHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, FreezeHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.hooks.logger import LoggerHook
@@ -33,7 +33,7 @@ from hydraloop.run.record_log import FILENAME
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, logged
-from tests.hooks.tiny_runs import batches, bits, engine_of, model
+from tests.hooks.tiny_runs import batches, bits, engine_of, model, same
 
 HALF = Step(1, gamma=0.5)
 
@@ -192,6 +192,23 @@ def test_each_step_is_clipped_recorded_and_scheduled_by_itself(tmp_path: Path) -
         assert record["loss"] == pytest.approx(sum(losses))
         assert record["first/score"] == pytest.approx(losses[0] + 1)
     assert engine.progress.optimizer_step == engine.hooks["ema"].updates == 6  # type: ignore[attr-defined]
+
+
+def test_a_run_with_steps_and_schedules_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    def run(run_dir: Path, **options: Any) -> Engine:
+        saving = CheckpointHook(interval=3, by_epoch=False)
+        hooks = hooks_of_a_record(grad_clip=GradClipHook(max_norm=0.1), ema=EMAHook(), checkpoint=saving)
+        engine = with_steps(run_dir, hooks, schedules=("last", "first"), every={"last": 2}, **options)
+        engine.train()
+        return engine
+
+    whole = run(tmp_path / "whole")
+    resumed = run(tmp_path / "resumed", resume=tmp_path / "whole" / "checkpoints" / "iter_3.pth")
+    assert resumed.began_at == 3
+    assert same(bits(resumed.model), bits(whole.model))
+    records = [[lrs(record) for record in logged(tmp_path / name / FILENAME)] for name in ("whole", "resumed")]
+    assert records[0][3:] == records[1]
+    assert "lr          first 0.1 at iteration 0, 0.00156 at iteration 6\n" in format_summary(whole)
 
 
 def test_the_norm_of_a_step_that_fp16_skips_is_not_recorded(tmp_path: Path) -> None:
