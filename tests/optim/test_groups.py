@@ -180,6 +180,11 @@ def test_several_optimizers_share_the_parameters_out() -> None:
     assert {name for group in described for name in group.names} == {name for name, _ in net.named_parameters()}
 
 
+def test_muon_alone_asks_for_a_second_optimizer() -> None:
+    with pytest.raises(UserError, match=r"^optimizer: Muon refuses.* 2D parameters .*\n.* a second optimizer"):
+        built(Net(), MUON)
+
+
 @pytest.mark.parametrize(
     ("optimizers", "message"),
     [
