@@ -193,8 +193,8 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
         if not str(node._target_).startswith("torch."):
             raise
         kind = factory.func.__name__
-        remedy = "Use a second optimizer for the others: see docs/how-to/optimizers.md." if kind == "Muon" else None
-        raise UserError(f"{kind} refuses its options: {error}", key=key, remedy=remedy) from error
+        fix = "Use a second optimizer for the others: see docs/how-to/optimizers.md." if kind == "Muon" else None
+        raise UserError(f"{kind} refuses its options: {error}", key=key, remedy=fix) from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UserError(
             f"{type(optimizer).__name__} is not an optimizer",
