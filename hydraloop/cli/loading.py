@@ -16,6 +16,7 @@ from hydraloop.builder import assemble, connected
 from hydraloop.cli import arguments
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation
+from hydraloop.engine.device.seeding import rng_state, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
@@ -98,7 +99,9 @@ def load_found(
         loaders = {**{split: None for split in SPLITS if split not in splits}, **(loaders or {})}
     parts = Parts(task, loaders)
     _check_given(run_dir, (saved.get("meta") or {}).get("given", ()), parts)
+    generators = rng_state()
     engine = assemble(cfg, distributed, run_dir, parts, trains=False)
+    set_rng_state(generators)  # the caller's numbers do not begin again
     load_for_evaluation(engine, saved, "checkpoint")
     if "progress" in saved:  # a task may use it
         engine.progress.load_state_dict(saved["progress"])

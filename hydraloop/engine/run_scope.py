@@ -101,6 +101,7 @@ def _own_generators(engine: Engine) -> Iterator[None]:
         return
     before = rng_state()
     set_rng_state(engine.generators)
+    engine.generators = None  # in use, if a hook evaluates in the body
     try:
         yield
     finally:

@@ -200,7 +200,9 @@ def test_packages_are_trusted_by_the_call_alone(run: Path, tmp_path: Path, monke
 
 
 def test_objects_are_used_instead_of_the_config(run: Path) -> None:
+    generators = torch.get_rng_state()
     first = hydraloop.load(run, splits=["test"])
+    assert torch.equal(torch.get_rng_state(), generators)
     engine = hydraloop.load(run, task=first.task, loaders={"test": first.loaders.test})
     assert engine.task is first.task
     assert engine.test() == first.test()
