@@ -265,6 +265,13 @@ def test_a_session_begins_with_its_hyperparameters_and_ends_with_its_status(tmp_
     assert session(run)[1] == api_pb2.STATUS_SUCCESS
 
 
+def test_each_of_several_optimizers_is_in_the_table(tmp_path: Path) -> None:
+    shown = {"optimizer.rest._target_": "torch.optim.AdamW", "optimizer.rest.lr": 0.1, "optimizer.hidden.lr": 0.2}
+    run = run_in(tmp_path, params={**shown, "optimizer.rest.eps": 1e-8, "optimizer.groups.0.lr": 0.3})
+    opened(run)
+    assert session(run)[0] == {"optimizer.lr": 0.1, "seed": 3, **shown}
+
+
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("interrupted", 130), ("killed", 137)])
 def test_a_run_that_did_not_come_to_its_end_has_failed(tmp_path: Path, status: Any, code: int) -> None:
     run = run_in(tmp_path)
