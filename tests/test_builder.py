@@ -335,7 +335,7 @@ def trained_with_objects(distributed: Distributed, run_dir: str) -> tuple[dict[s
     return result.test_metrics, [parameter.flatten().tolist() for parameter in engine.model.parameters()]
 
 
-def tested(distributed: Distributed, run_dir: str) -> dict[str, float]:
+def metrics_of(distributed: Distributed, run_dir: str) -> dict[str, float]:
     cfg = composed()
     task = instantiate(cfg.task, "task")
     return hydraloop.load(run_dir, task=task, splits=["test"], distributed=distributed).test()
@@ -347,9 +347,9 @@ def test_ranks_train_finished_objects_and_a_loaded_run_has_their_metrics(tmp_pat
     first, second = on_ranks(2, trained_with_objects, str(tmp_path))
     assert first == second
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    for metrics in on_ranks(2, tested, str(tmp_path)):
+    for metrics in on_ranks(2, metrics_of, str(tmp_path)):
         assert metrics == first[0]
-    alone = tested(Distributed(), str(tmp_path))
+    alone = metrics_of(Distributed(), str(tmp_path))
     assert alone["accuracy"] == first[0]["accuracy"]
     assert alone["loss"] == pytest.approx(first[0]["loss"], rel=1e-6)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
