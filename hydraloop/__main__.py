@@ -16,6 +16,19 @@ if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export"):
 
     sys.exit(after_training(sys.argv[1:]))
 
+if not Path("conf").is_dir() and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:]):
+    usage = """python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
+python -m hydraloop predict <run>    write its predictions
+python -m hydraloop export <run>     write its model
+python -m hydraloop sync <folder>    send trackers the records that they do not have
+python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""
+    asked = bool({"-h", "--help"}.intersection(sys.argv))
+    print(
+        usage if asked else f"error: there is no folder conf here, so nothing can be trained\n{usage}",
+        file=sys.stdout if asked else sys.stderr,
+    )
+    sys.exit(0 if asked else 2)
+
 from hydraloop.app import main
 
 main(folder=Path.cwd())

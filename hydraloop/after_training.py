@@ -89,7 +89,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, help="the run directory, outputs/<date>/<run>")
     own = ", ".join(f"{key}={values}" for key, values in _ARGUMENTS[name].items())
     what = f"{own}; or changes of the run's config, such as data.test.root=/data"
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
     what = "packages whose classes the config may name, such as timm,peft. Files in the working directory are trusted"
     parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGES", help=what)
     what = "weights, or the graph of the model (torch.export, ONNX)"

@@ -259,3 +259,18 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     assert (done.code, done.out) == (1, "")
     assert done.err == "error: task: rank 1 has another kind of data\n"
     assert not (project.path / "failed.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("", 2, "error: there is no folder conf here"),
+        ("evalute run", 2, "python -m hydraloop evaluate <run>"),
+        ("--help", 0, "python -m hydraloop predict <run>"),
+        ("evaluate", 2, "the following arguments are required: run\n"),
+    ],
+)
+def test_outside_of_a_project_the_commands_are_listed(line: str, code: int, text: str, tmp_path: Path) -> None:
+    done = Project(tmp_path).python("-m", "hydraloop", *line.split())
+    assert done.code == code
+    assert text in done.text
