@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     ranks.append(distributed)
     text = command.run(distributed)
     if distributed.is_main:
+        print(f"weights: {command.checkpoint}", file=sys.stderr)  # standard output has only the result
         print(text)
     distributed.close()
     return 0

@@ -55,6 +55,7 @@ class Command:
             predictions.check_suffix(self._output)
         self._found = find(request.run, request.checkpoint, request.overrides)
         self.cfg = self._found.cfg
+        self.checkpoint = self._found.file
         if request.command == "export":
             self.cfg.distributed.nproc_per_node = 1
             self.cfg.engine.compile = False

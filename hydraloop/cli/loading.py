@@ -23,7 +23,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, suggestion
 from hydraloop.parts import Parts
 from hydraloop.run import attempts
-from hydraloop.run.checkpoint_files import newest_complete
+from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_complete
 from hydraloop.run.config_yaml import remember_config, resolved
 from hydraloop.run.directory import CONFIG, checkpoint_folders, holds_run
 from hydraloop.run.result import FILENAME as RESULT_FILE
@@ -138,7 +138,7 @@ def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:
     folders = checkpoint_folders(run_dir)
     if str(wanted) not in ("best", "last"):
         return next((folder / wanted for folder in folders if (folder / wanted).is_file()), Path(wanted))
-    best = _best(run_dir) if str(wanted) == "best" else None
+    best = _best(run_dir, folders) if str(wanted) == "best" else None
     if best is not None:  # the run may have been moved
         file = next((folder / best.name for folder in folders if (folder / best.name).is_file()), best)
         if not file.is_file():
@@ -154,12 +154,16 @@ def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:
     return last
 
 
-def _best(run_dir: Path) -> Path | None:
+def _best(run_dir: Path, folders: Sequence[Path]) -> Path | None:
     try:
         best = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))["best"]
-    except FileNotFoundError:  # the run was killed
-        return None
-    return None if best is None else Path(best["checkpoint"])
+        return None if best is None else Path(best["checkpoint"])
+    except (FileNotFoundError, ValueError, KeyError):  # killed, or still training
+        files = [file for folder in folders for file in folder.glob(f"best_*{SUFFIX}") if PUBLISHED not in file.stem]
+    if len(files) > 1:
+        problem = f"the run has not ended, and has several best checkpoints: {', '.join(file.name for file in files)}"
+        raise UserError(problem, key="checkpoint", remedy=f"Name one: checkpoint={files[0].name}.")
+    return files[0] if files else None
 
 
 def config_of(run_dir: Path, overrides: Sequence[str], meta: Mapping[str, Any]) -> DictConfig:

@@ -78,7 +78,8 @@ def test_evaluate_prints_the_metrics_of_the_run_to_the_last_bit(trained: Project
     """With averaged weights, the best checkpoint, an augmented test and two data sets. Nothing is written."""
     before = files(trained.path)
     done = command(trained, "evaluate", "run")
-    assert (done.code, done.err) == (0, "")
+    best = Path(result(trained)["best"]["checkpoint"]).name
+    assert (done.code, done.err) == (0, f"weights: run/checkpoints/{best}\n")
     expected = result(trained)["test_metrics"]
     assert len(expected) == 4
     assert done.out == json.dumps(expected) + "\n"
@@ -92,7 +93,8 @@ def test_evaluate_prints_the_metrics_of_the_run_to_the_last_bit(trained: Project
 
 def test_predictions_are_in_order_and_have_the_metrics_of_the_run(trained: Project) -> None:
     done = command(trained, "predict", "run")
-    assert (done.code, done.out, done.err) == (0, "predictions.jsonl\n", "")
+    assert (done.code, done.out) == (0, "predictions.jsonl\n")
+    assert done.err.startswith("weights: run/checkpoints/")
     rows = predicted(trained, "predictions.jsonl")
     expected = result(trained)["test_metrics"]
     for name, split in (("small", "test"), ("large", "val")):
@@ -128,7 +130,7 @@ def best_weights(project: Project) -> dict[str, torch.Tensor]:
 
 def test_exported_weights_are_those_of_the_best_checkpoint(trained: Project) -> None:
     done = command(trained, "export", "run", "--format", "safetensors")
-    assert (done.code, done.out, done.err) == (0, "model.safetensors\n", "")
+    assert (done.code, done.out) == (0, "model.safetensors\n")
     found, expected = load_file(trained.path / "model.safetensors"), best_weights(trained)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -137,7 +139,7 @@ def test_exported_weights_are_those_of_the_best_checkpoint(trained: Project) -> 
 @pytest.mark.slow  # torch.export
 def test_an_exported_graph_needs_no_code_and_any_number_of_samples(trained: Project) -> None:
     done = command(trained, "export", "run", "--format", "pt2", "output=graph.pt2", "checkpoint=last")
-    assert (done.code, done.out, done.err) == (0, "graph.pt2\n", "")
+    assert (done.code, done.out) == (0, "graph.pt2\n")
     command(trained, "predict", "run", "split=val", "checkpoint=last", "output=last.npz")
     graph = torch.export.load(trained.path / "graph.pt2").module()
     images = torch.stack([Digits("val")[index][0] for index in range(len(Digits("val")))])
@@ -242,7 +244,7 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     assert done.code == 0, done.text
     expected = result(project)["test_metrics"]
     done = command(project, "evaluate", "run")
-    assert (done.code, done.out, done.err) == (0, json.dumps(expected) + "\n", "")
+    assert (done.code, done.out) == (0, json.dumps(expected) + "\n")
     one = json.loads(command(project, "evaluate", "run", "distributed.nproc_per_node=1").out)
     for name, value in one.items():
         if name.endswith("loss"):
@@ -250,7 +252,8 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
         else:
             assert value == expected[name]
     done = command(project, "predict", "run")
-    assert (done.code, done.out, done.err) == (0, "predictions.jsonl\n", "")
+    assert (done.code, done.out) == (0, "predictions.jsonl\n")
+    assert done.err.startswith("weights: run/checkpoints/")
     rows = predicted(project, "predictions.jsonl")
     for name, split in (("small", "test"), ("large", "val")):
         assert hits([row for row in rows if row["data_set"] == name], split) == expected[f"{name}/accuracy"]

@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 import hydraloop
+from hydraloop.cli.loading import checkpoint_of
 from hydraloop.errors import UserError
 from tests.config.composed import REPOSITORY
 
@@ -118,6 +119,19 @@ def test_overrides_reach_interpolations_and_those_that_do_not_resolve_have_the_v
     monkeypatch.delenv("CLASSES")
     engine = hydraloop.load(tmp_path, splits=["train", "test"], overrides=["seed=5"])
     assert (engine.loaders.train.batch_size, engine.loaders.test.batch_size) == (32, 5)  # type: ignore[union-attr]
+
+
+def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Path) -> None:
+    expected = Path(result(run)["best"]["checkpoint"]).name
+    killed = Path(shutil.copytree(run, tmp_path / "killed"))
+    (killed / "result.json").unlink()
+    assert checkpoint_of(killed, "best").name == expected
+    for unreadable in ("", "{}"):
+        (killed / "result.json").write_text(unreadable)
+        assert checkpoint_of(killed, "best").name == expected
+    shutil.copy(killed / "checkpoints" / expected, killed / "checkpoints" / "best_accuracy_epoch_1.pth")
+    with pytest.raises(UserError, match=r"has several best checkpoints: .*best_accuracy_epoch_1.pth"):
+        checkpoint_of(killed, "best")
 
 
 @pytest.mark.parametrize(
