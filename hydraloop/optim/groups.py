@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,8 @@ Places: TypeAlias = dict[nn.Parameter, list[tuple[str, nn.Module]]]
 
 # _NormBase: BatchNorm and InstanceNorm of any dimension.
 _MULTI_DIM_NORMS = (nn.LayerNorm, nn.RMSNorm)  # their weights may have several dimensions
+_HIGHEST = {"lr": math.inf, "lr_scale": math.inf, "weight_decay": math.inf, "momentum": 1.0, "betas": 1.0}
+"""Values that are at least 0, and the highest one."""
 _KINDS = ("@norm", "@bias", "@embedding", "@matrix")
 
 
@@ -67,7 +70,8 @@ def _part(part: str, places: Places, names: Mapping[str, nn.Parameter], key: str
 def _is(kind: str, parameter: nn.Parameter, places: Sequence[tuple[str, nn.Module]]) -> bool:
     """Return whether a parameter is of a kind by one of its places: the class of its module, or its own name."""
     if kind == "@matrix":
-        return parameter.ndim == 2 and not _is("@embedding", parameter, places) and not _is("@bias", parameter, places)
+        large = parameter.ndim == 2 and min(parameter.shape) > 1  # not the magnitudes of weight_norm
+        return large and not _is("@embedding", parameter, places) and not _is("@bias", parameter, places)
     for name, module in places:
         last = name.rpartition(".")[2]
         classes = [cls.__name__.lower() for cls in type(module).__mro__]
@@ -106,7 +110,9 @@ def grouped(
         if not isinstance(rule, Mapping) or not isinstance(rule.get("match"), str):
             remedy = 'Write rules as {match: "@norm|@bias", weight_decay: 0}.'
             raise UserError("needs a pattern, match", key=where, remedy=remedy)
-        values = {str(name): _value(value, f"{where}.{name}") for name, value in rule.items() if name != "match"}
+        values = {
+            str(name): _value(value, str(name), f"{where}.{name}") for name, value in rule.items() if name != "match"
+        }
         for parameter in matched(rule["match"], within, f"{where}.match"):
             settings[parameter].update(values)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {(): {"params": []}}
@@ -119,23 +125,45 @@ def grouped(
     return [group for group in groups.values() if group["params"]]
 
 
-def check_settings(rules: Sequence[Mapping[str, Any]], known: Iterable[str], kind: str, key: str) -> None:
+def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any], kind: str, key: str) -> None:
     """Refuse settings that a parameter group of this optimizer does not have: torch would ignore them.
+
+    Args:
+        defaults: the values of the optimizer, by name.
 
     Raises:
         UserError: names the rule.
     """
-    known = [*known, "lr_scale", "name"]
+    known = [*defaults, "lr_scale", "name"]
     for index, rule in enumerate(rules):
-        for name in rule.keys() - {*known, "match"}:
-            problem = f"the parameter groups of {kind} have no such value"
-            raise UserError(problem, key=f"{key}[{index}].{name}", remedy=suggestion(str(name), known))
+        for name in rule.keys() - {"match"}:
+            where = f"{key}[{index}].{name}"
+            if name not in known:
+                problem = f"the parameter groups of {kind} have no such value"
+                raise UserError(problem, key=where, remedy=suggestion(str(name), known))
+            count, several = _count(defaults.get(name, 0)), _count(rule[name])
+            if count != several and name != "name":
+                plural = "s" if count > 1 else ""
+                problem = f"{rule[name]!r} is not {count} number{plural}"
+                raise UserError(problem, key=where, remedy="Write it as in the optimizer.")
 
 
-def _value(value: Any, key: str) -> Any:
-    """Return the value of a setting: a list as a tuple."""
-    found = tuple(value) if isinstance(value, list) else value
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 1
+
+
+def _value(value: Any, name: str, key: str) -> Any:
+    """Return the value of a setting: a list as a tuple. torch checks only those of the whole optimizer."""
+    if name == "name":
+        return str(value)
+    found = tuple(value) if isinstance(value, list) and name not in ("lr", "lr_scale", "weight_decay") else value
+    highest = _HIGHEST.get(name)
     for item in found if isinstance(found, tuple) else [found]:
-        if not isinstance(item, int | float | None) and not key.endswith(".name"):
+        if item is None and isinstance(found, tuple):  # as in Adafactor's eps
+            continue
+        if not isinstance(item, int | float):
             raise UserError(f"{item!r} is not a number", key=key, remedy="Give the group a number, or remove this.")
+        if highest is not None and (isinstance(item, bool) or not 0 <= item <= highest):
+            limit = f"0 to {highest}" if math.isfinite(highest) else "0"
+            raise UserError(f"cannot be {item!r}", key=key, remedy=f"Use a number from {limit}.")
     return found
