@@ -203,7 +203,9 @@ def config_of(run_dir: Path, overrides: Sequence[str], meta: Mapping[str, Any]) 
 
 
 def _typed(config: Any) -> DictConfig:
-    cfg = OmegaConf.merge(OmegaConf.structured(Config), config)
+    schema = OmegaConf.structured(Config)
+    OmegaConf.set_struct(schema, False)  # a run may have keys of the user's own
+    cfg = OmegaConf.merge(schema, config)
     assert isinstance(cfg, DictConfig)
     return cfg
 

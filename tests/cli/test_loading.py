@@ -121,6 +121,10 @@ def test_overrides_reach_interpolations_and_those_that_do_not_resolve_have_the_v
     assert (engine.loaders.train.batch_size, engine.loaders.test.batch_size) == (32, 5)  # type: ignore[union-attr]
 
 
+def test_a_run_may_have_keys_of_its_own(runs: Path) -> None:
+    assert hydraloop.load(trained(runs, "+mine={width:3}", "+mine_too=4")).loaded
+
+
 def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Path) -> None:
     expected = Path(result(run)["best"]["checkpoint"]).name
     killed = Path(shutil.copytree(run, tmp_path / "killed"))
