@@ -8,7 +8,7 @@ trained without interruption. Then it is trained again, killed in two places and
 of the optimizer and the averaged weights at the end are compared bit by bit. The table has the lines of Python of each
 project, without train.py and empty lines. Models have random weights and are small.
 
-timm is found in .venv/vision, where scripts/vision.sh installs it.
+timm is found in .venv/vision, where scripts/example_packages.sh installs it.
 """
 
 from __future__ import annotations
