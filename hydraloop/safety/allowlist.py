@@ -211,11 +211,16 @@ class Allowlist:
     def _refused(self, target: str, key: str, where: str = "", package: str | None = None) -> UserError:
         """Make the error. `package` is what has to be trusted, by default that of the target."""
         package = package or _package(target, target)
-        return UserError(
-            f"a config may not instantiate {target}{where}",
-            key=f"{key}._target_",
-            remedy=f"If you trust it, {self.remedy(package)} Classes in {self._advice.folder} are always allowed.",
-        )
+        remedy = f"If you trust it, {self.remedy(package)} Classes in {self._advice.folder} are always allowed."
+        if self._is_untrusted(target):
+            remedy = "A run directory is never trusted. If you trust this file, copy it to another folder."
+        return UserError(f"a config may not instantiate {target}{where}", key=f"{key}._target_", remedy=remedy)
+
+    def _is_untrusted(self, target: str) -> bool:
+        """Return whether a module of this name would come from an untrusted folder; imports nothing."""
+        modules = [Path(entry, *target.split(".")[:-1]).resolve() for entry in sys.path]
+        found = [module for module in modules if module.is_dir() or module.with_suffix(".py").is_file()]
+        return any(module.is_relative_to(folder) for module in found for folder in self._untrusted)
 
 
 ALLOWLIST = Allowlist()
