@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ from hydraloop.errors import UserError
 from hydraloop.tasks import Regression
 from tests.data.loader_parts import Words, pad
 from tests.helpers import Recorder, make_engine
+
+
+@pytest.fixture(autouse=True)
+def _collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until its iterator is collected, torch raises the error of a dead worker again at any signal of a child."""
+    yield
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    gc.collect()
 
 
 class Entries(Dataset[dict[str, int]]):
