@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.checks import check_evaluable
+from hydraloop.engine.device.seeding import seeded, with_states
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
 from hydraloop.engine.records.matrix import log_matrices
@@ -64,10 +66,19 @@ def evaluate(
     """
     metrics: dict[str, float] = {}
     for engine.data_set, loader in sets_of(loaders).items():
-        evaluate_batches(engine, loader, before, after)
-        metrics |= compute(engine)
+        with seeded(_seed(engine, engine.mode, engine.data_set)):
+            evaluate_batches(engine, loader, before, after)
+            metrics |= compute(engine)
     engine.data_set = ""
     return metrics
+
+
+def _seed(engine: Engine, mode: Mode, data_set: str) -> int:
+    """Return a seed for the random numbers of an evaluation on this rank.
+
+    So the same weights have the same metrics in each evaluation, and training does not depend on validations.
+    """
+    return random.Random(f"{engine.seed}/{engine.distributed.rank}/{mode}/{data_set}").getrandbits(63)
 
 
 @torch.no_grad()
@@ -142,27 +153,31 @@ def predict_batches(engine: Engine, loader: Loader) -> Iterator[Any]:
             key="distributed.nproc_per_node",
             remedy="Use distributed.nproc_per_node=1.",
         )
-    validates = any(loader is one for one in sets_of(engine.loaders.val).values())
-    opening = engine.stages.before_val_epoch if validates else engine.stages.before_test_epoch
-    with (
-        engine.precision.active(),
-        in_mode(engine, "val" if validates else "test"),
-        evaluating(engine),
-        in_eval_mode(task),
-    ):
-        for call in opening:  # ema and tta
+    mode, data_set = _place_of(loader, engine.loaders)
+    with engine.precision.active(), in_mode(engine, mode), evaluating(engine), in_eval_mode(task):
+        for call in engine.stages.before_val_epoch if mode == "val" else engine.stages.before_test_epoch:  # ema and tta
             call(engine)
         ranks.before_evaluation(task)
         try:
-            for batch_idx, batch in enumerate(engine.on_device(loader)):
-                own = _of_samples(predict(batch), task.num_samples(batch), type(task).__name__)
-                has_samples = share is None or share(batch_idx)[0] > 0  # in a filler, only other ranks have samples
-                yield from (part for part in ranks.gather(own if has_samples else None) if part is not None)
+            with seeded(_seed(engine, mode, data_set)) as outside:
+                for batch_idx, batch in enumerate(engine.on_device(loader)):
+                    own = _of_samples(predict(batch), task.num_samples(batch), type(task).__name__)
+                    has_samples = share is None or share(batch_idx)[0] > 0  # in a filler, only other ranks have samples
+                    parts = [part for part in ranks.gather(own if has_samples else None) if part is not None]
+                    with with_states(outside):  # the caller draws from its own generators
+                        yield from parts
         except Exception as error:
             ranks.abandon(error)
             raise
         finally:
             ranks.after_evaluation()
+
+
+def _place_of(loader: Loader, loaders: Loaders) -> tuple[Mode, str]:
+    """Return the mode and the data set of a loader; another loader's are those of a test of a single one."""
+    places: list[tuple[Mode, Any]] = [("val", loaders.val), ("test", loaders.test)]
+    found = ((mode, name) for mode, sets in places for name, one in sets_of(sets).items() if one is loader)
+    return next(found, ("test", ""))
 
 
 def _of_samples(predictions: Any, samples: int, task: str) -> Any:

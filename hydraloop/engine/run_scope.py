@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hydraloop.engine import sanity
-from hydraloop.engine.device.seeding import cudnn_benchmark, rng_state, set_rng_state
+from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
 from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
@@ -99,14 +99,12 @@ def _own_generators(engine: Engine) -> Iterator[None]:
     if engine.generators is None:
         yield
         return
-    before = rng_state()
-    set_rng_state(engine.generators)
-    engine.generators = None  # in use, if a hook evaluates in the body
+    states, engine.generators = engine.generators, None  # in use, if a hook evaluates in the body
     try:
-        yield
+        with with_states(states):
+            yield
     finally:
-        engine.generators = rng_state()
-        set_rng_state(before)
+        engine.generators = states
 
 
 def _forget_earlier_use(engine: Engine) -> None:

@@ -83,16 +83,15 @@ def trial(engine: Engine, mode: Mode, data_set: str = "") -> Iterator[None]:
     """
     compiled = "torch._dynamo" in sys.modules
     eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    generators, engine.muted, engine.data_set = seeding.rng_state(), True, data_set
+    engine.muted, engine.data_set = True, data_set
     buffers = {name: buffer.clone() for name, buffer in engine.task.named_buffers()}
     try:
-        with in_mode(engine, mode), eager, warnings.catch_warnings():
+        with in_mode(engine, mode), eager, seeding.seeded(engine.seed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # metrics warn about few samples
             yield
             engine.task.reset_metrics()
     finally:
         engine.muted, engine.data_set = False, ""
-        seeding.set_rng_state(generators)
         for name, buffer in engine.task.named_buffers():  # a module may count its calls
             if name in buffers and buffers[name].shape == buffer.shape:
                 buffer.copy_(buffers[name])

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 import hydraloop
 from hydraloop.cli.loading import checkpoint_of
 from hydraloop.errors import UserError
+from hydraloop.tasks import Classification
 from tests.config.composed import REPOSITORY
 
 OPTIONS = (
@@ -81,6 +82,23 @@ def test_a_loaded_run_has_the_metrics_of_the_run_and_writes_nothing(
     assert "load_from" in str(caught.value)
     assert files(run) == before
     assert files(tmp_path).keys() == {str(tmp_path)}
+
+
+class Drawing(Classification):
+    """Draws random numbers in evaluations."""
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        images, classes = batch
+        return super().evaluate((images + torch.rand_like(images), classes))
+
+
+def test_an_evaluation_that_draws_random_numbers_equals_that_of_the_run(runs: Path) -> None:
+    drawing = trained(runs, f"task._target_={__name__}.Drawing")
+    engine = hydraloop.load(drawing, splits=["test", "val"], folder=REPOSITORY)
+    torch.rand(3)
+    assert engine.test() == result(drawing)["test_metrics"]
+    last = hydraloop.load(drawing, checkpoint="last", splits=["val"], folder=REPOSITORY)
+    assert last.validate() == result(drawing)["val_metrics"]
 
 
 def test_a_model_is_loaded_without_its_data(run: Path, tmp_path: Path) -> None:

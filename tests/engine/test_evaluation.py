@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from hydraloop.engine.device.seeding import seed_everything, seeded
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
-from tests.helpers import Recorder, at, batches, differences, failing, make_engine
+from hydraloop.tasks import Task
+from tests.helpers import Recorder, at, batches, differences, failing, make_engine, tiny_task
 
 
 class Context(Hook):
@@ -232,9 +236,70 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_weights_as_they_were(tmp_path
     assert list(differences(_weights(engine), before)) == []
 
 
-def test_training_goes_on_as_if_nobody_had_validated(tmp_path: Path) -> None:
-    with_validation = make_engine(tmp_path, train=batches(4), val=batches(3), max_epochs=3)
-    without = make_engine(tmp_path, train=batches(4), max_epochs=3)
-    with_validation.train()
-    without.train()
+class Drawing(Task):
+    """Draws from each generator, in training and in evaluations."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Dropout(0.5), tiny_task().model), nn.MSELoss())
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        outputs = super().forward(batch)
+        outputs["loss"] = outputs["loss"] * (torch.rand(()) + np.random.rand() + random.random())
+        return outputs
+
+    def predict(self, batch: Any) -> Any:
+        return self.model(batch[0]) + torch.rand(()) + np.random.rand() + random.random()
+
+
+@pytest.fixture
+def _seeded() -> Iterator[None]:
+    with seeded(0):
+        yield
+
+
+def _drawing(run_dir: Path, **options: Any) -> Engine:
+    seed_everything(0)
+    sets = {"a": batches(2), "b": batches(3)}
+    options = {"train": batches(4), "val": sets, "test": batches(3), "max_epochs": 3, **options}
+    return make_engine(run_dir, task=Drawing(), **options)
+
+
+@pytest.mark.usefixtures("_seeded")
+def test_training_continues_as_if_nobody_had_validated(tmp_path: Path) -> None:
+    with_validation, without = _drawing(tmp_path), _drawing(tmp_path, val_interval=None)
+    for engine in (with_validation, without):
+        seed_everything(0)
+        engine.train()
     assert list(differences(_weights(with_validation), _weights(without))) == []
+
+
+@pytest.mark.usefixtures("_seeded")
+def test_an_evaluation_with_random_numbers_equals_that_of_the_run(tmp_path: Path) -> None:
+    engine = _drawing(tmp_path)
+    engine.train()
+    draws = torch.get_rng_state()
+    assert engine.test() == engine.test_metrics
+    assert engine.validate() == engine.metrics
+    assert torch.equal(torch.get_rng_state(), draws)
+    other = _drawing(tmp_path)
+    other.task.load_state_dict(engine.task.state_dict())
+    assert other.test() == engine.test_metrics
+    assert other.validate() == engine.metrics
+    other.seed = 1
+    assert other.test() != engine.test_metrics
+
+
+@pytest.mark.usefixtures("_seeded")
+def test_predictions_draw_the_same_numbers_whatever_the_caller_draws_between_them(tmp_path: Path) -> None:
+    engine = _drawing(tmp_path)
+    expected = list(engine.predict())
+    seed_everything(5)
+    own, found = [], []
+    for part in engine.predict():
+        found.append(part)
+        own += [torch.rand(()).item(), np.random.rand(), random.random()]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    seed_everything(5)
+    assert own == [number for _ in found for number in (torch.rand(()).item(), np.random.rand(), random.random())]
+    first, second = (torch.cat(list(engine.predict(loader))) for loader in engine.loaders.val.values())
+    assert not torch.equal(first[:4], second[:4])

@@ -55,6 +55,8 @@ def rng_state() -> dict[str, Any]:
         state["numpy"] = [name, keys.tolist(), *rest]
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
+    elif (other := _other_accelerator()) is not None:
+        state["accelerator"] = other.get_rng_state()
     return state
 
 
@@ -67,6 +69,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+    if "accelerator" in state and (other := _other_accelerator()) is not None:
+        other.set_rng_state(state["accelerator"])
     saved, here = len(state.get("cuda", ())), torch.cuda.device_count()
     if saved and saved == here:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -76,6 +80,32 @@ def set_rng_state(state: dict[str, Any]) -> None:
             "differ from those of an uninterrupted run",
             saved, here,
         )  # fmt: skip
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[dict[str, Any]]:
+    """In the body, the generators start from `seed`; then they are as before. Yields their states before.
+
+    No device sync.
+    """
+    before = rng_state()
+    seed_everything(seed)
+    try:
+        yield before
+    finally:
+        set_rng_state(before)
+
+
+@contextmanager
+def with_states(states: dict[str, Any]) -> Iterator[None]:
+    """In the body, the generators continue from `states`, which then becomes their states at the end of the body."""
+    before = rng_state()
+    set_rng_state(states)
+    try:
+        yield
+    finally:
+        states |= rng_state()
+        set_rng_state(before)
 
 
 def of_all_ranks(states: list[dict[str, Any]]) -> dict[str, Any]:
@@ -89,6 +119,12 @@ def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any] | None:
     if rank == 0:
         return state
     return others[rank - 1] if rank <= len(others) else None
+
+
+def _other_accelerator() -> Any:
+    """Return torch's module of the accelerator, unless it is CUDA; None without one (`torch.mps`, `torch.xpu`)."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None or found.type == "cuda" else torch.get_device_module(found)
 
 
 def _as_lists(value: Any) -> Any:

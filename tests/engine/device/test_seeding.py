@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from hydraloop.engine.checkpoint.format import load, write
-from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
+from hydraloop.engine.device.seeding import rng_state, seed_everything, seeded, set_rng_state, with_states
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,34 @@ def test_states_go_on_where_they_were_also_from_a_file(tmp_path: Path) -> None:
     seed_everything(9)
     set_rng_state(load(tmp_path / "rng.pth")["rng"])
     assert [_draw(), _draw()] == expected
+
+
+def test_a_body_with_other_numbers_leaves_the_generators_as_they_were_also_after_an_error() -> None:
+    seed_everything(6)
+    expected = [_draw(), _draw()]
+    seed_everything(6)
+    with pytest.raises(ZeroDivisionError), seeded(7):
+        _ = _draw()[0] / 0
+    assert _draw() == expected[0]
+    with seeded(7) as outside:
+        with with_states(outside):
+            assert _draw() == expected[1]
+        inside = _draw()
+    assert rng_state()["python"] == outside["python"]
+    seed_everything(7)
+    assert _draw() == inside
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_generators_of_other_accelerators_are_restored(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    generator = torch.Generator()
+    module = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    before = generator.get_state()
+    with seeded(0):
+        torch.rand(3, generator=generator)
+    assert generator.get_state().equal(before)
 
 
 def _gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> list[list[torch.Tensor]]:
