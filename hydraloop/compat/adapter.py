@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from hydraloop.compat.stand_in import Caller, Context, StandIn
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 _OF_A_RUN = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress", "data")
 """Hydraloop's entries in a checkpoint."""

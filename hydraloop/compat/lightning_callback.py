@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,12 +11,10 @@ from hydraloop.compat.adapter import Adapter, check_object, lent, overridden
 from hydraloop.compat.lightning_methods import ALWAYS, BASES, INSTEAD, POINTS, STAGES, UNFREEZES
 from hydraloop.compat.lightning_trainer import Trainer
 from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation import validation_due
 from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 
 class LightningCallback(Adapter):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydraloop.compat.adapter import Adapter, check_object, lent, overridden
 from hydraloop.compat.mmengine_runner import Runner
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Priority
 from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 _BASES = ("mmengine.hooks.hook",)
 _ADDED = ("after_backward", "before_optimizer_step", "on_log", "on_exception")

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.records import entries
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.schemas import stored
+
 if TYPE_CHECKING:
     from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
     from hydraloop.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
@@ -39,34 +41,10 @@ if TYPE_CHECKING:
     from hydraloop.hooks.wandb import WandbLoggerHook as WandbLoggerHook
 
 _FILES = {
-    "AnomalyDetectionHook": "anomaly_detection",
-    "CheckInvalidLossHook": "check_invalid_loss",
-    "CheckpointHook": "checkpoint",
-    "DistSamplerSeedHook": "sampler_seed",
-    "EarlyStoppingHook": "early_stopping",
-    "EMAHook": "ema",
-    "EmptyCacheHook": "empty_cache",
-    "FreezeHook": "freeze",
-    "GradClipHook": "grad_clip",
-    "IterTimerHook": "timer",
-    "LoggerHook": "logger",
-    "MemoryProfilerHook": "memory_profiler",
-    "MLflowLoggerHook": "mlflow",
-    "ModeSwitchHook": "mode_switch",
-    "NPUProfilerHook": "npu_profiler",
-    "NumClassCheckHook": "num_class_check",
-    "ParamSchedulerHook": "param_scheduler",
-    "ProfilerHook": "profiler",
-    "ProgressHook": "progress",
-    "RuntimeInfoHook": "runtime_info",
-    "SetEpochInfoHook": "set_epoch_info",
-    "SyncBuffersHook": "sync_buffers",
-    "SyncNormHook": "sync_norm",
-    "SyncRandomSizeHook": "sync_random_size",
-    "TensorBoardLoggerHook": "tensorboard",
-    "TestTimeAugmentationHook": "tta",
-    "VisualizationHook": "visualization",
-    "WandbLoggerHook": "wandb",
+    option._target_.rpartition(".")[2]: name
+    for group in ("default_hooks", "hooks")
+    for name, option in stored(group)
+    if option.__module__.startswith("hydraloop.schemas.")  # not one that the user has stored
 }
 __all__ = sorted(_FILES)
 

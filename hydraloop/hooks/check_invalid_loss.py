@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Ordered
 from hydraloop.errors import PeerError
 from hydraloop.hooks.shared.option_checks import check_at_least
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
 

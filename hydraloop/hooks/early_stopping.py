@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.hooks.shared.monitoring import (
     check_metric,
@@ -16,9 +17,6 @@ from hydraloop.hooks.shared.monitoring import (
     is_better,
 )
 from hydraloop.hooks.shared.option_checks import check_at_least
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import GENERAL_POINTS, Hook, Mode
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.names import matching
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_at_least
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

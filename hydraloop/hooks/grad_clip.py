@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from hydraloop.engine.distributed.fsdp import largest_entry, whole
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from hydraloop.engine.engine import Engine
 
 
 class GradClipHook(Hook):

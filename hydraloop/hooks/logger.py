@@ -7,11 +7,12 @@ import math
 import resource
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hydraloop.engine.device.peak_flops import peak_tflops
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import check_names, position
@@ -21,9 +22,6 @@ from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.cursor import wait_for_followers
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import position
 from hydraloop.hooks.shared.option_checks import check_at_least
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.model_export import ModelExport
@@ -19,9 +20,6 @@ from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.mlflow import address
 from hydraloop.tracking.mlflow.tracker import STATUS
 from hydraloop.tracking.tracker import MLFLOW
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 _RUN_ID, _URI = "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI"
 _NO_WAITING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.data_sets import data_sets_with
 from hydraloop.hooks.shared.option_checks import check_at_least
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import FOLDER, SCHEDULE, ProfilerHook, TraceHandler
 from hydraloop.run.environment import shown
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

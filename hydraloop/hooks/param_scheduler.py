@@ -6,11 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.hooks.shared.monitoring import check_metric, check_validated, direction, unknown_direction
 
 if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
     from hydraloop.optim.schedule import Schedule
     from hydraloop.optim.scheduled_values import Place
 

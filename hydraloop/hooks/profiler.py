@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
@@ -19,8 +20,6 @@ from hydraloop.run.environment import shown
 
 if TYPE_CHECKING:
     from torch.profiler import profile
-
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.report.summary import clock, number
 from hydraloop.errors import UserError
@@ -15,8 +16,6 @@ from hydraloop.hooks.shared.option_checks import check_above_zero
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
-
-    from hydraloop.engine.engine import Engine
 
 _SMOOTHING = 0.3
 """Weight of the newest rate in the displayed one: at ten updates a second, it adapts within a second."""

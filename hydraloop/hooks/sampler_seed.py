@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 
 class DistSamplerSeedHook(Hook):

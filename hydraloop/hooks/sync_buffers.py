@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 
 class SyncBuffersHook(Hook):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of torch's batch and instance normalisation; layers of other packages use the same names."""

@@ -7,7 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from torch.nn.functional import interpolate
 from torch.utils.hooks import RemovableHandle
 
 from hydraloop.engine.device.batch_transfer import tensors_of
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

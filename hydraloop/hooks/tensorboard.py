@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.histograms import histograms as counted
 from hydraloop.engine.records.objects import write_json
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import TENSORBOARD
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 
 class TensorBoardLoggerHook(TrackerHook):

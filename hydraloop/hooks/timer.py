@@ -6,13 +6,11 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.report.timing import Durations, Timing
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 _MOST_FOR_ETA = 500
 """Maximum number of iterations that the eta averages: enough to contain many records, whose host sync takes time."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation import evaluate_batches
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import sets_of
@@ -24,9 +25,6 @@ from hydraloop.hooks.shared.tta_views import (
     named_views,
 )
 from hydraloop.run.result import describe
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import sets_of
@@ -19,9 +20,6 @@ from hydraloop.hooks.shared.data_sets import data_sets_with
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.pictures import Tile, grid
 from hydraloop.run.environment import shown
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

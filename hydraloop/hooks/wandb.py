@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
 from hydraloop.tracking.wandb import chosen_mode
 from hydraloop.tracking.wandb_run import NAMES
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 _MODES = ("auto", "online", "offline", "disabled")
 _taken: set[str] = set()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
@@ -14,8 +15,6 @@ from hydraloop.hooks.shared.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hydraloop.engine.engine import Engine
 
 
 class EMAHook(Hook):

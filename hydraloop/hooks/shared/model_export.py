@@ -11,7 +11,7 @@ import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,8 @@ from torch.utils._pytree import tree_map
 from hydraloop.engine.checkpoint.format import evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.device.batch_transfer import leaves_of
+from hydraloop.engine.engine import Engine
 from hydraloop.run import atomic
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.run.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
