@@ -45,12 +45,9 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         return selection or _bad_override(error, text, culprit, cfg, composer)
     twice = re.match(r"Multiple values for (\S+?)\.", text)
     if twice is not None:
-        return UserError(
-            "the option is selected twice", key=twice[1], remedy=f"Leave the + out: {twice[1]}=… changes the selection."
-        )
-    merged = re.match(
-        r"In '([^']+)': .*Key '[^']+' (?:not in '\w+'|is not in struct).*full_key: (\S+)", text, re.DOTALL
-    )
+        remedy = f"Leave the + out: {twice[1]}=… changes the selection."
+        return UserError("the option is selected twice", key=twice[1], remedy=remedy)
+    merged = re.match(r"In '([^']+)': .*Key '[^']+' (?:not in|is not in struct).*full_key: (\S+)", text, re.DOTALL)
     if merged is not None:
         return _new_in_a_file(merged[1], merged[2], _without(None, [], composer))
     cause = f": {_first_line(str(error.__cause__))}" if error.__cause__ is not None else ""
@@ -149,15 +146,13 @@ def _bad_override(
         return UserError("it cannot be deleted", key=key, remedy=f"Use {none} for none, or give it a value.")
     if text.startswith("Could not delete"):
         return UserError("it does not exist", key=key, remedy=_hint(key, cfg, composer))
-    if text.startswith("Could not override") and cfg is not None and (new := _new_entries(culprit, cfg)):
-        return _needs_a_plus(culprit, new, cfg, composer)
     if culprit.package is not None and "No match in the defaults list" in text:
         remedy = f"To add it, write a +: +{culprit.input_line}"
         return UserError("it is not selected", key=f"{key}@{culprit.package}", remedy=remedy)
     if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
         if cfg is not None and parent and parent in _leaves(cfg) and _select(cfg, parent) is None:
             return UserError("it does not exist yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
-        return UserError("there is no such key", key=key, remedy=_hint(key, cfg, composer))
+        return _unknown_key(culprit, cause, cfg, composer)
     if text.startswith("Could not append"):
         return UserError("it exists already", key=key, remedy="Leave the + out.")
     if "(str) is not an int" in cause:
@@ -169,50 +164,21 @@ def _bad_override(
     return UserError(_first_line(cause), key=key, remedy=_type_hint(key, cfg))
 
 
-def _new_entries(override: Override, cfg: DictConfig) -> list[str]:
-    """Return the keys that an override would add to a mapping of the config, or to the arguments of a `_target_`."""
-    key, value = override.key_or_group, override.value()
-    if isinstance(value, dict):
-        return [new for name in value for new in _new_below(f"{key}.{name!s}", value[name], cfg)]
-    parent = _select(cfg, key.rpartition(".")[0])
-    return [key] if isinstance(parent, DictConfig) and "_target_" in parent else []
-
-
-def _new_below(key: str, value: Any, cfg: DictConfig) -> Iterator[str]:
-    parent, _, name = key.rpartition(".")
-    node = _select(cfg, parent)
-    if isinstance(node, DictConfig) and name not in node:
-        yield key
-    elif isinstance(value, dict):
-        for inner in value:
-            yield from _new_below(f"{key}.{inner!s}", value[inner], cfg)
-
-
-def _needs_a_plus(override: Override, new: Sequence[str], cfg: DictConfig, composer: Composer) -> UserError:
-    """`optimizer={nesterov: true}` is merged into the selected option, whose entries are known."""
-    key, value, merged = override.key_or_group, override.value(), _select(cfg, override.key_or_group)
-    parent, _, name = new[0].rpartition(".")
-    node, plus = _select(cfg, parent), shlex.quote(f"+{override.input_line}")
-    if parent.partition(".")[0] in HOOK_GROUPS and name in ("priority", "on_error"):
-        return UserError(
-            "every hook takes it, but the config file of this one does not have it", key=new[0], remedy=f"Use {plus}"
-        )
-    names = ", ".join(entry.removeprefix(f"{key}.") for entry in new)
-    if isinstance(value, dict) and value.get("_target_") not in (None, merged.get("_target_")):
-        clear = f"{key}=null" if "." in key else f"~{key}"  # a group that every run needs takes no null
-        kept = f" +{key}._partial_=true" if merged.get("_partial_") and "_partial_" not in value else ""
-        return UserError(
-            f"the mapping is merged into that of {merged.get('_target_')}, which has no {names}",
-            key=key,
-            remedy=f"Remove the old values first: {clear} {plus}{kept}",
-        )
-    remedy = _hint(new[0], cfg, composer)
-    target = node.get("_target_") if isinstance(node, DictConfig) else None
-    if target is None or getattr(OmegaConf.get_type(node), "_target_", None) != target:  # a schema has every argument
-        remedy += f" To add what is new, write a +: {plus}"
-    if len(new) == 1:
-        return UserError("there is no such key", key=new[0], remedy=remedy)
-    return UserError(f"there are no keys {names}", key=key, remedy=remedy)
+def _unknown_key(culprit: Override, cause: str, cfg: DictConfig | None, composer: Composer) -> UserError:
+    """`task.loss={reduction: sum}` is merged into the selected option, and so names `task.loss.reduction`."""
+    merged, value = culprit.key_or_group, culprit.value()
+    new = re.search(r"full_key: (\S+)", cause) if isinstance(value, dict) else None
+    key = new[1] if new else merged
+    remedy, plus = _hint(key, cfg, composer), shlex.quote(f"+{culprit.input_line}")
+    node = None if cfg is None or "." not in key else _select(cfg, key.rpartition(".")[0])
+    if isinstance(node, DictConfig):
+        schema, target = OmegaConf.get_type(node), node.get("_target_")
+        if schema is dict or getattr(schema, "_target_", None) != target:  # else the schema has every argument
+            remedy += f" To add what is new, write a +: {plus}"
+        if isinstance(value, dict) and value.get("_target_") not in (None, target):
+            clear = f"{merged}=null" if "." in merged else f"~{merged}"  # a group that every run needs takes no null
+            remedy = f"The mapping is merged into that of {target}. Remove the old values first: {clear} {plus}"
+    return UserError("there is no such key", key=key, remedy=remedy)
 
 
 def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
@@ -222,12 +188,10 @@ def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
     node = None if cfg is None else _select(cfg, parent)
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
     if file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
-        remedy = "For several by name, remove the one without a name: ~optimizer; in a defaults list, write last "
-        remedy += "- override /optimizer: null"
+        remedy = "For several by name, remove the one without a name: ~optimizer"
     elif group in ("model", "optimizer", "precision", "data"):
-        empty = f"{group}: {'base' if group == 'data' else 'null'}"
-        line = f"- override /{empty}" if "/" in file else f"- {empty}"
-        remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"
+        empty = "base" if group == "data" else "null"
+        remedy = f"To replace the option, write in the defaults of {file}.yaml: - override /{group}: {empty}"
     else:
         entry = parent.rpartition(".")[2]
         remedy = f"To replace {entry}, write in {file}.yaml {entry}: null and the new one under another name."

@@ -89,7 +89,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "+hooks.mine=my_project.hooks.MyHook": ("hooks.mine", "To add a custom hook: +hooks.mine._target_="),
     "hooks=weight_norm hooks.weight_norm.on_error=warn": (
         "hooks.weight_norm.on_error",
-        "Use +hooks.weight_norm.on_error=warn",
+        "write a +: +hooks.weight_norm.on_error=warn",
     ),
     "task.model={foo:1}": ("task.model.foo", "Did you mean task.model."),
     "hooks=ema hooks.ema={priority:30,momentm:0.1}": ("hooks.ema.momentm", "Did you mean hooks.ema.momentum"),
@@ -139,48 +139,36 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
-NEW_ENTRIES: dict[str, tuple[str, str, str]] = {
-    # command line: (key, problem, the command that the remedy gives)
+NEW_ENTRIES: dict[str, tuple[str, str]] = {
+    # command line: (key, the command that the remedy gives)
     "hooks=weight_norm hooks.weight_norm.on_error=warn": (
         "hooks.weight_norm.on_error",
-        "every hook takes it",
         "hooks=weight_norm +hooks.weight_norm.on_error=warn",
     ),
     "+hooks.mine._target_=my_project.hooks.MyHook hooks.mine.priority=30": (
         "hooks.mine.priority",
-        "every hook takes it",
         "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30",
     ),
-    "task.loss.reduction=sum": ("task.loss.reduction", "no such key", "+task.loss.reduction=sum"),
+    "task.loss.reduction=sum": ("task.loss.reduction", "+task.loss.reduction=sum"),
     "task.loss={reduction:sum,label_smoothing:0.1}": (
         "task.loss.reduction",
-        "no such key",
         "+task.loss={reduction:sum,label_smoothing:0.1}",
-    ),
-    "task.loss={reduction:sum,weight:[1,2]}": (
-        "task.loss",
-        "there are no keys reduction, weight",
-        "+task.loss={reduction:sum,weight:[1,2]}",
     ),
     "task.metrics={f1:{_target_:torchmetrics.F1Score}}": (
         "task.metrics.f1",
-        "no such key",
         "+task.metrics={f1:{_target_:torchmetrics.F1Score}}",
     ),
     "task.model={_target_:my_project.model.Net,depth:3,heads:2}": (
-        "task.model",
-        "merged into that of hydraloop.models.SmallCNN, which has no depth, heads",
+        "task.model.depth",
         "task.model=null +task.model={_target_:my_project.model.Net,depth:3,heads:2}",
     ),
     "task.loss={_target_:torch.nn.L1Loss,reduction:sum}": (
-        "task.loss",
-        "merged into that of torch.nn.CrossEntropyLoss, which has no reduction",
+        "task.loss.reduction",
         "task.loss=null +task.loss={_target_:torch.nn.L1Loss,reduction:sum}",
     ),
     "optimizer={_target_:torch.optim.SGD,nesterov:true}": (
-        "optimizer",
-        "merged into that of torch.optim.AdamW, which has no nesterov",
-        "~optimizer +optimizer={_target_:torch.optim.SGD,nesterov:true} +optimizer._partial_=true",
+        "optimizer.nesterov",
+        "~optimizer +optimizer={_target_:torch.optim.SGD,nesterov:true}",
     ),
 }
 
@@ -218,22 +206,15 @@ def test_a_mistake_names_key_and_fix(line: str) -> None:
 
 @pytest.mark.parametrize("line", NEW_ENTRIES)
 def test_what_a_mapping_does_not_have_is_named_with_the_command_that_adds_it(line: str) -> None:
-    key, problem, works = NEW_ENTRIES[line]
+    key, works = NEW_ENTRIES[line]
     error = mistake(line)
     assert error.key == key
-    assert problem in error.problem
+    assert "no such key" in error.problem
     pasted = [word for word in shlex.split(str(error.remedy)) if word.startswith(("+", "~")) or word.endswith("=null")]
     kept = line.split()[:-1]  # the last one is the mistake
     assert [*kept, *(word for word in pasted if word != "+:")] == works.split()
     with opened(REPOSITORY / "conf", "config") as composer:
         command.check_command(arguments.read(works.split()), composer)
-
-
-def test_a_mapping_replaces_an_option_once_that_is_cleared() -> None:
-    works = NEW_ENTRIES["optimizer={_target_:torch.optim.SGD,nesterov:true}"][2]
-    with opened(REPOSITORY / "conf", "config") as composer:
-        cfg = command.check_command(arguments.read(works.split()), composer).cfg
-    assert cfg.optimizer == {"_target_": "torch.optim.SGD", "nesterov": True, "_partial_": True}
 
 
 FILES: dict[str, tuple[str, str, str, str]] = {
