@@ -26,14 +26,15 @@ class FreezeHook(Hook):
     `norm_eval` is off. Dropout stays on.
 
     With DDP, the task is wrapped again at each change, because DDP averages only gradients of parameters that required
-    them when it wrapped the task. With `accumulate`, `iters` ends with the accumulation window.
+    them when it wrapped the task. With `accumulate`, `iters` ends with the accumulation window. Two hooks must freeze
+    separate modules: of two with the same one, the first end counts.
 
     Priority HIGH, before hooks that look at what is trained. Cost: one comparison in each iteration with `iters`; no
     host sync. No state: the progress decides, so a resumed run has the same modules frozen. Options: `FreezeHookConf`.
 
     Raises:
         UserError: a number is out of range, or `epochs` and `iters` are both set. Before the first iteration: a pattern
-            matches no module, or they match no trained parameter, or all of them, or one of another `FreezeHook`.
+            matches no module, or they match no trained parameter, or all of them.
     """
 
     priority = Priority.HIGH
@@ -78,17 +79,13 @@ class FreezeHook(Hook):
     def _chosen(self, engine: Engine) -> tuple[list[nn.Parameter], list[nn.Module]]:
         """Return the parameters to freeze, and the normalisation layers to put into eval mode."""
         key, model = f"{self.key}.modules", engine.model
-        covered = self._covered(model)
-        for other in engine.hooks.values():
-            if isinstance(other, FreezeHook) and other is not self:
-                theirs = other._covered(model)
-                both = next((name for part, name in covered.items() if part in theirs), None)
-                if both is not None:
-                    raise UserError(
-                        f"{both} is also in {other.key}.modules",
-                        key=key,
-                        remedy=f"Name separate modules, such as {key}=[layers.1] and {other.key}.modules=[layers.0].",
-                    )
+        if not self.modules:
+            raise UserError("no module is named", key=key, remedy=f"Name some: {key}=[backbone] or '{key}=[layers.*]'.")
+        parts: dict[str, nn.Parameter | nn.Module] = {
+            **{name: module for name, module in model.named_modules(remove_duplicate=False) if name},
+            **dict(model.named_parameters(remove_duplicate=False)),  # a tied parameter has several names
+        }
+        covered = {parts[name] for name in matching(self.modules, parts, key)}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         parameters = [parameter for parameter in trained if parameter in covered]
         if len(parameters) in (0, len(trained)):
@@ -98,24 +95,9 @@ class FreezeHook(Hook):
                 key=key,
                 remedy=f"Name other modules, such as {next((name for name, _ in model.named_children()), '')}.",
             )
-        norms = [part for part in covered if isinstance(part, nn.Module) and self.norm_eval and part.training]
+        layers = [part for part in covered if getattr(part, "running_mean", None) is not None]
+        norms = [part for part in layers if isinstance(part, nn.Module) and self.norm_eval and part.training]
         return parameters, norms
-
-    def _covered(self, model: nn.Module) -> dict[nn.Parameter | nn.Module, str]:
-        """Return the parameters and the layers with running statistics in the modules, each with one of its names."""
-        key = f"{self.key}.modules"
-        if not self.modules:
-            raise UserError("no module is named", key=key, remedy=f"Name some: {key}=[backbone] or '{key}=[layers.*]'.")
-        parts: dict[str, nn.Parameter | nn.Module] = {
-            **{name: module for name, module in model.named_modules(remove_duplicate=False) if name},
-            **dict(model.named_parameters(remove_duplicate=False)),  # a tied parameter has several names
-        }
-        matched = matching(self.modules, parts, key)
-        return {
-            part: name
-            for name, part in parts.items()
-            if name in matched and (isinstance(part, nn.Parameter) or getattr(part, "running_mean", None) is not None)
-        }
 
     def _over(self, engine: Engine) -> bool:
         if self.epochs is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import sys
@@ -21,8 +20,6 @@ from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
 
-log = logging.getLogger(__name__)
-
 
 class SyncRandomSizeHook(Hook):
     """Multi-scale training: draws a new input size every `interval` iterations from (seed, iteration).
@@ -36,8 +33,7 @@ class SyncRandomSizeHook(Hook):
     tuple[int, int])`: it is called with (height, width) before the first iteration of each size, instead of the
     interpolation, and the task applies the size in `forward`, not in `evaluate`.
 
-    A model for one input size only (`Flatten` and `Linear`) fails; a warning then explains the reason. The hook also
-    warns if the range contains one size only.
+    A model for one input size only (`Flatten` and `Linear`) fails at another size.
 
     Priority NORMAL, MMDetection's. No host sync; the interpolation costs a pass over the images, and the largest size
     determines the memory. With `engine.compile`, torch compiles the model twice: for the first size, then for any. No
@@ -63,14 +59,10 @@ class SyncRandomSizeHook(Hook):
         self._drawn = 0.0
         self._tell: Callable[[tuple[int, int]], object] | None = None
         self._told = False
-        self._resized: tuple[tuple[int, ...], tuple[int, int]] | None = None
-        """(size of the data, size that replaced it) in the model's last call in this iteration."""
-        self._warned = False
         self._on_model: RemovableHandle | None = None
 
     def before_train(self, engine: Engine) -> None:
         """Draw the size of this iteration; add the pre-hook to the model."""
-        self._resized = None
         since = engine.progress.iteration
         while since and not self._every.due(since):
             since -= 1
@@ -84,7 +76,6 @@ class SyncRandomSizeHook(Hook):
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Draw a new size every `interval` iterations; pass it to a task that has `set_input_size`."""
-        self._resized = None
         if self._every.due(engine.progress.iteration):
             self._draw(engine.seed, engine.progress.iteration)
         if self._tell is not None and not self._told:
@@ -93,13 +84,6 @@ class SyncRandomSizeHook(Hook):
                 raise self._no_image("the batch has no such tensor")
             self._tell(self._size_of(images))
             self._told = True
-
-    def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Warn that the input had another size, which may have caused the error."""
-        if self._resized is not None and isinstance(error, Exception):
-            own, new = ("x".join(map(str, size)) for size in self._resized)
-            log.warning("%s: the model's input was %s instead of the data's %s when the following was raised; a model "
-                        "that takes one size only cannot be trained with this hook", self.key, new, own)  # fmt: skip
 
     def after_train(self, engine: Engine) -> None:
         if self._on_model is not None:
@@ -112,7 +96,6 @@ class SyncRandomSizeHook(Hook):
         self._told = False
 
     def _resize(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        self._resized = None
         if not model.training:
             return None
         images = inputs[0] if inputs else None
@@ -122,7 +105,6 @@ class SyncRandomSizeHook(Hook):
         size = self._size_of(images)
         if size == tuple(images.shape[2:]):
             return None
-        self._resized = tuple(images.shape[2:]), size
         return (interpolate(images, size, mode="bilinear", align_corners=False), *inputs[1:])
 
     def _size_of(self, images: Tensor) -> tuple[int, int]:
@@ -137,11 +119,6 @@ class SyncRandomSizeHook(Hook):
                 key=f"{self.key}.divisor",
                 remedy="Use a smaller divisor, or a wider range.",
             )
-        if high == low and not self._warned:
-            self._warned = True
-            log.warning("%s: %d is the only multiple of divisor=%d from %g to %g of the height of %d: one size for all "
-                        "iterations", self.key, low * self.divisor, self.divisor, self.min_ratio, self.max_ratio,
-                        height)  # fmt: skip
         new = (low + int(self._drawn * (high - low + 1))) * self.divisor
         return new, max(round(width * new / height / self.divisor), 1) * self.divisor
 

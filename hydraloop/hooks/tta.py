@@ -53,9 +53,9 @@ class TestTimeAugmentationHook(Hook):
     AverageClsScoreTTA for the probabilities.
 
     Raises:
-        UserError: an unknown name, no transform, a shift below 1; or the test's inputs are not images or too small for
-            the shift, or the model's outputs cannot be merged. The latter is checked before the first iteration, with
-            the first batch of the test; if a loader can be iterated only once, at its first batch.
+        UserError: an unknown name, no transform, a shift below 1; or the test's inputs are not images, or the model's
+            outputs cannot be merged. The latter is checked before the first iteration, with the first batch of the
+            test; if a loader can be iterated only once, at its first batch.
     """
 
     __test__ = False  # pytest would collect a class whose name begins with Test
@@ -71,7 +71,6 @@ class TestTimeAugmentationHook(Hook):
         self._views = [view for one in self._named for view in (known[one] if isinstance(one, str) else (one,))]
         self._turns = any(isinstance(one, str) and one != "identity" for one in self._named)
         self._merge = merge
-        self._shift = shift if "shift" in self._named else 0
 
     def before_train(self, engine: Engine) -> None:
         """Try a step of the test; warn if the run has no test."""
@@ -105,7 +104,7 @@ class TestTimeAugmentationHook(Hook):
     def _in_place(self, engine: Engine) -> Iterator[Views]:
         """Replace the task's model by the merging model until the end of the block."""
         model, merge = engine.task.model, _MERGES[self._merge_of(engine.task)]
-        engine.task.model = Views(model, self._views, merge, turns=self._turns, key=self.key, shift=self._shift)
+        engine.task.model = Views(model, self._views, merge, turns=self._turns, key=self.key)
         try:
             yield engine.task.model
         finally:

@@ -62,26 +62,6 @@ class VisualizationHook(Hook):
         self._num_images, self._per_batch, self._size = num_images, per_batch, size
         self._samples: dict[str, list[_Sample]] = {}
         self._idle = False
-        self._interval = interval
-
-    def before_train(self, engine: Engine) -> None:
-        """Warn if no evaluation will be drawn."""
-        drawn = {
-            "val": engine.loaders.val if engine.settings.val_interval is not None else None,
-            "test": engine.loaders.test if engine.settings.test else None,
-        }
-        batches = [
-            engine.settings.limited(mode, len(loader))
-            for mode, loaders in drawn.items()
-            for loader in sets_of(loaders).values()
-        ]
-        if not batches:
-            log.warning("%s draws nothing: the run has no validation and no test", self.key)
-        elif max(batches) < self._interval:
-            log.warning(
-                "%s draws nothing: its interval is %d batches, and the longest evaluation has %d",
-                self.key, self._interval, max(batches),
-            )  # fmt: skip
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         self._take(engine, batch_idx, batch, outputs)
@@ -102,13 +82,9 @@ class VisualizationHook(Hook):
         room = self._num_images - len(samples)
         if room <= 0 or self._idle or not self._due(batch_idx + 1):
             return
-        problem = _no_images(batch)
-        if problem is not None:
+        if not _has_images(batch):
             self._idle = True
-            log.warning(
-                "%s draws nothing: it needs batches (images [N, 1 or 3, H, W], targets), but those of the %s have %s",
-                self.key, engine.mode, problem,
-            )  # fmt: skip
+            log.warning("%s draws nothing: batches must be (images [N, 1 or 3, H, W], targets)", self.key)
             return
         most = room if self._per_batch is None else min(room, self._per_batch)
         samples += _samples(batch, outputs, most)
@@ -157,16 +133,9 @@ def _comparable(label: Tensor, prediction: Tensor) -> bool:
     return label.numel() == prediction.numel() <= _LONGEST and not any(value.is_floating_point() for value in both)
 
 
-def _no_images(batch: Any) -> str | None:
-    """Return what a batch has instead of images; None if it has images."""
-    if not isinstance(batch, Sequence) or not batch:
-        return f"a {type(batch).__name__}"
-    images = batch[0]
-    if not isinstance(images, Tensor):
-        return f"a {type(images).__name__} in front"
-    if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.numel():
-        return f"inputs {list(images.shape)}"
-    return None
+def _has_images(batch: Any) -> bool:
+    images = batch[0] if isinstance(batch, Sequence) and batch else None
+    return isinstance(images, Tensor) and images.ndim == 4 and images.shape[1] in (1, 3) and images.numel() > 0
 
 
 def _samples(batch: Sequence[Any], outputs: Mapping[str, Any], most: int) -> list[_Sample]:

@@ -217,30 +217,6 @@ def test_a_tied_weight_is_frozen_by_each_of_its_names(tmp_path: Path, modules: l
     assert frozen == {"embed.weight", f"{modules[0]}.bias"}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "both"),
-    [(["0", "1"], ["1", "3"], "1"), (["3.bias"], ["3"], "3.bias"), (["0"], ["2"], "0.weight")],
-)
-@pytest.mark.parametrize("resumed", [False, True])
-def test_two_hooks_with_the_same_parameter_are_refused(
-    first: list[str], second: list[str], both: str, resumed: bool, tmp_path: Path
-) -> None:
-    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 2))
-    net[2].weight = net[0].weight
-    hooks: dict[str, Hook] = {"a": FreezeHook(modules=first, epochs=1), "saving": CheckpointHook()}
-    resume = None
-    if resumed:  # when the time of the first is over
-        engine_of(tmp_path, hooks, net=net, max_epochs=1).train()
-        resume = tmp_path / "checkpoints" / "epoch_1.pth"
-    hooks = {"a": FreezeHook(modules=first, epochs=1), "saving": CheckpointHook()}
-    hooks["b"] = FreezeHook(modules=second, epochs=2)
-    engine = engine_of(tmp_path, hooks, net=net, resume=resume)
-    with pytest.raises(UserError) as caught:
-        engine.train()
-    assert str(caught.value).startswith(f"hooks.a.modules: {both} is also in hooks.b.modules\n  Name separate")
-    assert engine.progress.iteration == (4 if resumed else 0)
-
-
 def test_two_hooks_with_separate_modules_end_one_after_the_other(tmp_path: Path) -> None:
     watcher = Watcher()
     hooks = {"a": FreezeHook(modules=["0"], epochs=2), "b": FreezeHook(modules=["1"], epochs=1), "watcher": watcher}

@@ -107,7 +107,7 @@ def test_another_number_of_classes_is_refused_with_both_numbers_and_where_they_a
     sets = {name: data(THREE if name == split else TWO) for name in ("train", "val", "test")}
     error = error_of(tmp_path, Head(2), *sets.values())
     assert error.key == "task.model.num_classes"
-    assert error.problem == f"it is 2, but InMemoryDataset of data.{split} has 3 classes (cat, dog, cow)"
+    assert error.problem == f"it is 2, but InMemoryDataset of data.{split} has 3 classes"
     assert error.remedy == (
         "Use task.model.num_classes=3, or the data set that the model is for. If this number means something else: "
         "hooks.num_class_check.ignore=[rpn_head,model]."
@@ -148,15 +148,6 @@ def test_the_error_shows_how_to_ignore_a_number(tmp_path: Path) -> None:
     assert str(error.remedy).endswith("hooks.num_class_check.ignore=[rpn_head,model.mask_head].")
     engine_of(tmp_path, Net(2, mask=1), data(TWO), ignore=["rpn_head", "model.mask_head"])[0].train()
     assert "ignore" not in str(error_of(tmp_path, Net(None), data(TWO), task=Counting).remedy)
-
-
-def test_a_name_that_fits_nothing_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    splits = (data(TWO), data(TWO), data(TWO))
-    engine_of(tmp_path, Net(2, mask=2), *splits, ignore=["mask_haed", "model.head"])[0].train()
-    assert warnings(caplog) == [
-        "hooks.num_class_check.ignore: no module with num_classes is called mask_haed; "
-        "there are: model.head, model.mask_head"
-    ]
 
 
 def test_numbers_of_numpy_count(tmp_path: Path) -> None:
@@ -200,8 +191,3 @@ def test_data_sets_without_classes_are_one_warning(tmp_path: Path, caplog: pytes
         "hooks.num_class_check: not checked: the data set of data.train has no classes, "
         "the data set of data.test has no classes"
     ]
-
-
-def test_many_names_are_shortened(tmp_path: Path) -> None:
-    error = error_of(tmp_path, Head(2), data([f"c{n}" for n in range(100)]))
-    assert error.problem.endswith("has 100 classes (c0, c1, c2, …, c99)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -241,63 +240,8 @@ def test_inputs_that_are_no_images_are_one_clear_error(shape: tuple[int, ...], g
         engine.train()
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-class OneSize(nn.Module):
-    """Takes only images of 8 x 12; in evaluation it may fail for another reason."""
-
-    def __init__(self, fails: bool | None = None) -> None:
-        super().__init__()
-        self.fails, self.linear = fails, nn.Linear(96, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.training is self.fails:
-            raise FloatingPointError("told to")
-        logits: Tensor = self.linear(images.flatten(1)[:, :96] if self.fails is not None else images.flatten(1))
-        return logits
-
-
-def test_an_error_at_another_size_is_explained_by_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = engine_of(tmp_path, SyncRandomSizeHook(min_ratio=2.0, max_ratio=2.1), model=OneSize())
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        engine.train()
-    (_, warning) = warnings(caplog)
-    assert warning == (
-        "hooks.sync_random_size: the model's input was 16x24 instead of the data's 8x12 when the following was "
-        "raised; a model that takes one size only cannot be trained with this hook"
-    )
-
-
-@pytest.mark.parametrize(("ratio", "fails"), [(1.0, True), (2.0, False)])
-def test_an_error_at_the_datas_size_or_in_an_evaluation_is_no_matter_of_the_hook(
-    ratio: float, fails: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hook = SyncRandomSizeHook(min_ratio=ratio, max_ratio=ratio)
-    with pytest.raises(FloatingPointError):
-        engine_of(tmp_path, hook, model=OneSize(fails)).train()
-    assert len(warnings(caplog)) == 1, "the one about the range"
-
-
-def test_an_error_before_the_model_is_no_matter_of_the_hook(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Hook):
-        def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-            if engine.progress.iteration == 2:
-                raise FloatingPointError("told to")
-
-    hook = SyncRandomSizeHook(min_ratio=2.0, max_ratio=3.0)
-    with pytest.raises(FloatingPointError):
-        engine_of(tmp_path, hook, hooks={"failing": Failing()}).train()
-    assert warnings(caplog) == []
-
-
-def test_a_range_of_one_size_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_range_of_one_size_has_that_size(tmp_path: Path) -> None:
     assert set(sizes(tmp_path, SyncRandomSizeHook(interval=1, divisor=8))) == {(8, 16)}
-    assert warnings(caplog) == [
-        "hooks.sync_random_size: 8 is the only multiple of divisor=8 from 0.7 to 1.3 of the height of 8: one size for "
-        "all iterations"
-    ]
 
 
 def test_a_compiled_model_is_not_compiled_for_each_size(tmp_path: Path) -> None:

@@ -465,19 +465,6 @@ def test_outputs_that_cannot_be_merged_are_refused(
     assert engine.progress.iteration == 0, "before anything is trained"
 
 
-@pytest.mark.parametrize("shift", [6, 100])
-def test_a_shift_as_large_as_the_image_is_refused(shift: int, tmp_path: Path) -> None:
-    engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=SHIFTED, shift=shift))
-    for use in (engine.train, engine.test):
-        with pytest.raises(UserError, match=rf"{shift} pixels are too many for images of 6x6") as raised:
-            use()
-        assert raised.value.key == "hooks.tta.shift"
-        assert "less than 6" in str(raised.value.remedy)
-    assert engine.progress.iteration == 0
-    _engine(tmp_path, TestTimeAugmentationHook(transforms=SHIFTED, shift=5)).test()
-    _engine(tmp_path, TestTimeAugmentationHook(shift=100)).test()  # an option of a view that is not used
-
-
 def test_views_that_the_model_cannot_take_are_refused_before_training(tmp_path: Path) -> None:
     def cut(images: Tensor) -> Tensor:
         return images[..., 1:]

@@ -74,17 +74,14 @@ class Views(nn.Module):
         merge: applied to the stacked outputs.
         turns: whether a view moves pixels, so that inputs must be images and outputs must not be maps.
         key: the hook's key in the config, for errors.
-        shift: pixels by which views are moved; 0 if none is.
     """
 
-    def __init__(
-        self, model: nn.Module, views: Sequence[View], merge: Merge, *, turns: bool, key: str, shift: int = 0
-    ) -> None:
+    def __init__(self, model: nn.Module, views: Sequence[View], merge: Merge, *, turns: bool, key: str) -> None:
         super().__init__()
         self.model = model
         self.called = False
         """Whether forward has been called."""
-        self._views, self._merge, self._turns, self._key, self._shift = tuple(views), merge, turns, key, shift
+        self._views, self._merge, self._turns, self._key = tuple(views), merge, turns, key
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -99,8 +96,12 @@ class Views(nn.Module):
             UserError: the inputs cannot be viewed, or the outputs cannot be merged.
         """
         self.called = True
-        if self._turns:
-            check_images(inputs, key=self._key, shift=self._shift)
+        if self._turns and (not isinstance(inputs, Tensor) or inputs.ndim < 4):
+            raise UserError(
+                f"these transforms are for images [N, C, H, W], but the input of the test is {_shown(inputs)}",
+                key=f"{self._key}.transforms",
+                remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
+            )
         outputs = [self.model(view(_copied(inputs)), *args, **kwargs) for view in self._views]
         self._check(outputs)
         wide = torch.promote_types(outputs[0].dtype, torch.float32)
@@ -133,27 +134,6 @@ class Views(nn.Module):
                 key=f"{self._key}.merge",
                 remedy=f"Use {self._key}.merge=outputs, the plain mean.",
             )
-
-
-def check_images(inputs: Any, *, key: str, shift: int = 0) -> None:
-    """Reject inputs that are not images, or images that a shift by `shift` pixels would empty.
-
-    Raises:
-        UserError: the inputs are not a batch of images, or the images are too small.
-    """
-    if not isinstance(inputs, Tensor) or inputs.ndim < 4:
-        raise UserError(
-            f"these transforms are for images [N, C, H, W], but the input of the test is {_shown(inputs)}",
-            key=f"{key}.transforms",
-            remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
-        )
-    height, width = inputs.shape[-2:]
-    if shift >= min(height, width):
-        raise UserError(
-            f"{shift} pixels are too many for images of {height}x{width}",
-            key=f"{key}.shift",
-            remedy=f"Use less than {min(height, width)}; 1 is usual.",
-        )
 
 
 def _copied(inputs: Any) -> Any:
