@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.report.hook_table import COLUMNS
@@ -33,13 +33,18 @@ def group_names(groups: Sequence[Group]) -> list[str]:
 def format_optimizer(engine: Engine, width: int) -> str:
     """Return the class, lr and weight decay; with several groups a line for each, without empty ones.
 
+    What else differs between the groups of an optimizer is shown, too.
+
     Args:
         engine: has an optimizer. The numbers are those of the config, before any schedule.
         width: of the column to the left.
     """
     groups = engine.groups
     kinds = ", ".join(f"{name} {type(one).__name__}".strip() for name, one in engine.optimizers.items())
-    shown = ("lr", "weight_decay")
+    shown, first = ["lr", "weight_decay"], dict[str, Mapping[str, Any]]()
+    for group, own in zip(groups, engine.hyperparameters, strict=True):
+        others = first.setdefault(group.optimizer, own)
+        shown += [name for name in own if own[name] != others.get(name) and name not in shown]
     numbers = [[_number(values.get(name)) for name in shown] for values in engine.hyperparameters]
     rows = [
         [name, f"{len(group.names)}", f"{_size(own):,}", *values, group.names]
@@ -78,6 +83,8 @@ def _fitting(names: Sequence[str], room: int) -> str:
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_number, value))
     return f"{value:.4g}" if isinstance(value, int | float) else ""
 
 

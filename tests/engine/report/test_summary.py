@@ -166,6 +166,18 @@ def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
     ]
 
 
+def test_what_differs_between_groups_is_a_column(tmp_path: Path) -> None:
+    net = nn.Linear(3, 1)
+    groups = [{"params": [net.weight]}, {"params": [net.bias], "betas": (0.5, 0.9), "name": "bias"}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    engine = Engine(task=Task(net, nn.MSELoss()), optimizer=optimizer, loaders=Loaders(batches(2)))
+    assert [line[11:] for line in format_start(engine).splitlines()[4:7]] == [
+        "group  tensors  parameters   lr  weight_decay      betas",
+        "0            1           3  0.1          0.01  0.9,0.999  weight",
+        "bias         1           1  0.1          0.01    0.5,0.9  bias",
+    ]
+
+
 def test_many_groups_are_cut_short(tmp_path: Path) -> None:
     net = nn.ModuleList([nn.Linear(3, 3) for _ in range(10)])
     optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in net.parameters()], lr=0.1)
