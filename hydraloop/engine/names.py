@@ -24,7 +24,8 @@ def compiled(pattern: str, key: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))
     except re.error as error:
-        raise UserError(f"{pattern!r} is not a regular expression: {error}", key=key) from error
+        remedy = r"A \ before a character such as [ or . removes its special meaning."
+        raise UserError(f"'{pattern}' is not a regular expression: {error}", key=key, remedy=remedy) from error
 
 
 def matching(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:

@@ -107,9 +107,9 @@ def grouped(
     }
     for index, rule in enumerate(rules):
         where = f"{key}[{index}]"
-        if not isinstance(rule, Mapping) or not isinstance(rule.get("match"), str):
+        if not isinstance(rule, Mapping) or not isinstance(rule.get("match"), str) or len(rule) < 2:
             remedy = 'Write rules as {match: "@norm|@bias", weight_decay: 0}.'
-            raise UserError("needs a pattern, match", key=where, remedy=remedy)
+            raise UserError("needs a pattern, match, and a value", key=where, remedy=remedy)
         values = {
             str(name): _value(value, str(name), f"{where}.{name}") for name, value in rule.items() if name != "match"
         }
@@ -141,15 +141,15 @@ def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, An
             if name not in known:
                 problem = f"the parameter groups of {kind} have no such value"
                 raise UserError(problem, key=where, remedy=suggestion(str(name), known))
-            count, several = _count(defaults.get(name, 0)), _count(rule[name])
-            if count != several and name != "name":
-                plural = "s" if count > 1 else ""
-                problem = f"{rule[name]!r} is not {count} number{plural}"
-                raise UserError(problem, key=where, remedy="Write it as in the optimizer.")
+            default = defaults.get(name, 0)
+            if name != "name" and default is not None and _form(rule[name]) != (form := _form(default)):
+                raise UserError(f"{rule[name]!r} is not {form}", key=where, remedy="Write it as in the optimizer.")
 
 
-def _count(value: Any) -> int:
-    return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 1
+def _form(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return f"{len(value)} numbers" if isinstance(value, list | tuple) else "a number"
 
 
 def _value(value: Any, name: str, key: str) -> Any:

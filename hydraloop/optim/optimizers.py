@@ -16,7 +16,7 @@ from hydraloop.errors import UserError
 from hydraloop.optim.groups import Places, check_settings, grouped, matched, places_of
 from hydraloop.optim.layers import scales
 from hydraloop.safety import typed_options as typed
-from hydraloop.safety.instantiate import instantiate, instantiate_callable, require_target
+from hydraloop.safety.instantiate import instantiate, instantiate_callable, refused, require_target
 from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
 
 _FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
@@ -192,9 +192,12 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     except (ValueError, TypeError, IndexError) as error:
         if not str(node._target_).startswith("torch."):
             raise
-        kind = factory.func.__name__
-        fix = "Use a second optimizer for the others: see docs/how-to/optimizers.md." if kind == "Muon" else None
-        raise UserError(f"{kind} refuses its options: {error}", key=key, remedy=fix) from error
+        fix = None
+        if own["params"] == "model":
+            fix = f"torch's optimizers take no model: {key}.params=tensors"
+        elif factory.func is optim.Muon:
+            fix = "Use a second optimizer for the others: see docs/how-to/optimizers.md."
+        raise refused(node, error, key, fix) from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UserError(
             f"{type(optimizer).__name__} is not an optimizer",

@@ -6,6 +6,7 @@ import copy
 import difflib
 import inspect
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,8 +160,8 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
 def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
     """Return the user's mistake that made a constructor fail; None if it may be a bug.
 
-    A value that a class of torch, torchmetrics or hydraloop refuses is a mistake. An error in another class may be a
-    bug.
+    A file that does not exist is a mistake, and so is a value that a class of torch, torchmetrics or hydraloop refuses.
+    Another error may be a bug.
 
     Args:
         where: the key of the node whose constructor failed.
@@ -171,12 +172,27 @@ def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) ->
         cause = cause.__cause__
     if isinstance(cause, UserError):
         return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
+    if isinstance(cause, FileNotFoundError) and cause.filename is not None:
+        return UserError(f"there is no file {cause.filename}", key=where, remedy="Create it, or name another one.")
     inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
     target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
-    refused = isinstance(cause, ValueError | TypeError | IndexError) and not isinstance(cause, OmegaConfBaseException)
-    if refused and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
-        return UserError(f"{target.rpartition('.')[2]} refuses its options: {cause}", key=where)
+    of_value = isinstance(cause, ValueError | TypeError | IndexError) and not isinstance(cause, OmegaConfBaseException)
+    if of_value and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
+        return refused(inner, cause, where)
     return None
+
+
+def refused(node: DictConfig, cause: BaseException, key: str, remedy: str | None = None) -> UserError:
+    """Return the error of a class that refuses its options; the default remedy is the options that `cause` names."""
+    options = {str(name): value for name, value in node.items() if name not in _SPECIAL}
+    words = set(re.findall(r"[\w.+-]+", str(cause)))
+    named = [name for name, value in options.items() if words & {name, str(value)}]
+    change = ", ".join(f"{key}.{name}" for name in named or options)
+    return UserError(
+        f"{str(node._target_).rpartition('.')[2]} refuses its options: {cause}",
+        key=key,
+        remedy=remedy or f"Change {change or '_target_'}.",
+    )
 
 
 def _shown(value: Any) -> str:

@@ -110,8 +110,8 @@ def test_frozen_parameters_are_in_no_group() -> None:
     ("rules", "message"),
     [
         ([NO_DECAY, {"match": "lmhead.*", "lr": 1}], r"groups\[1\].match: 'lmhead.\*' matches no name\n.*lm_head"),
-        ([{"match": "@norms"}], r"groups\[0\].match: '@norms' is not a kind.*\n  Did you mean @norm, "),
-        ([{"match": "conv1"}], r"groups\[0\].match: 'conv1' matches only frozen parameters"),
+        ([{"match": "@norms", "lr": 1}], r"groups\[0\].match: '@norms' is not a kind.*\n  Did you mean @norm, "),
+        ([{"match": "conv1", "lr": 1}], r"groups\[0\].match: 'conv1' matches only frozen parameters"),
         ([{"match": "bn1", "weight_decai": 0}], r"groups\[0\].weight_decai: .*AdamW.*\n  Did you mean weight_decay"),
         ([{"match": "bn1", "weight_decay": "none"}], r"groups\[0\].weight_decay: 'none' is not a number"),
         ([{"match": "bn1", "weight_decay": None}], r"groups\[0\].weight_decay: None is not a number"),
@@ -120,6 +120,13 @@ def test_frozen_parameters_are_in_no_group() -> None:
         ([{"match": "bn1", "lr_scale": True}], r"groups\[0\].lr_scale: cannot be True"),
         ([{"match": "bn1", "lr_scale": [1, 2]}], r"groups\[0\].lr_scale: \[1, 2\] is not a number"),
         ([{"match": "bn1", "betas": 0.9}], r"groups\[0\].betas: 0.9 is not 2 numbers"),
+        ([{"match": "bn1", "amsgrad": 3}], r"groups\[0\].amsgrad: 3 is not true or false"),
+        ([{"match": "bn1", "eps": True}], r"groups\[0\].eps: True is not a number"),
+        (
+            [{"match": r"re:bn\.[0-", "lr": 1}],
+            r"groups\[0\].match: 're:bn\\.\[0-' is not a regular expression: .*\n  A",
+        ),
+        ([{"match": "bn1"}], r"groups\[0\]: needs a pattern, match, and a value"),
         ([{"weight_decay": 0}], r"groups\[0\]: needs a pattern"),
         (["bn1"], r"groups\[0\]: needs a pattern"),
     ],
@@ -189,6 +196,20 @@ def test_several_optimizers_share_the_parameters_out() -> None:
 def test_muon_alone_asks_for_a_second_optimizer() -> None:
     with pytest.raises(UserError, match=r"^optimizer: Muon refuses.* 2D parameters .*\n.* a second optimizer"):
         built(Net(), MUON)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"lr": -1.0}, r"Invalid learning rate: -1.0\n  Change optimizer.lr.$"),
+        ({"weight_decay": -3}, r"Invalid weight_decay value: -3\n  Change optimizer.weight_decay.$"),
+        ({"betas": [1.5, 0.9]}, r"1.5\n  Change optimizer.lr, optimizer.weight_decay, optimizer.betas.$"),
+        ({"params": "model"}, r"not iterable\n  .* no model: optimizer.params=tensors$"),
+    ],
+)
+def test_what_torch_refuses_comes_with_a_remedy(options: Any, remedy: str) -> None:
+    with pytest.raises(UserError, match=rf"^optimizer: AdamW refuses its options: .*{remedy}"):
+        built(Net(), {**ADAMW, **options})
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,14 @@ def built_at(key: str, *lines: str) -> Any:
         model = nn.Linear(1, 1)
         return build_optimizer(cfg, model, model)
     return instantiate(OmegaConf.select(cfg, key), key)
+
+
+def reads(file: str) -> str:
+    with open(file, encoding="utf-8") as opened:
+        return opened.read()
+
+
+def test_a_file_that_does_not_exist_is_named_with_the_key() -> None:
+    ALLOWLIST.trust(["tests"])
+    with pytest.raises(UserError, match=r"^task: there is no file gone.txt\n"):
+        instantiate(OmegaConf.create({"_target_": f"{HERE}.reads", "file": "gone.txt"}), "task")
