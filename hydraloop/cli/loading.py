@@ -14,6 +14,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.builder import assemble, connected
 from hydraloop.cli import arguments
+from hydraloop.data.building import check_splits
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation
 from hydraloop.engine.device.seeding import rng_state, set_rng_state
@@ -88,6 +89,7 @@ def load_found(
 ) -> Engine:
     """Return an engine with the weights of a run; see `hydraloop.load`."""
     run_dir, file, saved, cfg = found
+    check_splits(splits, "splits")
     cfg.distributed.nproc_per_node = 1  # no processes are started
     distributed = distributed or connected(cfg)
     if distributed.world_size == 1:
@@ -218,7 +220,8 @@ def _apply(override: Override, cfg: DictConfig) -> None:
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):
-        near = suggestion(name, _names(node)) if isinstance(node, DictConfig) else ""
+        arguments_of_commands = () if parent else ("split", "checkpoint")
+        near = suggestion(name, [*_names(node), *arguments_of_commands]) if isinstance(node, DictConfig) else ""
         add = "" if isinstance(node, DictConfig) and OmegaConf.get_type(node) is not dict else f" To add it: +{line}"
         raise UserError("there is no such option", key=key, remedy=f"{near}{add}".strip())
     value = override.value()

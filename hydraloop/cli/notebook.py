@@ -29,7 +29,7 @@ def compose(
     config_path: str | Path = "conf",
     config_name: str = "config",
     trusted: Sequence[str] = (),
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> DictConfig:
     """Return the config of one run, checked as on the command line.
 
@@ -45,11 +45,11 @@ def compose(
     Raises:
         UserError: a mistake in the overrides or the config files.
     """
-    folder = folder or _folder_of(sys._getframe(1).f_code.co_filename)
+    folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
     _trust(folder, trusted)
     ALLOWLIST.advice = from_python("compose")
     with opened(folder / config_path, config_name) as composer:
-        lines, _ = arguments.with_hook_lists(overrides)
+        lines, _ = arguments.with_hook_lists(_listed(overrides))
         cfg = compose_job(lines, composer)
     with open_dict(cfg):
         del cfg["hydra"]
@@ -67,7 +67,7 @@ def build(
     optimizer: Any = None,
     hooks: Mapping[str, Hook] | None = None,
     trusted: Sequence[str] = (),
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> Engine:
     """Return an engine, ready to train, from a config. Finished objects replace parts of the config.
 
@@ -111,7 +111,7 @@ def load(
     loaders: Loaders | Mapping[str, Any] | None = None,
     distributed: Distributed | None = None,
     trusted: Sequence[str] = (),
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> Engine:
     """Return the engine of a finished run with its weights, to validate, test or predict. It writes no file.
 
@@ -141,8 +141,8 @@ def load(
         return load_run(
             Path(run_dir),
             checkpoint=checkpoint,
-            splits=splits,
-            overrides=overrides,
+            splits=_listed(splits),
+            overrides=_listed(overrides),
             task=task,
             loaders=loaders,
             distributed=distributed,
@@ -151,9 +151,14 @@ def load(
         ALLOWLIST.advice = before
 
 
-def _trust(folder: Path, packages: Sequence[str]) -> None:
-    ALLOWLIST.trust_folder(folder)
-    ALLOWLIST.trust(packages)
+def _trust(folder: str | Path, packages: Sequence[str]) -> None:
+    ALLOWLIST.trust_folder(Path(folder))
+    ALLOWLIST.trust(_listed(packages))
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    """Return a list; a text alone is one entry, not a list of letters."""
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _folder_of(filename: str) -> Path:

@@ -34,9 +34,11 @@ def check_suffix(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a file in a folder that does not exist."""
+    """Refuse a file in a folder that does not exist, and a folder."""
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent}", key=_KEY, remedy="Create it, or name another file.")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", key=_KEY, remedy="Name a file in it, or another one.")
 
 
 def write(path: Path, parts: Parts) -> None:

@@ -48,9 +48,7 @@ def build_loaders(
     if isinstance(given, Loaders):
         return given
     loaders: dict[str, Any] = dict(given or {})
-    for split in loaders:
-        if split not in SPLITS:
-            raise UserError(f"{split!r} is not a split", key="loaders", remedy=f"Use {any_of(SPLITS)}.")
+    check_splits(loaders, "loaders")
     if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None and "train" not in loaders:
         return replace(_overfit(cfg, device, distributed), **loaders)
     for split in SPLITS:
@@ -62,6 +60,13 @@ def build_loaders(
                 for name, each in sets.items()
             } or _loader(cfg, split, node, f"data.{split}", device, distributed)
     return Loaders(**loaders)
+
+
+def check_splits(splits: Iterable[str], key: str) -> None:
+    """Refuse what is not the name of a split."""
+    for split in splits:
+        if split not in SPLITS:
+            raise UserError(f"{split!r} is not a split", key=key, remedy=f"Use {any_of(SPLITS)}.")
 
 
 def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -190,7 +190,7 @@ class Engine(EngineState):
             save_load.load(self)
             return self._test(checkpoint)
 
-    def predict(self, loader: Loader | None = None) -> Iterator[Any]:
+    def predict(self, loader: Loader | Literal["test"] = "test") -> Iterator[Any]:
         """Yield the predictions (`task.predict`) for all samples, in order and each once, on the CPU.
 
         The predictions are those of a test, or of a validation for a loader in `loaders.val`: in eval mode, with `ema`
@@ -201,13 +201,13 @@ class Engine(EngineState):
         end, the engine must not be used for anything else.
 
         Args:
-            loader: of batches, with or without targets. None: `loaders.test`.
+            loader: of batches, with or without targets. "test": `loaders.test`.
 
         Raises:
             UserError: there is no test data, or several sets of it; the predictions have no entry for each sample; or,
                 with several ranks, the loader does not say which samples each one gets.
         """
-        return predict_batches(self, only_test_set(self.loaders) if loader is None else loader)
+        return predict_batches(self, only_test_set(self.loaders) if isinstance(loader, str) else loader)
 
     def _validate_if_due(self) -> None:
         """Validate if `validation_due`. A resumed run begins with it, and so runs a validation that was missed."""

@@ -142,9 +142,12 @@ def only_test_set(loaders: Loaders) -> Loader:
 
 
 @torch.no_grad()
-def predict_batches(engine: Engine, loader: Loader) -> Iterator[Any]:
+def predict_batches(engine: Engine, loader: Loader | None) -> Iterator[Any]:
     """Yield the task's predictions of all samples, in order, on the CPU; see `Engine.predict`. Called on every rank."""
     task, ranks, share = engine.task, engine.distributed, share_of(loader)
+    if loader is None:  # as engine.loaders.val, if it was not loaded
+        remedy = "For the data set of a finished run: hydraloop.load(…, splits=['val'])."
+        raise UserError("predict got None, not a loader", key="loader", remedy=remedy)
     predict = engine.precision.forward(task.predict)
     if share is None and ranks.world_size > 1:
         raise UserError(

@@ -214,8 +214,8 @@ class EngineState(LogsRecords):
             UserError: this engine was built without one.
         """
         if self._optimizer is None:
-            remedy = "Try optimizer=adamw. To train on from the weights of a run, build one with load_from."
-            raise UserError("there is no optimizer to train with", key="optimizer", remedy=remedy)
+            remedy = "To train with the weights of a run, use hydraloop.build with load_from=outputs/<date>/<run>."
+            raise UserError("there is no optimizer: this engine only evaluates", key="optimizer", remedy=remedy)
         return self._optimizer
 
     @property

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hydraloop.cli.predictions import check_folder
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.errors import UserError
 from hydraloop.models import SmallCNN
 from tests.e2e.projects import Done, Project
 
@@ -184,6 +186,11 @@ def test_a_mistake_is_one_message(line: str, trained: Project) -> None:
     assert len(re.findall("error:", done.err)) == 1
     assert "Traceback" not in done.err
     assert trained.files == before
+
+
+def test_a_folder_is_refused_before_anything_is_predicted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^output: .* is a folder\n"):
+        check_folder(tmp_path)
 
 
 BRANCHING = """

@@ -166,6 +166,10 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
         ({"overrides": ["engine.threads=many"]}, "engine.threads: Value 'many'"),
         ({"overrides": ["~hooks"]}, "~hooks cannot change the config of a finished run\n  Write key=value."),
         ({"overrides": ["task.model.num_classes=7"]}, "checkpoint: the weights do not fit the model SmallCNN"),
+        ({"overrides": ["splt=val"]}, "splt: there is no such option\n  Did you mean split"),
+        ({"overrides": "engine.max_epoch=3"}, "engine.max_epoch: there is no such option"),
+        ({"splits": ["tset"]}, "splits: 'tset' is not a split\n  Use train, val or test."),
+        ({"splits": "test,val", "folder": "."}, "splits: 'test,val' is not a split\n  Use train, val or test."),
         ({"loaders": {"tset": []}}, "loaders: 'tset' is not a split\n  Use train, val or test."),
     ],
 )

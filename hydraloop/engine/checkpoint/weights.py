@@ -35,8 +35,8 @@ def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
         raise UserError(
             f"the weights do not fit the model {class_name(engine.model)}: {error}",
             key=key,
-            remedy="Use the model of that file, or start a new run with the entries that fit: init.checkpoint=… "
-            "init.mismatched=skip.",
+            remedy="Use the model of that file, or a file of this model. A new run can take the entries that fit: "
+            "init.checkpoint=… init.mismatched=skip.",
         ) from error
 
 
