@@ -70,6 +70,9 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     for text in args.overrides:
         key, _, value = text.partition("=")
         if key in _ARGUMENTS[name]:
+            if not value:
+                remedy = f"Write {key}={_ARGUMENTS[name][key]}, or leave it out."
+                raise UserError("it has no value", key=key, remedy=remedy)
             own[key] = value
         else:
             overrides.append(text)

@@ -10,10 +10,9 @@ from typing import Any
 
 from hydraloop.cli import exports, predictions
 from hydraloop.cli.loading import find, load_found
-from hydraloop.engine.checks import check_evaluable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.loaders import sets_of
+from hydraloop.engine.loaders import Loader, sets_of
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run.config_yaml import plain
 
@@ -76,6 +75,7 @@ class Command:
         return load_found(self._found, splits, distributed=ranks)
 
     def _evaluate(self, engine: Engine) -> str:
+        self._data(engine)
         metrics = engine.test() if self._request.split == "test" else engine.validate()
         return json.dumps(plain(metrics))
 
@@ -88,11 +88,19 @@ class Command:
                 pass
 
     def _predictions(self, engine: Engine) -> Iterator[tuple[str, Any]]:
-        loaders = getattr(engine.loaders, self._request.split)
-        check_evaluable(loaders, f"data.{self._request.split}")
-        for name, loader in sets_of(loaders).items():
+        for name, loader in self._data(engine).items():
             for part in engine.predict(loader):
                 yield name, part
+
+    def _data(self, engine: Engine) -> dict[str, Loader]:
+        """Return the data sets of the split."""
+        split = self._request.split
+        found = sets_of(getattr(engine.loaders, split))
+        if not found:
+            others = [f"Use split={other}." for other in _SPLITS if self.cfg.data.get(other) is not None]
+            remedy = others[0] if others else f"Give it one: 'data.{split}={{_target_: my_project.data.Images}}'"
+            raise UserError("there is no data set", key=f"data.{split}", remedy=remedy)
+        return found
 
     def _export(self, ranks: Distributed) -> None:
         name = self._request.format

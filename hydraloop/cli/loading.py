@@ -37,20 +37,6 @@ from hydraloop.validate import HOOK_GROUPS, validate
 log = logging.getLogger(__name__)
 
 
-def load_run(
-    run_dir: Path,
-    *,
-    checkpoint: str | Path = "best",
-    splits: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    task: Task | None = None,
-    loaders: Loaders | Mapping[str, Any] | None = None,
-    distributed: Distributed | None = None,
-) -> Engine:
-    """Return an engine with the weights of a run; see `hydraloop.load`. The caller has said what is trusted."""
-    return load_found(find(run_dir, checkpoint, overrides), splits, task, loaders, distributed)
-
-
 class Found(NamedTuple):
     """A finished run."""
 
@@ -125,7 +111,13 @@ def _check_given(run_dir: Path, given: Sequence[str], parts: Parts) -> None:
 
 
 def _changes_evaluation(node: DictConfig | None, key: str) -> bool:
-    return node is not None and bool(getattr(ALLOWLIST.locate(node._target_, key), "changes_evaluation", False))
+    if node is None:
+        return False
+    try:
+        return bool(getattr(ALLOWLIST.locate(node._target_, key), "changes_evaluation", False))
+    except UserError as error:
+        remedy = f"{error.remedy or ''} To evaluate without this hook: {key}=null.".lstrip()
+        raise UserError(error.problem, key=error.key, remedy=remedy) from error
 
 
 def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:

@@ -134,19 +134,12 @@ def load(
         UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
     """
     _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted)
-    from hydraloop.cli.loading import load_run
+    from hydraloop.cli.loading import find, load_found
 
     before, ALLOWLIST.advice = ALLOWLIST.advice, from_python("load")
     try:
-        return load_run(
-            Path(run_dir),
-            checkpoint=checkpoint,
-            splits=_listed(splits),
-            overrides=_listed(overrides),
-            task=task,
-            loaders=loaders,
-            distributed=distributed,
-        )
+        found = find(Path(run_dir), checkpoint, _listed(overrides))
+        return load_found(found, _listed(splits), task, loaders, distributed)
     finally:
         ALLOWLIST.advice = before
 

@@ -197,6 +197,8 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
             fix = f"torch's optimizers take no model: {key}.params=tensors"
         elif factory.func is optim.Muon:
             fix = "Use a second optimizer for the others: see docs/how-to/optimizers.md."
+        elif len(parameters) > 1 and "parameter groups" in str(error):
+            fix = f"Use '{key}.groups=[]' {key}.layer_decay=null, which gives all parameters the same values."
         raise refused(node, error, key, fix) from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UserError(

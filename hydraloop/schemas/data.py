@@ -184,7 +184,8 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
             try:
                 typed[name] = value
             except ValidationError as error:
-                raise UserError(str(error).splitlines()[0], key=key) from error
+                example = "null" if typed[name] is None else str(typed[name]).lower()
+                raise UserError(str(error).splitlines()[0], key=key, remedy=f"Try {key}={example}.") from error
             if split == "train" or section != "loader" or name not in OF_TRAINING:
                 values[name] = value if isinstance(value, DictConfig) else typed[name]
                 keys[name] = key

@@ -164,6 +164,11 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
         ({"overrides": ["engine.max_epoch=3"]}, "engine.max_epoch: there is no such option\n  Did you mean max_epochs"),
         ({"overrides": ["task.mdel=3"]}, "Did you mean model? To add it: +task.mdel=3"),
         ({"overrides": ["engine.threads=many"]}, "engine.threads: Value 'many'"),
+        ({"overrides": ["data.loader.batch_size=abc"]}, "to Integer\n  Try data.loader.batch_size=64."),
+        (
+            {"overrides": ["+hooks.mine._target_=my_project.Gone"]},
+            " To evaluate without this hook: hooks.mine=null.",
+        ),
         ({"overrides": ["~hooks"]}, "~hooks cannot change the config of a finished run\n  Write key=value."),
         ({"overrides": ["task.model.num_classes=7"]}, "checkpoint: the weights do not fit the model SmallCNN"),
         ({"overrides": ["splt=val"]}, "splt: there is no such option\n  Did you mean split"),

@@ -179,6 +179,14 @@ def test_sharded_parameters_have_the_same_groups() -> None:
     assert on_ranks(2, groups_of_shards, strategy="fsdp2") == [names] * 2
 
 
+def test_an_optimizer_that_takes_no_groups_says_so() -> None:
+    lbfgs = {"_target_": "torch.optim.LBFGS", "_partial_": True, "groups": [{"match": "@bias", "lr": 0.1}]}
+    with pytest.raises(
+        UserError, match=r"LBFGS refuses its options.*\n  Use 'optimizer.groups=\[\]' optimizer.layer_d"
+    ):
+        built(Net(), lbfgs)
+
+
 MUON = {"_target_": "torch.optim.Muon", "_partial_": True}
 
 
