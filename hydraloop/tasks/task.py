@@ -130,13 +130,15 @@ class Task(nn.Module):
         with this name is ignored.
 
         Args:
-            name: in the records.
+            name: in the records. In a step of the task, they have `<step>/<name>`.
             value: a mean over the samples of the batch: a number, or a scalar tensor on any device.
 
         Raises:
             UserError: the value is not a number, or records already use the name.
         """
         check_scalar_name(name)
+        if self.steps and hasattr(self, "engine") and self.engine.step:
+            name = f"{self.engine.step}/{name}"
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.detach().clone().reshape(())  # a copy: parameters and buffers change before it is read
         elif not isinstance(value := plain(value), int | float):

@@ -238,6 +238,20 @@ def test_frozen_parameters_stay_frozen_and_a_frozen_step_is_skipped(tmp_path: Pa
             torch.testing.assert_close(one["weights"][name], value, rtol=0, atol=1e-6)
 
 
+class Logging(Gan):
+    """Logs a value with the same name in each step."""
+
+    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
+        self.log("half", 0.5 * (step == "generator"))
+        return super().forward(batch, step)
+
+
+def test_values_that_steps_log_with_the_same_name_are_kept_apart(tmp_path: Path) -> None:
+    engine = gan_engine(tmp_path, {}, task=Logging)
+    engine.train()
+    assert engine.task.logged == {"discriminator/half": 0.0, "generator/half": 0.5}
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_with_fp16_each_optimizer_skips_its_own_overflow(world_size: int, tmp_path: Path) -> None:
     options = {"task": Overflowing, "precision": "fp16", "batch_size": 6 // world_size}
