@@ -122,4 +122,6 @@ def _cell(name: str, record: Mapping[str, Any]) -> str:
     measure = "lr" if name.startswith("lr/") else name
     if record["mode"] == "train" and measure in _MEASURES:  # a metric may have the same name
         return _MEASURES[measure][2](record[name])
-    return number(record[name])
+    text = number(record[name])
+    fits = len(text) < _width_of(name) + _GAP or not isinstance(record[name], int | float)
+    return text if fits else f"{record[name]:.2e}"  # a negative number with an exponent

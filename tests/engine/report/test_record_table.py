@@ -58,6 +58,11 @@ def test_a_new_column_repeats_the_header_and_counts_again() -> None:
     assert len(lines[6]) == len(lines[5])
 
 
+def test_a_negative_number_with_an_exponent_keeps_its_distance() -> None:
+    line = _lines(RecordTable(20, 400), {**TRAIN, "loss": -1.2345e-05, "aux_loss": -2.5e9, "grad_norm": 12345678901})[1]
+    assert line.split()[-3:] == ["1.23e+10", "-1.23e-05", "-2.50e+09"]
+
+
 def test_a_metric_may_have_the_name_of_a_measure() -> None:
     table = RecordTable(20, 400, ["time"])
     assert _lines(table, {"mode": "test", "epoch": 20, "iteration": 400, "time": 0.25})[1].split() == [
