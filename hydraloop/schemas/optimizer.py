@@ -72,12 +72,11 @@ class _Fused(_ManyTensors):
 
 
 @dataclass
-class AdamWConf(_Fused):
-    """`optimizer=adamw`, the default: Adam with decoupled weight decay, which depends little on its learning rate."""
+class _Adam(_Fused):
+    """The options that AdamW and Adam share."""
 
-    _target_: str = "torch.optim.AdamW"
     lr: float = 1e-3
-    """Learning rate, above 0. torch's default; it reaches 99 % on the digits."""
+    """Learning rate, above 0. torch's default; with AdamW, it reaches 99 % on the digits."""
     betas: Tuple[float, float] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square, 0..1; torch's defaults."""
     eps: float = 1e-8
@@ -91,22 +90,19 @@ class AdamWConf(_Fused):
 
 
 @dataclass
-class AdamConf(_Fused):
+class AdamWConf(_Adam):
+    """`optimizer=adamw`, the default: Adam with decoupled weight decay, which depends little on its learning rate."""
+
+    _target_: str = "torch.optim.AdamW"
+
+
+@dataclass
+class AdamConf(_Adam):
     """`optimizer=adam`: Adam, as in older recipes and for GANs. `adamw` is the better choice with weight decay."""
 
     _target_: str = "torch.optim.Adam"
-    lr: float = 1e-3
-    """Learning rate, above 0; torch's default."""
-    betas: Tuple[float, float] = (0.9, 0.999)
-    """Decay of the running means of the gradient and of its square, 0..1; torch's defaults."""
-    eps: float = 1e-8
-    """Added to the denominator; torch's default."""
     weight_decay: float = 0.0
     """Share of the weight that is added to its gradient. 0, torch's default: Adam scales this term by the gradient."""
-    amsgrad: bool = False
-    """Whether to use the maximum of all previous means of squares; torch's default."""
-    capturable: bool = False
-    """Whether a CUDA graph may capture the step; torch's default."""
     decoupled_weight_decay: bool = False
     """Whether weight decay is that of AdamW; torch's default."""
 

@@ -27,11 +27,11 @@ class Several(optim.Optimizer):
         return [group for one in self.named.values() for group in one.param_groups]
 
     @property
-    def state(self) -> Mapping[Tensor, Any]:  # type: ignore[override]
+    def state(self) -> Mapping[Tensor, Any]:  # type: ignore[override]  # a view of those of all, to be read
         """The state of each parameter, in all optimizers."""
         return ChainMap(*(one.state for one in self.named.values()))
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # there is no closure
         """Step all optimizers."""
         for one in self.named.values():
             one.step()
