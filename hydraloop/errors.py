@@ -61,5 +61,5 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {any_of(close)}?"
     if not names:
-        return "There are none."
+        return "No name is known."
     return f"Known: {', '.join(sorted(names))}."

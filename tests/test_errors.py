@@ -42,5 +42,5 @@ def test_close_names_are_best_first_and_limited() -> None:
 def test_suggestions() -> None:
     assert suggestion("emaa", ["ema", "profiler"]) == "Did you mean ema?"
     assert suggestion("xyz", ["profiler", "ema"]) == "Known: ema, profiler."
-    assert suggestion("xyz", []) == "There are none."
+    assert suggestion("xyz", []) == "No name is known."
     assert suggestion("aab", iter(["aaa", "aac"])) == "Did you mean aac or aaa?"

@@ -217,7 +217,7 @@ def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
 
 
 def _select(cfg: DictConfig, key: str) -> Any:
-    """Return the value at a key; None if there is none, also if the path leads through a list."""
+    """Return the value at a key; None if the key does not exist, also if the path leads through a list."""
     try:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:

@@ -195,7 +195,7 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
     """Return what `data` is: a loader, a set with indices, or a set that can only be iterated.
 
     Raises:
-        UserError: it is none of them.
+        UserError: it is something else.
     """
     if isinstance(data, MixedStreams | IterableDataset):
         return "stream"

@@ -18,7 +18,7 @@ class InMemoryDataset(Dataset[tuple[Tensor, Tensor]]):
     Args:
         inputs: `[N, ...]`.
         targets: `[N]` (class indices) or `[N, ...]`.
-        classes: names of the classes, in the order of their indices; None: there are none.
+        classes: names of the classes, in the order of their indices; None: they have no names.
 
     Raises:
         ValueError: inputs and targets differ in length.

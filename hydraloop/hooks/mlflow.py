@@ -182,6 +182,6 @@ class MLflowLoggerHook(TrackerHook):
 
 
 def _active_run() -> Any:
-    """Return the run that MLflow has opened in this process; None if there is none."""
+    """Return the run that MLflow has opened in this process; None without one."""
     mlflow = sys.modules.get("mlflow")
     return None if mlflow is None else mlflow.active_run()

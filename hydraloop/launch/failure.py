@@ -33,7 +33,7 @@ class RankError(Exception):
 
     Args:
         text: rank, type and message.
-        trace: the traceback in that process; empty if there is none.
+        trace: the traceback in that process; empty without one.
     """
 
     def __init__(self, text: str, trace: str = "") -> None:

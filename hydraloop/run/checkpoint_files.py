@@ -41,7 +41,7 @@ def point_to(path: Path) -> None:
 
 
 def newest_complete(*folders: Path) -> Path | None:
-    """Return the complete checkpoint that was written last; None if there is none.
+    """Return the complete checkpoint that was written last; None without one.
 
     In each folder, that is the file named in `last_checkpoint`. This is also right after a copy, which changes
     modification times, and after `resume=…/epoch_2.pth`, which leaves files with higher numbers. If there is no

@@ -43,7 +43,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def git_remote(folder: Path) -> str | None:
-    """Return the address of the repository's remote `origin`, without a password; None if there is none."""
+    """Return the address of the repository's remote `origin`, without a password; None if it has no address."""
     address = _git(folder, "remote", "get-url", "origin")
     return None if address is None else re.sub("//[^/]*@", "//", address.strip())
 

@@ -42,7 +42,7 @@ class RecordLog:
         self._problem: str | None = None
         """Why the file could not be written, the last time."""
         self._missing: list[int] = []
-        """Number of records that were dropped, their first and their last iteration; empty if there are none."""
+        """Number of records that were dropped, their first and their last iteration; empty without dropped records."""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a record with the time, after those that could not be written before.

@@ -194,7 +194,7 @@ def _mask_text(text: str, known: Iterable[str], *, colon: bool = True) -> str:
 
 
 def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | None:
-    """Return the span of the value after the name of a secret; None if there is none, or if it is not a secret."""
+    """Return the span of the value after the name of a secret; None without a value, or if it is not a secret."""
     quoted = _QUOTED.match(text, name.end())
     if quoted is not None:
         return None if _PLAIN.fullmatch(quoted["value"]) else quoted.span("value")

@@ -158,7 +158,7 @@ class Case:
         defaults: options of the defaults list that are not the usual ones.
         model: the node of the model; empty: that of the defaults list.
         config: what else conf/config.yaml has.
-        python: the contents of `reconstruction.py`; empty: there is none.
+        python: the contents of `reconstruction.py`; empty: no such file.
     """
 
     title: str

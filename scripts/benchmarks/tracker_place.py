@@ -71,7 +71,7 @@ class Place:
         self.environment: dict[str, str] = {}
         self.cleanup = ExitStack()
         self.wandb: Service | None = None
-        """The W&B service; None if there is none."""
+        """The W&B service; None without W&B."""
         self.training: Training | None = None
 
     def move_database(self, folder: Path) -> None:

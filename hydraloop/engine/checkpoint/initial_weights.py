@@ -113,7 +113,7 @@ def _weights(
     """Return the weights of a loaded file for a model that has the names `own`.
 
     Raises:
-        UserError: there are none, or the averaged ones are missing.
+        UserError: it has no weights, or the averaged ones are missing.
     """
     found = find_weights(checkpoint, own, path, key)
     try:

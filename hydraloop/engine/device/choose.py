@@ -11,7 +11,7 @@ def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device
     """Return the device of this process.
 
     Args:
-        wanted: `auto` for the current accelerator, or the CPU if there is none; otherwise `cpu`, `cuda`, `cuda:1`.
+        wanted: `auto` for the current accelerator, if there is one, else the CPU; or `cpu`, `cuda`, `cuda:1`.
         local_rank: with several processes, the number of this one on its machine: it uses the device of that number
             unless `wanted` names another. None: a single process.
 

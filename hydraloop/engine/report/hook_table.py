@@ -42,7 +42,7 @@ def format_folded(slots: Sequence[Slot], defaults: Mapping[str, int]) -> tuple[s
         defaults: by name, the priority of the hook's class.
 
     Returns:
-        The list of all hooks with a legend, 68 columns wide; the lines of mount points, empty if there are none.
+        The list of all hooks with a legend, 68 columns wide; the lines of mount points, empty if no hook uses one.
     """
 
     def named(slot: Slot) -> bool:

@@ -224,7 +224,7 @@ class Load:
         self._due = time.monotonic() + min(interval, _FIRST)
         self._collectors: list[Any] = []
         for make in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
-            with suppress(Exception):  # GPUMonitor: there is none, or nvidia-ml-py is not installed
+            with suppress(Exception):  # GPUMonitor: there is no GPU, or nvidia-ml-py is not installed
                 self._collectors.append(make())
         self._read()  # the first CPU reading is always 0: it is a mean since the previous reading
 

@@ -180,7 +180,7 @@ def _job_of(run: Run, status: str) -> _Job:
 
 
 def _best_first(jobs: Mapping[str, _Job]) -> tuple[str | None, list[str]]:
-    """Return the metric by which jobs are compared, None if there is none, and the numbers of the jobs in order.
+    """Return the metric by which jobs are compared (None without one) and the numbers of the jobs in order.
 
     Jobs without a value of that metric come last.
     """
