@@ -64,9 +64,6 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
     Args:
         cfg: as composed, with or without the node `hydra`. It is not changed.
         trains: whether the run is to be trained, by the config alone, so that it needs training data.
-
-    Raises:
-        UserError: the first mistake.
     """
     _check_keys(cfg)
     with hydra_config(cfg) if "hydra" in cfg else nullcontext():
@@ -92,11 +89,7 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
 
 
 def check_strategy(strategy: str, *, several: bool) -> None:
-    """Refuse a strategy for several processes if there is one.
-
-    Raises:
-        UserError: names the key.
-    """
+    """Refuse a strategy for several processes if there is one."""
     if strategy != "auto" and not several:
         raise UserError(
             f"{strategy} shares the work of several processes, and there is one",
@@ -109,9 +102,6 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
     """Refuse a trace of a hook that would overwrite a file outside the run directory, unless its path was typed.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
-
-    Raises:
-        UserError: names the key.
     """
     folder = run_dir.resolve()
     for key in (f"{group}.{name}.json_trace_path" for group in HOOK_GROUPS for name in cfg[group]):

@@ -128,11 +128,7 @@ def _check_sweep(
 
 
 def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
-    """Refuse values that are not options of a config group. Hydra would raise a Python error.
-
-    Raises:
-        UserError: names the group.
-    """
+    """Refuse values that are not options of a config group. Hydra would raise a Python error."""
     for override in overrides:
         group = override.key_or_group
         if arguments.is_sweep(override) or not composer.is_group(group):

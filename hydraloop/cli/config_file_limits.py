@@ -63,9 +63,6 @@ def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
     Args:
         cfg: with the node `hydra`.
         typed: keys that the command line sets.
-
-    Raises:
-        UserError: names the key.
     """
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     hydra = raw.get("hydra")

@@ -5,7 +5,6 @@ The written text is checked, not its resolved value: `${now:}` and others have a
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -16,15 +15,17 @@ from hydraloop.cli.config_file_limits import check_file
 from hydraloop.errors import UserError
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.public_targets import within
 
 _MADE = ("callbacks", "launcher", "sweeper")
 _LOGGING = ("job_logging", "hydra_logging")
 _PLUGINS = "hydra._internal.core_plugins"
-"""Hydra's own classes, which have no public name. Other plugins have options that run code: submitit's `setup`,
-optuna's `custom_search_space`."""
-_CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)
-"""Not PickleJobInfoCallback, which writes the config with its secrets into a pickle file."""
+_OF_HYDRA = (
+    f"{_PLUGINS}.basic_launcher.BasicLauncher",
+    f"{_PLUGINS}.basic_sweeper.BasicSweeper",
+    "hydra.experimental.callbacks.LogJobReturnCallback",
+)
+"""Hydra's own classes. Other plugins have options that run code: submitit's `setup`, optuna's `custom_search_space`.
+PickleJobInfoCallback writes the config with its secrets into a pickle file."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
 _ATTRIBUTES = "."
@@ -54,9 +55,6 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
 
     Args:
         typed: keys that the command line sets. They may name log files anywhere, and use interpolations.
-
-    Raises:
-        UserError: names the key.
     """
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     hydra = raw.get("hydra") or {}
@@ -112,20 +110,8 @@ def _not_written(key: str) -> UserError:
 def _check_target(target: Any, key: str) -> None:
     if not isinstance(target, str):
         raise UserError(f"{target!r} is not the path of a class", key=key, remedy="Write package.module.Class.")
-    if target not in _CALLBACKS and not _is_plugin(target):
+    if target not in _OF_HYDRA:
         hydra_versions.allow(target, ALLOWLIST.locate(target, key.removesuffix("._target_")))
-
-
-def _is_plugin(target: str) -> bool:
-    """Return whether it is one of Hydra's own classes, in the module that defines it."""
-    module, _, name = target.rpartition(".")
-    if not within(module, (_PLUGINS,)):
-        return False
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return False
-    return isinstance(found, type) and within(found.__module__, (_PLUGINS,))
 
 
 def _check_factory(target: Any, key: str) -> None:

@@ -49,7 +49,11 @@ def write(path: Path, parts: Parts) -> None:
     """
     with atomic.replacing(path) as unfinished:
         if path.suffix == ".npz":
-            arrays = _arrays(parts)
+            try:
+                arrays = _arrays(parts)
+            except ValueError as error:  # samples of different shapes
+                remedy = "Use JSON lines: output=predictions.jsonl"
+                raise UserError(f"the predictions are not an array: {error}", key=_KEY, remedy=remedy) from error
             with unfinished.open("wb") as binary:
                 np.savez(binary, **arrays)
             return
@@ -87,28 +91,14 @@ def _arrays(parts: Parts) -> dict[str, Any]:
     found: dict[str, list[Any]] = {}
     for data_set, part in parts:
         for name, value in _columns(part).items():
-            full = f"{data_set}/{name}".lstrip("/")
-            array = _array(value, full)
-            before = found.setdefault(full, [])
-            if before and before[0].shape[1:] != array.shape[1:]:
-                raise _no_array(f"{full} has samples of shapes {before[0].shape[1:]} and {array.shape[1:]}")
-            before.append(array)
+            found.setdefault(f"{data_set}/{name}".lstrip("/"), []).append(_array(value))
     return {name: np.concatenate(arrays) for name, arrays in found.items()}
 
 
-def _array(value: Any, name: str) -> Any:
+def _array(value: Any) -> Any:
     if isinstance(value, Tensor):
         return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
-    try:
-        array = np.array(value)
-    except ValueError as error:  # lists of different lengths
-        raise _no_array(f"{name}: {error}") from error
+    array = np.array(value)
     if array.dtype == object:
-        raise _no_array(f"{name} has values of type {type(value[0]).__name__}")
+        raise ValueError(f"there are values of type {type(value[0]).__name__}")
     return array
-
-
-def _no_array(problem: str) -> UserError:
-    return UserError(
-        f"the predictions are not an array: {problem}", key=_KEY, remedy="Use JSON lines: output=predictions.jsonl"
-    )

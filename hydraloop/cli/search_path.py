@@ -24,10 +24,6 @@ def check_search_path(name: str, overrides: Sequence[str]) -> None:
 
     Args:
         name: of the primary config, the only one in which Hydra reads `hydra.searchpath`.
-
-    Raises:
-        UserError: names the entry.
-        Exception: what reading the primary config raises.
     """
     found = [_in_primary(name)]
     found += [override.value() for override in parse(overrides) if override.key_or_group == _KEY]

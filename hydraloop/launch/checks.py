@@ -13,11 +13,7 @@ from hydraloop.validate import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
-    """Check `distributed` and the device of the ranks. Imports torch for several processes only.
-
-    Raises:
-        UserError: the first mistake; names the key.
-    """
+    """Check `distributed` and the device of the ranks. Imports torch for several processes only."""
     options = cfg.distributed
     local = _processes(options)
     check_strategy(options.strategy, several=several(cfg))
@@ -37,11 +33,7 @@ def several(cfg: Any) -> bool:
 
 
 def check_single_run() -> None:
-    """Refuse a sweep under torchrun.
-
-    Raises:
-        UserError: names the command that works.
-    """
+    """Refuse a sweep under torchrun."""
     if torchrun.is_several():
         count = torchrun.local_world_size()
         raise UserError(
@@ -52,11 +44,7 @@ def check_single_run() -> None:
 
 
 def check_debugger(cfg: Any, *, is_sweep: bool) -> None:
-    """Refuse `--pdb` unless one process trains one run: only that has the terminal.
-
-    Raises:
-        UserError: names the command that works.
-    """
+    """Refuse `--pdb` unless one process trains one run: only that has the terminal."""
     if is_sweep:
         raise UserError(
             "the debugger stops one run, and this is a sweep",

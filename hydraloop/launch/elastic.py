@@ -17,7 +17,6 @@ from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
-from hydraloop.launch.termination import GRACE
 from hydraloop.run.result import sweep_value
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def _launch(job: Job, processes: int) -> Ended:
         error: BaseException | None = None
         exit_codes: dict[int, int] = {}
         try:
-            with _around_launcher(), _none_left(folder):
+            with _around_launcher():
                 api.elastic_launch(config, sys.executable)("-P", str(Path(__file__).with_name("worker.py")), name)
         except ChildFailedError as failed:
             exit_codes = {rank: process.exitcode for rank, process in failed.failures.items()}
@@ -87,9 +86,8 @@ def run_module(arguments: Sequence[str], processes: int) -> int:
                 api.elastic_launch(_config(processes, name), sys.executable)("-m", *arguments)
         except ChildFailedError as failed:
             for rank, process in failed.failures.items():
-                if (
-                    process.exitcode < 0 and process.exitcode != -signal.SIGTERM
-                ):  # the launcher's, after another failure
+                # After another failure, the launcher sends SIGTERM.
+                if process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
                     print(f"error: rank {rank} was ended by signal {-process.exitcode}", file=sys.stderr)
             return 1
         except SignalException as told:
@@ -154,20 +152,3 @@ def _around_launcher() -> Iterator[None]:
         for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _none_left(folder: Path) -> Iterator[None]:
-    """Kill the ranks that the launcher has left, for example after a second Ctrl-C."""
-    import psutil
-
-    try:
-        yield
-    finally:
-        left = []
-        for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):  # it has ended
-                if str(folder) in process.cmdline():
-                    process.kill()
-                    left.append(process)
-        psutil.wait_procs(left, timeout=GRACE)

@@ -16,11 +16,13 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.run_directories import JobDirectories, settle_run, settle_sweep
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import elastic, single_process, torchrun
-from hydraloop.launch.failure import Ended, RankError
+from hydraloop.launch import elastic, torchrun
+from hydraloop.launch.failure import Ended, RankError, Terminated
 from hydraloop.launch.job import Job
+from hydraloop.launch.rank_training import Training
+from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run import attempts
-from hydraloop.run.result import ResultFile
+from hydraloop.run.result import ResultFile, sweep_value
 from hydraloop.run.resume import Resumed
 from hydraloop.safety import typed_options
 from hydraloop.tracking.sweeps import SweepTrackers
@@ -41,11 +43,7 @@ class Jobs:
     """The trackers of a sweep."""
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse a config that cannot be launched here, before anything is written. Called for each job of a sweep.
-
-        Raises:
-            UserError: names the key.
-        """
+        """Refuse a config that cannot be launched here, before anything is written. Called for each job of a sweep."""
         launch_checks.check(cfg)
         self.trackers.jobs += 1
 
@@ -128,7 +126,7 @@ class Jobs:
             ended = self._train_ranks(cfg, Resumed(run_dir, checkpoint), close)
             close(ended)
         else:
-            ended = single_process.train(cfg, run_dir, checkpoint, close)
+            ended = _train_alone(cfg, run_dir, checkpoint, close)
         if ended.error not in self.reports.shown:  # the run has finished; a signal may have come at its end
             self.reports.end_job()
         if ended.error is not None:
@@ -145,3 +143,40 @@ class Jobs:
             return elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts)
         except BaseException as error:
             return Ended(error=error, trained=False)
+
+
+def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close: Callable[[Ended], None]) -> Ended:
+    """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does.
+
+    Args:
+        checkpoint: where the run continues; None for a new run.
+        close: called once when the run has failed or was interrupted. No signal interrupts it. Called from another
+            thread if the main thread does not return within `termination.GRACE` seconds after a signal.
+    """
+    training = Training()
+
+    def last(number: int) -> None:
+        result = None if training.engine is None else training.engine.result
+        if result is None or result.error is not None:  # a run that has finished keeps its result
+            error = None if training.engine is None else training.engine.error
+            close(Ended(error=error or Terminated(number), trained=training.has_trained()))
+
+    handler = TerminationHandler(last, launched=torchrun.is_launched())
+    handler.is_closing = training.is_closing
+    handler.start()
+    try:
+        from hydraloop.builder import build  # imports torch
+
+        torchrun.remember(run_dir, checkpoint)
+        training.engine = build(cfg, run_dir=run_dir, resumed=Resumed(run_dir, checkpoint))
+        training.engine.train()
+        ended = Ended(sweep_value(run_dir))
+    except BaseException as error:
+        training.is_over = True
+        ended = Ended(error=error, trained=training.has_trained())
+        close(ended)
+    finally:
+        handler.stop()
+    if handler.received and not isinstance(ended.error, KeyboardInterrupt):  # while the run was closing
+        return Ended(error=Terminated(handler.received))
+    return ended

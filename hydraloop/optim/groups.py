@@ -130,9 +130,6 @@ def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, An
 
     Args:
         defaults: the values of the optimizer, by name.
-
-    Raises:
-        UserError: names the rule.
     """
     known = [*defaults, "lr_scale", "name"]
     for index, rule in enumerate(rules):

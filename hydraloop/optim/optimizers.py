@@ -103,11 +103,7 @@ def _finished(given: Any, model: nn.Module) -> optim.Optimizer:
 
 
 def check_trained(model: nn.Module, task: nn.Module) -> None:
-    """Check that there is something to train, and that checkpoints save all of it.
-
-    Raises:
-        UserError: names the parameters.
-    """
+    """Check that there is something to train, and that checkpoints save all of it."""
     trained = {name: parameter for name, parameter in task.named_parameters() if parameter.requires_grad}
     if not trained:
         raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze a part of it.")
@@ -122,11 +118,7 @@ def check_trained(model: nn.Module, task: nn.Module) -> None:
 
 
 def check_complete(optimizers: Mapping[str, optim.Optimizer], model: nn.Module) -> None:
-    """Check that each trained parameter of the model is in exactly one of the optimizers.
-
-    Raises:
-        UserError: names a parameter.
-    """
+    """Check that each trained parameter of the model is in exactly one of the optimizers."""
     owners: dict[Tensor, list[str]] = {}
     for name, optimizer in optimizers.items():
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):

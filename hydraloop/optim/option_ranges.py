@@ -37,11 +37,7 @@ BETWEEN_0_AND_1 = _numbers("a number between 0 and 1", lambda value: 0 < value <
 
 
 def check_ranges(options: Any) -> None:
-    """Check each field of a dataclass that has a range, and each number of a list; None is always allowed.
-
-    Raises:
-        UserError: a value is out of range; names the field.
-    """
+    """Check each field of a dataclass that has a range, and each number of a list; None is always allowed."""
     for field in dataclasses.fields(options):
         allowed, value = field.metadata.get("allowed"), getattr(options, field.name)
         if allowed is None or value is None:

@@ -41,7 +41,11 @@ def allow(target: str, found: Any) -> None:
 
 def main_options() -> dict[str, Any]:
     """Return keyword arguments of `hydra.main`. 1.4 also needs the classes that Hydra's own sections may name."""
-    return BASE if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
+    return {**BASE, **_whitelist()}
+
+
+def _whitelist() -> dict[str, Any]:
+    return {} if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
 
 
 def allowing() -> AbstractContextManager[Any]:
@@ -51,8 +55,7 @@ def allowing() -> AbstractContextManager[Any]:
 
 def context(config_loader: ConfigLoader, callbacks: Any) -> HydraContext:
     """Return the context of `run_job`. 1.4 also needs the classes that a logging section may name."""
-    options: dict[str, Any] = {} if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
-    return HydraContext(config_loader=config_loader, callbacks=callbacks, **options)
+    return HydraContext(config_loader=config_loader, callbacks=callbacks, **_whitelist())
 
 
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:
@@ -81,10 +84,8 @@ def configure_log(config: DictConfig | None, verbose: bool | str | list[str]) ->
         config: `hydra.job_logging`; None: Hydra's default.
         verbose: `hydra.verbose`.
     """
-    options: dict[str, Any] = {} if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
-    hydra_configure_log(
-        cast(Any, config), OmegaConf.create(verbose) if isinstance(verbose, list) else verbose, **options
-    )
+    listed = OmegaConf.create(verbose) if isinstance(verbose, list) else verbose
+    hydra_configure_log(cast(Any, config), listed, **_whitelist())
 
 
 def register_resolver(name: str, resolver: Callable[[], str]) -> None:

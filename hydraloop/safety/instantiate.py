@@ -67,11 +67,7 @@ def instantiate_callable(node: Any, key: str) -> Any:
 
 
 def require_target(node: Any, key: str) -> None:
-    """Check that a config node describes an object.
-
-    Raises:
-        UserError: it is not a mapping with `_target_`.
-    """
+    """Check that a config node describes an object."""
     if not isinstance(node, DictConfig) or "_target_" not in node:
         raise UserError(
             f"there is nothing to build: expected a mapping with _target_, got {_shown(node)}",

@@ -198,11 +198,7 @@ class Follower:
         self._opened = True
 
     def _check_log(self) -> None:
-        """Check that the log is the one that was opened: reading from the middle of another file returns garbage.
-
-        Raises:
-            UnusableError: another process has cut or replaced the log.
-        """
+        """Check that the log is the one that was opened: reading from the middle of another file returns garbage."""
         path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
             if len(record_cuts.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:

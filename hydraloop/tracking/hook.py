@@ -157,9 +157,6 @@ class TrackerHook(Hook):
 
         Args:
             what: what two of them would do, for the message: `write the same files`.
-
-        Raises:
-            UserError: it has another one.
         """
         same = [name for name, other in engine.hooks.items() if type(other) is type(self)]
         if len(same) > 1:

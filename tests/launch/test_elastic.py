@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,18 +58,3 @@ def test_a_rank_that_ends_with_exit_code_0_before_it_is_done_has_failed(
     assert isinstance(ended.error, RankError)
     assert str(ended.error).startswith("rank 0 ended with exit code 0 and left no error, see ")
     assert str(ended.error).endswith("train.log")
-
-
-def test_ranks_that_the_launcher_has_left_are_killed(tmp_path: Path) -> None:
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    rank, other = subprocess.Popen([*sleep, str(tmp_path)]), subprocess.Popen(sleep)
-    try:
-        with pytest.raises(KeyboardInterrupt), elastic._none_left(tmp_path):
-            raise KeyboardInterrupt
-        assert other.poll() is None, "not a rank of this job"
-        rank.wait(timeout=0)
-    finally:
-        rank.kill()
-        other.kill()
-        rank.wait()
-        other.wait()

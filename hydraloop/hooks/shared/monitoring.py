@@ -11,11 +11,7 @@ from hydraloop.run.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
 
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
-    """Reject a metric that no validation of this run reports as a number.
-
-    Raises:
-        UserError: names similar metrics, or the parts of this one.
-    """
+    """Reject a metric that no validation of this run reports as a number."""
     names = engine.metric_names
     if name in names:
         return
@@ -39,9 +35,6 @@ def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> 
 
     Args:
         instead: what to do in a run without one; None: set `key` to null.
-
-    Raises:
-        UserError: names `key`.
     """
     if engine.loaders.val is None or engine.settings.val_interval is None:
         raise UserError(
@@ -52,11 +45,7 @@ def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> 
 
 
 def check_rule(rule: str | None) -> None:
-    """Reject a rule other than `greater` and `less`.
-
-    Raises:
-        UserError: names both.
-    """
+    """Reject a rule other than `greater` and `less`."""
     if rule is not None and rule not in ("greater", "less"):
         raise UserError(f"there is no rule {rule!r}", key="rule", remedy="Use greater, less, or null to derive it.")
 

@@ -14,9 +14,6 @@ def check_at_least(least: int, *, null: bool = False, **options: float | None) -
 
     Args:
         null: whether null is a choice that the error should mention.
-
-    Raises:
-        UserError: an option is below `least`, or NaN; names it.
     """
     for name, value in options.items():
         if value is not None and not value >= least:
@@ -24,22 +21,14 @@ def check_at_least(least: int, *, null: bool = False, **options: float | None) -
 
 
 def check_above_zero(*, null: bool = False, **options: float | None) -> None:
-    """Reject options that are not above 0, as `check_at_least` does.
-
-    Raises:
-        UserError: an option is 0, negative, or NaN; names it.
-    """
+    """Reject options that are not above 0, as `check_at_least` does."""
     for name, value in options.items():
         if value is not None and not value > 0:
             raise UserError(f"{value} is not above 0", key=name, remedy=f"Use a number above 0{_OR_NULL * null}.")
 
 
 def check_choice(choices: tuple[str, ...], **options: str | None) -> None:
-    """Reject options that are not one of `choices`; None is accepted.
-
-    Raises:
-        UserError: names the option.
-    """
+    """Reject options that are not one of `choices`; None is accepted."""
     for name, value in options.items():
         if value is not None and value not in choices:
             remedy = suggestion(value, choices)
