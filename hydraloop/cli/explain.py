@@ -50,6 +50,11 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     merged = re.match(r"In '([^']+)': .*Key '[^']+' (?:not in|is not in struct).*full_key: (\S+)", text, re.DOTALL)
     if merged is not None:
         return _new_in_a_file(merged[1], merged[2], _without(None, [], composer))
+    second = re.match(r"In '([^']+)/([^']+)': .*Merge error: \w+ is not a subclass of", text, re.DOTALL)
+    if second is not None:
+        group, name = second.groups()
+        several = " For several optimizers: see docs/how-to/optimizers.md." if group == "optimizer" else ""
+        return UserError(f"{name} is not the only option", key=group, remedy=f"Select one: {group}={name}.{several}")
     cause = f": {_first_line(str(error.__cause__))}" if error.__cause__ is not None else ""
     problem = " ".join(line.strip() for line in text.splitlines() if line.strip()) + cause
     return UserError(problem, remedy="Check the config files, or set HYDRA_FULL_ERROR=1 to see the traceback.")
@@ -146,9 +151,9 @@ def _bad_override(
         return UserError("it cannot be deleted", key=key, remedy=f"Use {none} for none, or give it a value.")
     if text.startswith("Could not delete"):
         return UserError("it does not exist", key=key, remedy=_hint(key, cfg, composer))
-    if culprit.package is not None and "No match in the defaults list" in text:
-        remedy = f"To add it, write a +: +{culprit.input_line}"
-        return UserError("it is not selected", key=f"{key}@{culprit.package}", remedy=remedy)
+    if "No match in the defaults list" in text and (culprit.package is not None or key in composer.groups()):
+        remedy, name = f"To add it, write a +: +{culprit.input_line}", f"{key}@{culprit.package or ''}".rstrip("@")
+        return UserError("it is not in the defaults list", key=name, remedy=remedy)
     if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
         if cfg is not None and parent and parent in _leaves(cfg) and _select(cfg, parent) is None:
             return UserError("it does not exist yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
@@ -185,19 +190,22 @@ def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
     """A config file is merged into the selected option, and names an entry that this does not have."""
     parent, _, name = key.rpartition(".")
     group = "model" if parent == "task.model" else key.partition(".")[0]
-    node = None if cfg is None else _select(cfg, parent)
+    node = None if cfg is None else _select(cfg, parent) if parent else cfg
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
     if file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
         remedy = "For several by name, remove the one without a name: ~optimizer"
     elif group in ("model", "optimizer", "precision", "data"):
         empty = "base" if group == "data" else "null"
         remedy = f"To replace the option, write in the defaults of {file}.yaml: - override /{group}: {empty}"
+    elif not parent:
+        remedy = f"A key of your own is added on the command line: +{name}=…"
     else:
         entry = parent.rpartition(".")[2]
         remedy = f"To replace {entry}, write in {file}.yaml {entry}: null and the new one under another name."
     if close:
         remedy = f"Did you mean {close[0]}? {remedy}"
-    return UserError(f"{file}.yaml is merged into the selected option, which has no {name}", key=key, remedy=remedy)
+    merged = "selected option, which has" if parent else "options, which have"
+    return UserError(f"{file}.yaml is merged into the {merged} no {name}", key=key, remedy=remedy)
 
 
 def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:

@@ -26,6 +26,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=ema,profilr": ("hooks", "Did you mean profiler, "),
     "hoks=ema": ("hoks", "Did you mean hooks?"),
     "optimiser=adamw": ("optimiser", "Did you mean optimizer?"),
+    "optimizer=[adamw,muon]": ("optimizer", "Select one: optimizer=muon. For several optimizers: see docs"),
+    "precision=[bf16,fp16]": ("precision", "Select one: precision=fp16."),
     "optimizer=adamv": ("optimizer", "Did you mean adam"),
     "+optimizer@optimizer.hidden=sgd": ("optimizer.hidden", "remove the one without a name: ~optimizer"),
     "~optimizer optimizer@optimizer.hidden=sgd": ("optimizer@optimizer.hidden", "+optimizer@optimizer.hidden=sgd"),
@@ -225,6 +227,12 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "To replace the option, write in the defaults of experiment/mine.yaml: - override /model: null",
         "defaults:\n  - override /model: null\ntask: {model: {_target_: my_project.model.Net, depth: 3}}",
     ),
+    "my_key: 3": (
+        "my_key",
+        "experiment/mine.yaml is merged into the options, which have no my_key",
+        "+my_key=…",
+        "{}",
+    ),
     "task: {model: {widht: 3}}": (
         "task.model.widht",
         "which has no widht",
@@ -265,6 +273,13 @@ def test_a_file_that_is_merged_into_an_option_is_named_with_what_replaces_the_op
     file.write_text(f"# @package _global_\n{works}\n")
     with opened(REPOSITORY / "conf", "config", tmp_path) as composer:
         command.check_command(arguments.read(["experiment=mine"]), composer)
+
+
+def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw]\n")
+    with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
+        command.check_command(arguments.read(["hooks=[ema]"]), composer)
+    assert str(caught.value) == "hooks: it is not in the defaults list\n  To add it, write a +: +hooks=[ema]"
 
 
 def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:
