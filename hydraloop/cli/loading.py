@@ -24,7 +24,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, suggestion
 from hydraloop.parts import Parts
 from hydraloop.run import attempts
-from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_complete
+from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.run.config_yaml import remember_config, resolved
 from hydraloop.run.directory import CONFIG, checkpoint_folders, holds_run
 from hydraloop.run.result import FILENAME as RESULT_FILE
@@ -138,7 +138,7 @@ def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:
         if not file.is_file():
             raise UserError(f"the best checkpoint, {best}, is gone", key="checkpoint", remedy="Use checkpoint=last.")
         return file
-    last = newest_complete(*folders)
+    last = newest_intact(*folders)
     if last is None:
         raise UserError(
             f"{run_dir} has no complete checkpoint",

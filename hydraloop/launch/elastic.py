@@ -40,7 +40,10 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
     for restart in range(1, max_restarts + 1):
         if ended.error is None or isinstance(ended.error, (UserError, KeyboardInterrupt)):
             break
-        job, trained = job.restarted(), ended.trained
+        try:
+            job, trained = job.restarted(), ended.trained
+        except UserError as error:  # all checkpoints are damaged
+            return replace(ended, error=error)
         log.warning("restart %d from %s, after: %s", restart, job.checkpoint or "the beginning", ended.error)
         ended = _launch(job, processes)
         ended = replace(ended, trained=ended.trained or trained)

@@ -1,22 +1,25 @@
-"""Checkpoint files on disk: which are complete, which was written last. Imports no torch."""
+"""Checkpoint files on disk: which are complete and undamaged, which was written last. Imports no torch."""
 
 from __future__ import annotations
 
+import logging
 import re
+from functools import cache
 from pathlib import Path
 
 from hydraloop.run import atomic
+from hydraloop.run.integrity import damage
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".pth"
-SAFETENSORS = ".safetensors"
-"""Suffix of a file with only a state dict, which any framework can read."""
 PUBLISHED = "_published"
 """Ends the stem of a published file, which cannot be resumed from."""
 LAST = "last_checkpoint"
 """Text file next to the checkpoints: the name of the one that a resumed run continues from."""
 RUN_DIR_FILE = "run_dir"
 """Text file in a checkpoint directory outside its run: the path of the run directory."""
-_NUMBER = re.compile(r"(?:^|_)(?:epoch|iter)_(\d+)$")
+_NUMBER = re.compile(r"(?:^|_)(epoch|iter)_(\d+)$")
 
 
 def is_complete(path: Path) -> bool:
@@ -40,33 +43,73 @@ def point_to(path: Path) -> None:
     atomic.write_text(path.with_name(LAST), f"{path.name}\n")
 
 
-def newest_complete(*folders: Path) -> Path | None:
-    """Return the complete checkpoint that was written last; None without one.
+def newest_intact(*folders: Path) -> Path | None:
+    """Return the undamaged checkpoint that was written last; None if there is none. Damaged ones get a warning.
 
     In each folder, that is the file named in `last_checkpoint`. This is also right after a copy, which changes
     modification times, and after `resume=…/epoch_2.pth`, which leaves files with higher numbers. If there is no
-    `last_checkpoint`, or its file is incomplete, the newest modification time decides, then the number.
+    `last_checkpoint`, or its file is damaged, the newest modification time decides, then the number.
 
-    Of several folders, the one with the newest `last_checkpoint` (or checkpoint, without that file) is used.
+    Of several folders, the one with the newest `last_checkpoint` (or checkpoint, without that file) is used first.
     """
-    found = [one for folder in folders if (one := _written_last(folder)) is not None]
-    return max(found)[-1] if found else None
+    for path in candidates(*folders):
+        what = damage(path)
+        if what is None:
+            return path
+        _warn(path, what)
+    return None
 
 
-def _written_last(folder: Path) -> tuple[int, int, Path] | None:
-    """Return when it was written (in ns), the number in its name, and the file."""
+def intact_before(path: Path) -> Path | None:
+    """Return the undamaged checkpoint in the same folder that was written last before this one; None if none was."""
+    try:
+        written = path.stat().st_mtime_ns, _number(path)
+        earlier = [at for at in _by_age(path.parent) if at[:2] < written]
+    except OSError:
+        return None
+    return next((one for *_, one in earlier if damage(one) is None), None)
+
+
+def candidates(*folders: Path) -> list[Path]:
+    """Return all checkpoints that a run can continue from, damaged or not, in the order in which they are used."""
+    found = [(at[0], files) for folder in folders if (files := _in_order(folder)) for at in files[:1]]
+    return [path for _, files in sorted(found, reverse=True) for *_, path in files]
+
+
+def _in_order(folder: Path) -> list[tuple[int, int, Path]]:
+    """Return for each checkpoint when it was written (in ns), the number in its name, and the file."""
+    files = _by_age(folder)
     try:
         name = (folder / LAST).read_text(encoding="utf-8").strip()
-        if Path(name).name == name != "" and is_complete(folder / name):
-            return (folder / LAST).stat().st_mtime_ns, _number(folder / name), folder / name
+        at = (folder / LAST).stat().st_mtime_ns
     except (OSError, ValueError):
-        pass
-    candidates = [path for path in folder.glob(f"*{SUFFIX}") if not path.stem.endswith(PUBLISHED)]
-    by_age = sorted(((path.stat().st_mtime_ns, _number(path), path) for path in candidates), reverse=True)
-    return next((one for one in by_age if is_complete(one[-1])), None)
+        return files
+    named = next((one for one in files if one[-1].name == name), None)
+    if named is None:
+        return files
+    # Files with higher numbers may belong to an earlier part of the run, from before `resume=…/epoch_2.pth`.
+    later = [one for one in files if _kind(one[-1]) == _kind(named[-1]) and one[1] > named[1]]
+    before = [one for one in files if one not in (named, *later)]
+    return [(at, *named[1:]), *before, *later]
+
+
+def _by_age(folder: Path) -> list[tuple[int, int, Path]]:
+    paths = [path for path in folder.glob(f"*{SUFFIX}") if not path.stem.endswith(PUBLISHED) and path.is_file()]
+    return sorted(((path.stat().st_mtime_ns, _number(path), path) for path in paths), reverse=True)
+
+
+@cache
+def _warn(path: Path, what: str) -> None:
+    log.warning("%s is damaged (%s): the checkpoint before it is used", path, what)
+
+
+def _kind(path: Path) -> str:
+    """Return `epoch` or `iter`, which the number in a file's name counts; empty if it has none."""
+    found = _NUMBER.search(path.stem)
+    return "" if found is None else found[1]
 
 
 def _number(path: Path) -> int:
     """Return the epoch or iteration in a file's name; 0 if it has none."""
     found = _NUMBER.search(path.stem)
-    return 0 if found is None else int(found[1])
+    return 0 if found is None else int(found[2])

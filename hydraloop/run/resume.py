@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from hydraloop.errors import UserError
 from hydraloop.run.attempts import RECORDS
-from hydraloop.run.checkpoint_files import newest_complete
+from hydraloop.run.checkpoint_files import candidates, newest_intact
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import (
     CONFIG,
@@ -108,10 +108,13 @@ def lock_of(cfg: DictConfig, run_dir: Path) -> RunLock:
 
 
 def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:
-    """Return the complete checkpoint that a run has written last; None if it has written none since `since`.
+    """Return the undamaged checkpoint that a run has written last; None if it has written none since `since`.
 
     Args:
         since: seconds since 1970.
+
+    Raises:
+        UserError: all checkpoints are damaged.
     """
     found = _newest_of(run_dir)
     return None if found is None or found.stat().st_mtime < since else found
@@ -164,15 +167,29 @@ def _config_in(records: Path) -> DictConfig:
 
 
 def _newest_of(run_dir: Path) -> Path | None:
-    """Return the checkpoint that was written last, from all of the run's folders."""
-    return newest_complete(*checkpoint_folders(run_dir))
+    """Return the checkpoint that was written last, from all of the run's folders. None: the run has written none.
+
+    Raises:
+        UserError: there are checkpoints, and all are damaged. The run must not silently start again.
+    """
+    folders = checkpoint_folders(run_dir)
+    found, files = newest_intact(*folders), candidates(*folders)
+    if found is None and files:
+        raise UserError(
+            f"the only checkpoint of {run_dir}, {files[0].name}, is damaged"
+            if len(files) == 1
+            else f"all {len(files)} checkpoints of {run_dir} are damaged",
+            key="resume",
+            remedy=f"Copy them again, or move {files[0].parent} away to start from the beginning.",
+        )
+    return found
 
 
 def _newest(run_dir: Path) -> Path:
     checkpoint = _newest_of(run_dir)
     if checkpoint is None:
         raise UserError(
-            f"{run_dir} has no complete checkpoint in {', '.join(map(str, checkpoint_folders(run_dir)))}",
+            f"{run_dir} has no checkpoint in {', '.join(map(str, checkpoint_folders(run_dir)))}",
             key="resume",
             remedy="Name another run or a checkpoint file, or start a new one without resume.",
         )

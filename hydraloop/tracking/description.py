@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from hydraloop.run import atomic, attempts, code_patch
-from hydraloop.run.checkpoint_files import SUFFIX, newest_complete
+from hydraloop.run.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.environment import command, git_commit, versions
 from hydraloop.run.processes import is_alive, started
@@ -168,7 +168,7 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -
     if which == "all":
         return sorted(folder.glob(f"*{SUFFIX}"))
     if which == "last" and ended:
-        newest = newest_complete(folder)
+        newest = newest_intact(folder)
         return [] if newest is None else [newest]
     if which == "best" and ended and best is not None:
         path = Path(best)

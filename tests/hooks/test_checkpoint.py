@@ -14,7 +14,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.run.checkpoint_files import newest_complete
+from hydraloop.run.checkpoint_files import newest_intact
 from tests.helpers import failing
 from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 
@@ -91,7 +91,7 @@ def test_a_best_file_of_a_later_iteration_is_the_last_checkpoint(tmp_path: Path)
         scores = {"score": Scripted([0.1, 0.2, 0.3, 0.0, 0.4], higher_is_better=True)}
         run(folder, CheckpointHook(**options), metrics=scores, max_epochs=epochs)
         assert last(folder) == f"{expected}.pth"
-        assert newest_complete(folder / "checkpoints") == folder / "checkpoints" / f"{expected}.pth"
+        assert newest_intact(folder / "checkpoints") == folder / "checkpoints" / f"{expected}.pth"
 
 
 def test_a_checkpoint_that_another_hook_requests_is_the_last_one(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_another_hook_requests_is_the_last_one(tmp_path: Path)
     hooks = {"checkpoint": CheckpointHook(save_last=False), "asking": Asking()}
     engine_of(tmp_path, hooks, max_epochs=3).train()
     assert files(tmp_path) == {"epoch_1", "preempted"}
-    assert newest_complete(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "preempted.pth"
+    assert newest_intact(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "preempted.pth"
 
 
 def test_a_run_that_is_resumed_earlier_continues_from_there(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_run_that_is_resumed_earlier_continues_from_there(tmp_path: Path) -> N
     stopped: dict[str, Hook] = {"checkpoint": CheckpointHook(), "stopper": Stopper(fail_at=10)}
     with pytest.raises(FloatingPointError):
         engine_of(tmp_path, stopped, max_epochs=6, resume=second).train()
-    assert newest_complete(folder) == second, "the new branch has no checkpoint yet"
+    assert newest_intact(folder) == second, "the new branch has no checkpoint yet"
     run(tmp_path, CheckpointHook(max_keep_ckpts=2), max_epochs=4, resume=second)
-    assert newest_complete(folder) == folder / "epoch_4.pth"
+    assert newest_intact(folder) == folder / "epoch_4.pth"
     assert files(tmp_path) == {"epoch_3", "epoch_4", "epoch_5", "epoch_6"}, "5 and 6 are of the earlier branch"
 
 
@@ -129,7 +129,7 @@ def test_an_attempt_to_resume_that_fails_before_it_has_trained_leaves_the_runs_p
     hooks = {"checkpoint": CheckpointHook(), "failing": failing(point)}
     with pytest.raises(RuntimeError, match="on purpose"):
         engine_of(tmp_path, hooks, max_epochs=4, resume=folder / "epoch_2.pth").train()
-    assert newest_complete(folder) == folder / "epoch_4.pth"
+    assert newest_intact(folder) == folder / "epoch_4.pth"
 
 
 def test_resuming_from_another_folder_changes_nothing_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ def test_the_weights_are_those_of_the_pth_and_meta_is_in_the_header(tmp_path: Pa
     assert same(net.state_dict(), weights)
 
 
-def test_without_meta_the_header_has_only_the_kind_of_tensors(tmp_path: Path) -> None:
-    assert metadata(published(tmp_path, "state_dict")) == {"format": "pt"}
+def test_without_meta_the_header_has_only_the_kind_of_tensors_and_the_checksum(tmp_path: Path) -> None:
+    found = metadata(published(tmp_path, "state_dict"))
+    assert re.fullmatch("[0-9a-f]{8}", found.pop("crc32"))
+    assert found == {"format": "pt"}
 
 
 def test_other_entries_are_in_the_pth_only(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
-from hydraloop.run.resume import Resumed, find, settle
+from hydraloop.run.resume import Resumed, find, newest_checkpoint, settle
 
 
 @pytest.fixture(autouse=True)
@@ -204,12 +204,26 @@ def test_what_is_not_there(resume: str) -> None:
     assert caught.value.key == "resume"
 
 
-def test_a_run_without_a_complete_checkpoint() -> None:
+def test_a_run_without_a_checkpoint() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa")
-    (run_dir / "checkpoints" / "epoch_1.pth").write_bytes(b"cut off")
-    with pytest.raises(UserError, match="has no complete checkpoint") as caught:
+    with pytest.raises(UserError, match="has no checkpoint in") as caught:
         find(config(resume=str(run_dir)), None)
     assert "a checkpoint file" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("damaged", [["epoch_1.pth"], ["epoch_1.pth", "epoch_2.pth"]])
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_again(damaged: list[str]) -> None:
+    make_run("2026-01-01/10-00-00-aaaaaa", "epoch_9.pth")
+    run_dir = make_run("2026-01-02/10-00-00-aaaaaa", *damaged)
+    for name in damaged:
+        (run_dir / "checkpoints" / name).write_bytes(b"cut off")
+    problem = "epoch_1.pth, is damaged" if len(damaged) == 1 else "all 2 checkpoints of .* are damaged"
+    for wanted, explicit in (("auto", None), ("auto", run_dir), (str(run_dir), None)):
+        with pytest.raises(UserError, match=problem) as caught:
+            find(config(resume=wanted), explicit)
+        assert caught.value.key == "resume"
+    with pytest.raises(UserError, match=problem):
+        newest_checkpoint(run_dir, since=0)  # a restart
 
 
 def test_two_directories_are_refused() -> None:

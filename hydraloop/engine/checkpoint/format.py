@@ -24,8 +24,10 @@ import pickle
 import re
 import shlex
 from collections import Counter, OrderedDict
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +37,8 @@ from hydraloop.engine.checkpoint.foreign import other_objects_ignored
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
-from hydraloop.run.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX, is_complete
+from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
+from hydraloop.run.integrity import SAFETENSORS, damage
 
 FORMAT = 1
 
@@ -86,7 +89,7 @@ def _cause(error: OSError | RuntimeError, path: Path) -> BaseException:
 
 
 def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool = False) -> Checkpoint:
-    """Load a checkpoint to the CPU, tensors and plain values only.
+    """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
 
     A `.safetensors` file becomes a checkpoint that has only a `state_dict`.
 
@@ -96,7 +99,7 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool =
         foreign: whether objects of other classes become empty stand-ins (`foreign.py`). False: they are an error.
 
     Raises:
-        UserError: the file does not exist, is incomplete, needs pickle, or is not a checkpoint.
+        UserError: the file does not exist, is incomplete or damaged, needs pickle, or is not a checkpoint.
     """
     other = ", or a run directory" if key == "resume" else ""
     if not path.is_file():
@@ -106,9 +109,34 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool =
             remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
         )
     if path.suffix == SAFETENSORS:
-        return {"state_dict": _load_safetensors(path, key)}
+        with _verified(path, key):
+            return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise _not_complete(path, key)
+    with _verified(path, key):
+        return _load_zip(path, key, mmap, foreign)
+
+
+@contextmanager
+def _verified(path: Path, key: str) -> Iterator[None]:
+    """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed."""
+    found: list[str | None] = []
+    thread = Thread(target=lambda: found.append(damage(path)), name="hydraloop-verify", daemon=True)
+    thread.start()
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    finally:
+        thread.join()
+    if found[0] is not None:
+        raise UserError(f"{path} is damaged: {found[0]}", key=key, remedy=_another(path, key)) from failed
+    if failed is not None:
+        raise failed
+
+
+def _load_zip(path: Path, key: str, mmap: bool, foreign: bool) -> Checkpoint:
     try:
         with other_objects_ignored(path) if foreign else nullcontext():
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -143,12 +171,20 @@ def _not_complete(path: Path, key: str) -> UserError:
             remedy=f"Convert it once, and use {new.name}: "
             f'python -c "{code}" {shlex.quote(str(path))} {shlex.quote(str(new))}',
         )
-    other = "resume=auto for the newest complete one" if key == "resume" else "copy this file again"
     return UserError(
         f"{path} is not a complete checkpoint: it was cut off while it was written, or it is not a checkpoint",
         key=key,
-        remedy=f"Name an earlier checkpoint of the run, or {other}.",
+        remedy=_another(path, key),
     )
+
+
+def _another(path: Path, key: str) -> str:
+    """Return the remedy for a damaged file: the checkpoint before it."""
+    before = intact_before(path)
+    if before is None:
+        return "Name another checkpoint, or copy this file again."
+    named = key in ("resume", "load_from", "checkpoint", "init.checkpoint")
+    return f"Use the checkpoint before it: {f'{key}={before}' if named else before}"
 
 
 def _load_safetensors(path: Path, key: str) -> dict[str, Tensor]:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hydraloop.engine.checkpoint.format import evaluation_weights, load, write
 from hydraloop.errors import UserError, suggestion
-from hydraloop.run import atomic
-from hydraloop.run.checkpoint_files import PUBLISHED, SAFETENSORS, SUFFIX
+from hydraloop.run import atomic, integrity
+from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX
 from hydraloop.run.config_yaml import plain
+from hydraloop.run.integrity import SAFETENSORS
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
 def write_safetensors(
     path: Path, state: Mapping[str, Any], meta: Mapping[str, Any] | None, *, like: Path
 ) -> str | None:
-    """Write a state dict, and plain values of `meta`, with the file mode of `like`.
+    """Write a state dict, its checksum, and plain values of `meta`, with the file mode of `like`.
 
     Returns:
         Why that is not possible, or None.
@@ -106,10 +107,13 @@ def write_safetensors(
     if others:
         return f"{others[0]} is a {type(state[others[0]]).__name__}, not a tensor"
     # transformers and others require the format entry.
-    facts = {"format": "pt"} if meta is None else {"format": "pt", "meta": json.dumps(plain(_facts(meta)))}
+    facts = {"format": "pt", integrity.CHECKSUM: integrity.NO_CHECKSUM}
+    if meta is not None:
+        facts["meta"] = json.dumps(plain(_facts(meta)))
     try:
         with atomic.replacing(path) as unfinished:
             save_file(_apart(state), unfinished, metadata=facts)
+            integrity.seal(unfinished)
             unfinished.chmod(like.stat().st_mode & 0o777)  # safetensors makes it readable for this user only
     except SafetensorError as error:  # with the message of the operating system
         raise OSError(f"{path} cannot be written: {error}") from error

@@ -27,7 +27,7 @@ from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluati
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import Terminated
-from hydraloop.run.checkpoint_files import is_complete, newest_complete
+from hydraloop.run.checkpoint_files import is_complete, newest_intact
 from tests.helpers import at, differences, make_engine
 
 # Writing. ------------------------------------------------------------------------------------------------------------
@@ -213,6 +213,8 @@ def test_a_file_of_an_old_torch_says_how_to_convert_it(
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
+    before = tmp_path / "epoch_2.pth"
+    write(before, {})
     path = tmp_path / "epoch_3.pth"
     write(path, {"state_dict": {"weight": torch.randn(1000)}})
     whole = path.read_bytes()
@@ -220,7 +222,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     with pytest.raises(UserError, match="not a complete checkpoint") as caught:
         load(path)
     assert caught.value.key == "resume"
-    assert "resume=auto" in str(caught.value)
+    assert str(caught.value.remedy) == f"Use the checkpoint before it: resume={before}"
 
 
 def test_a_file_that_is_not_there_or_no_checkpoint_is_a_clear_message(tmp_path: Path) -> None:
@@ -286,13 +288,13 @@ def _file(path: Path, age: int, *, complete: bool = True) -> None:
     os.utime(path, (1_000_000 - age, 1_000_000 - age))
 
 
-def test_the_newest_complete_file_is_found_by_time_not_by_name(tmp_path: Path) -> None:
-    assert newest_complete(tmp_path) is None
-    assert newest_complete(tmp_path / "none") is None
+def test_the_newest_intact_file_is_found_by_time_not_by_name(tmp_path: Path) -> None:
+    assert newest_intact(tmp_path) is None
+    assert newest_intact(tmp_path / "none") is None
     _file(tmp_path / "epoch_9.pth", age=50)
     _file(tmp_path / "epoch_10.pth", age=20)
     _file(tmp_path / "best_loss_epoch_2.pth", age=90)
-    assert newest_complete(tmp_path) == tmp_path / "epoch_10.pth"
+    assert newest_intact(tmp_path) == tmp_path / "epoch_10.pth"
 
 
 def test_truncated_published_and_unfinished_files_are_passed_over(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_truncated_published_and_unfinished_files_are_passed_over(tmp_path: Path
     _file(tmp_path / ".epoch_4.pth.1.part", age=1)
     (tmp_path / "last_checkpoint").write_text("epoch_3.pth\n")
     assert not is_complete(tmp_path / "epoch_3.pth")
-    assert newest_complete(tmp_path) == tmp_path / "epoch_2.pth"
+    assert newest_intact(tmp_path) == tmp_path / "epoch_2.pth"
 
 
 # Weights. ------------------------------------------------------------------------------------------------------------

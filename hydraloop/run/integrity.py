@@ -1,0 +1,118 @@
+"""Damage in checkpoint files: flipped bits, cut-off ends, pages of zeros. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
+SAFETENSORS = ".safetensors"
+"""Suffix of a file with only a state dict, which any framework can read."""
+CHECKSUM = "crc32"
+"""Entry in the metadata of a safetensors file: the CRC-32 of the whole file, in which this entry has 8 zeros."""
+NO_CHECKSUM = "0" * 8
+_CHECKSUM = re.compile(rb'"crc32":"([0-9a-f]{8})"')
+_PIECE = 1 << 20
+_REFUSED_FLAGS = 0x2061
+"""Of a member: encrypted, strongly encrypted, patched, masked."""
+_FOLDER = 0x10
+
+
+def damage(path: Path) -> str | None:
+    """Return what is damaged in a checkpoint file, or None if it is intact. Reads the whole file, once for each change.
+
+    A `.pth` file is a zip archive, which has a CRC-32 of each member. hydraloop's safetensors files have one in their
+    metadata (see `seal`). Files of other programs may have none; they are read, but their contents are not verified.
+    """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    version = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    # Clocks of file systems are coarse: a file of this second may change again without a change of its times.
+    is_new = time.time_ns() - stat.st_ctime_ns < 1e9
+    return _damage_of(path, *version, time.monotonic_ns() if is_new else 0)
+
+
+@lru_cache(maxsize=128)
+def _damage_of(path: Path, *_version: int) -> str | None:
+    try:
+        return _in_safetensors(path) if path.suffix == SAFETENSORS else _in_zip(path)
+    except Exception as error:  # damaged archives raise errors of about ten types
+        return str(error) or type(error).__name__
+
+
+def seal(path: Path) -> None:
+    """Write the CRC-32 of a safetensors file into its metadata, where `CHECKSUM` is `NO_CHECKSUM`."""
+    checksum, at = _sum_of(path)
+    with path.open("rb+") as file:
+        file.seek(at)
+        file.write(b"%08x" % checksum)
+
+
+def _in_safetensors(path: Path) -> str | None:
+    checksum, at = _sum_of(path)
+    with path.open("rb") as file:
+        file.seek(at)
+        return None if not at or file.read(8) == b"%08x" % checksum else "wrong checksum"
+
+
+def _sum_of(path: Path) -> tuple[int, int]:
+    """Return the CRC-32 of the file, without its checksum, and the checksum's position; 0 if the file has none."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        start += file.read(min(int.from_bytes(start, "little"), path.stat().st_size))
+        found = _CHECKSUM.search(start)
+        if found is not None:
+            start = start[: found.start(1)] + NO_CHECKSUM.encode() + start[found.end(1) :]
+        checksum = zlib.crc32(start)
+        while piece := file.read(_PIECE):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum, 0 if found is None else found.start(1)
+
+
+def _in_zip(path: Path) -> str | None:
+    import zipfile  # 5 ms, which a start without checkpoints does not need
+
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        file.seek(archive.start_dir)
+        if not _is_consistent(archive, file.read()):
+            return "its table of contents is wrong"
+        if all(not member.CRC for member in archive.infolist()):
+            return None  # torch.serialization.set_crc32_options(False)
+        wrong = archive.testzip()
+    return None if wrong is None else f"wrong checksum of {wrong}"
+
+
+def _is_consistent(archive: ZipFile, table: bytes) -> bool:
+    """Check the fields of a zip archive that Python's zipfile does not read, and torch does.
+
+    Args:
+        table: the file from its central directory to its end.
+    """
+    members, at = archive.infolist(), 0
+    if len(set(archive.namelist())) < len(members):  # of two members with one name, zipfile verifies one
+        return False
+    for member in members:
+        if member.volume or member.flag_bits & _REFUSED_FLAGS:
+            return False
+        if member.external_attr & _FOLDER and member.file_size:  # torch reads nothing, and the tensor is arbitrary
+            return False
+        if not member.compress_type and member.compress_size != member.file_size:
+            return False
+        at += 46 + sum(struct.unpack_from("<3H", table, at + 28))  # name, extra field, comment
+    count, first = len(members), archive.start_dir
+    end = table[at:]
+    if end[:4] == b"PK\6\6":  # the records of zip64, which torch writes
+        fields = struct.unpack_from("<Q2H2L4Q4sLQL", end, 4)
+        if (fields[0], *fields[3:]) != (44, 0, 0, count, count, at, first, b"PK\6\7", 0, first + at, 1):
+            return False
+        end = end[76:]
+    return end[:12] == struct.pack("<4s4H", b"PK\5\6", 0, 0, *[min(count, 0xFFFF)] * 2)

@@ -1,0 +1,109 @@
+"""Random damage in checkpoint files: each is reported, or the file still loads equal bits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydraloop.engine.checkpoint.format import load, write
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.publishing import write_safetensors
+from hydraloop.run.checkpoint_files import is_complete
+from hydraloop.run.integrity import damage
+from tests.helpers import differences
+
+CHECKPOINT: dict[str, Any] = {
+    "state_dict": {"weight": torch.randn(40, 9), "bias": torch.arange(300), "empty": torch.empty(0)},
+    "meta": {"name": "a run", "lr": [0.1, 0.2]},
+}
+
+
+def put(folder: Path, suffix: str) -> Path:
+    path = folder / f"epoch_2{suffix}"
+    write(folder / "epoch_2.pth", CHECKPOINT)
+    if suffix == ".safetensors":
+        assert write_safetensors(path, CHECKPOINT["state_dict"], CHECKPOINT["meta"], like=folder) is None
+    return path
+
+
+def damaged(content: bytes, kind: str, draw: random.Random) -> bytes:
+    changed = bytearray(content)
+    at = draw.randrange(len(content))
+    if kind == "flip":
+        changed[at] ^= 1 << draw.randrange(8)
+    elif kind == "truncated":
+        del changed[at:]
+    else:
+        page = slice(at // 512 * 512, (at // 512 + 1) * 512)
+        changed[page] = bytes(len(changed[page]))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_random_damage_is_reported_or_harmless(suffix: str, tmp_path: Path) -> None:
+    path, draw = put(tmp_path, suffix), random.Random(1)
+    whole, expected = path.read_bytes(), load(path)
+    assert damage(path) is None
+    assert not list(differences(expected["state_dict"], CHECKPOINT["state_dict"]))
+    reported = 0
+    for kind in ["flip"] * 40 + ["truncated"] * 20 + ["page of zeros"] * 20:
+        content = damaged(whole, kind, draw)
+        path.write_bytes(content)
+        try:
+            found = load(path)
+        except UserError:
+            reported += 1
+        else:
+            assert not list(differences(found, expected)), kind
+    assert reported > 60
+
+
+def test_each_bit_that_says_where_a_tensor_is_counts(tmp_path: Path) -> None:
+    """torch reads such a file without an error, and some tensors then have arbitrary values."""
+    path = put(tmp_path, ".pth")
+    whole = path.read_bytes()
+    entry = whole.rindex(b"PK\1\2", 0, whole.index(b"archive/version", whole.index(b"PK\1\2")))
+    flipped = [(byte, bit) for byte in (9, *range(20, 36), 38) for bit in range(8)]
+    for byte, bit in flipped:
+        content = bytearray(whole)
+        content[entry + byte] ^= 1 << bit
+        path.write_bytes(content)
+        if damage(path) is None:
+            assert not list(differences(load(path), CHECKPOINT)), (byte, bit)
+
+
+def test_a_damaged_file_is_an_error_that_names_the_checkpoint_before_it(tmp_path: Path) -> None:
+    write(tmp_path / "epoch_1.pth", CHECKPOINT)
+    path = put(tmp_path, ".pth")
+    content = bytearray(path.read_bytes())
+    content[content.index(CHECKPOINT["state_dict"]["weight"].numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    for mmap in (False, True):
+        with pytest.raises(UserError, match=r"epoch_2\.pth is damaged: wrong checksum of .*/data/") as caught:
+            load(path, key="load_from", mmap=mmap)
+        assert caught.value.key == "load_from"
+        assert caught.value.remedy == f"Use the checkpoint before it: load_from={tmp_path / 'epoch_1.pth'}"
+    content[content.index(b"state_dict")] ^= 1  # the loading fails, too
+    path.write_bytes(content.replace(b"ctorch._utils", b"ctorch._utilz"))
+    with pytest.raises(UserError, match="is damaged: wrong checksum"):
+        load(path)
+
+
+def test_files_of_other_programs_without_checksums_are_loaded(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
+    assert damage(tmp_path / "other.safetensors") is None
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(CHECKPOINT, tmp_path / "other.pth")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert is_complete(tmp_path / "other.pth")
+    assert not list(differences(load(tmp_path / "other.pth"), CHECKPOINT))
+    assert damage(tmp_path / "none.pth") == "No such file or directory"
