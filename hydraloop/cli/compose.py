@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.arguments import is_sweep, parse
-from hydraloop.cli.search_path import check_search_path
+from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run.directory import run_id
 from hydraloop.safety import hydra_versions

@@ -1,4 +1,4 @@
-"""Apply the allowlist to what Hydra itself makes from a config: callbacks, launcher, sweeper and log handlers.
+"""Apply the allowlist to what Hydra itself makes or imports: callbacks, launcher, sweeper, log handlers, search path.
 
 The written text is checked, not its resolved value: `${now:}` and others have another value in the run.
 """
@@ -6,11 +6,13 @@ The written text is checked, not its resolved value: `${now:}` and others have a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hydraloop.cli.arguments import parse
 from hydraloop.cli.config_file_limits import check_file
 from hydraloop.errors import UserError
 from hydraloop.safety import hydra_versions
@@ -48,6 +50,12 @@ _LOG_CLASSES = {
 }
 """By section, because a handler that is named as a formatter takes the text of `format` for a file name.
 Handlers that send records to another machine must be trusted."""
+
+_SEARCH_PATH = "hydra.searchpath"
+_HYDRAS_CONFIGS = "hydra.conf"
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+\}")
+_SCHEMES = ("pkg", "structured")
+"""These are followed by the name of a module, which Hydra imports."""
 
 
 def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
@@ -125,3 +133,58 @@ def _check_factory(target: Any, key: str) -> None:
             hydra_versions.allow(target, ALLOWLIST.locate(target, key))
         except UserError as error:
             raise UserError(error.problem, key=key, remedy=error.remedy) from error
+
+
+def check_search_path(name: str, overrides: Sequence[str]) -> None:
+    """Refuse packages that are not trusted, before Hydra composes with them. A composer has to be open.
+
+    Args:
+        name: of the primary config, the only one in which Hydra reads `hydra.searchpath`.
+    """
+    found = [_in_primary(name)]
+    found += [override.value() for override in parse(overrides) if override.key_or_group == _SEARCH_PATH]
+    for entries in found:
+        for entry in entries if isinstance(entries, list | ListConfig) else [entries]:
+            if isinstance(entry, str):  # Hydra refuses anything else
+                _check_entry(entry)
+
+
+def _in_primary(name: str) -> object:
+    for source in GlobalHydra.instance().config_loader().get_sources():
+        if source.is_config(name):
+            config = source.load_config(name).config
+            if not isinstance(config, DictConfig):
+                return None
+            raw = _written(config)
+            if "${" in _ENVIRONMENT.sub("", raw):
+                raise UserError(
+                    "an interpolation is refused here, because it can become a package that was not checked",
+                    key=_SEARCH_PATH,
+                    remedy="Write the folder itself, or use ${oc.env:NAME}.",
+                )
+            return OmegaConf.select(config, _SEARCH_PATH)
+    return None
+
+
+def _written(config: DictConfig) -> str:
+    """Return `hydra.searchpath` as written; all of `hydra` if that is an interpolation."""
+    hydra = OmegaConf.to_container(config, resolve=False)
+    hydra = hydra.get("hydra") if isinstance(hydra, dict) else None
+    return str(hydra.get("searchpath") if isinstance(hydra, dict) else hydra)
+
+
+def _check_entry(entry: str) -> None:
+    scheme, separator, rest = entry.partition("://")
+    if not separator or scheme == "file":
+        return
+    module = rest.replace("/", ".").rstrip(".")
+    if scheme not in _SCHEMES:
+        raise UserError(
+            f"{entry} is not a folder", key=_SEARCH_PATH, remedy="Name a folder, or a package: pkg://package.conf"
+        )
+    if module != _HYDRAS_CONFIGS and not ALLOWLIST.may_import(module):
+        raise UserError(
+            f"Hydra would import {module} to look for config files in it",
+            key=_SEARCH_PATH,
+            remedy=f"Name its folder instead, or, if you trust it, {ALLOWLIST.remedy(module.split('.')[0])}",
+        )

@@ -100,12 +100,9 @@ def check_object(wrapped: object, packages: tuple[str, ...], instead: Mapping[st
     Raises:
         UserError: it is a class, a name or a config, or its class is in `instead` or inherits from one there.
     """
-    if isinstance(wrapped, type):
-        raise UserError(f"{wrapped.__name__} is a class", key=key, remedy=f"Give {kind} itself: {wrapped.__name__}(…).")
-    if wrapped is None or isinstance(wrapped, str | int | float | list | tuple | Mapping):
-        raise UserError(
-            f"{wrapped!r} is not {kind}", key=key, remedy=f"Name its class in the config: {key}._target_=package.Class."
-        )
+    if wrapped is None or isinstance(wrapped, type | str | int | float | list | tuple | Mapping):
+        remedy = f"Give an object. In the config, name its class: {key}._target_=package.Class."
+        raise UserError(f"{wrapped!r} is not {kind}", key=key, remedy=remedy)
     for base in type(wrapped).__mro__:
         if base.__name__ in instead and base.__module__.split(".")[0] in packages:
             derived = "" if base is type(wrapped) else f", which {type(wrapped).__name__} is derived from,"

@@ -11,8 +11,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.hooks.shared.monitoring import check_metric, check_validated, direction, unknown_direction
 
 if TYPE_CHECKING:
-    from hydraloop.optim.schedule import Schedule
-    from hydraloop.optim.scheduled_values import Place
+    from hydraloop.optim.schedule import Place, Schedule
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
-"""Parameter groups from rules: which parameters a pattern matches, and which of them have equal settings."""
+"""Parameter groups: parameters that a pattern matches, those with equal settings, and the lr that decays by layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -154,13 +155,77 @@ def _value(value: Any, name: str, key: str) -> Any:
     if name == "name":
         return str(value)
     found = tuple(value) if isinstance(value, list) and name not in ("lr", "lr_scale", "weight_decay") else value
-    highest = _HIGHEST.get(name)
     for item in found if isinstance(found, tuple) else [found]:
         if item is None and isinstance(found, tuple):  # as in Adafactor's eps
             continue
         if not isinstance(item, int | float):
             raise UserError(f"{item!r} is not a number", key=key, remedy="Give the group a number, or remove this.")
-        if highest is not None and (isinstance(item, bool) or not 0 <= item <= highest):
-            limit = f"0 to {highest}" if math.isfinite(highest) else "0"
-            raise UserError(f"cannot be {item!r}", key=key, remedy=f"Use a number from {limit}.")
+        if name in _HIGHEST and not 0 <= item <= _HIGHEST[name]:
+            raise UserError(f"cannot be {item!r}", key=key, remedy="Give the group a value that the optimizer takes.")
     return found
+
+
+def lr_scales(
+    model: nn.Module, decay: float, layers_of: Callable[[nn.Module], Any] | None, key: str
+) -> dict[Any, float]:
+    """Return the factor of each parameter's lr: 1 after the last layer, times `decay` for each layer before it.
+
+    Parameters before the first layer (embeddings) are a layer, and those after the last one (the head), too.
+
+    Args:
+        model: with layers.
+        decay: above 0, up to 1.
+        layers_of: returns the model's layers from input to output; None: those of a model of timm or transformers.
+        key: of the optimizer in the config, for errors.
+
+    Raises:
+        UserError: the model does not list its layers.
+
+    Source: K. Clark et al., ELECTRA, 2020; the depths of timm's models are those of `timm.optim`.
+    """
+    depths = _depths(model, layers_of, key)
+    deepest = max(depths.values(), default=0)
+    return {parameter: decay ** (deepest - depth) for parameter, depth in depths.items()}
+
+
+def _depths(model: nn.Module, layers_of: Callable[[nn.Module], Any] | None, key: str) -> dict[nn.Parameter, int]:
+    if layers_of is None and hasattr(type(model), "group_matcher"):
+        return _of_timm(model)
+    listed = _of_transformers(model, key) if layers_of is None else layers_of(model)
+    layers = list(listed) if isinstance(listed, Iterable) else []
+    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
+        remedy = "Return the layers, from input to output: return list(model.blocks)"
+        raise UserError(f"returned {listed!r}, not a list of modules", key=f"{key}.layers_of", remedy=remedy)
+    inside: dict[nn.Parameter, int] = {}
+    for depth, layer in enumerate(layers, start=1):
+        for parameter in layer.parameters():
+            inside.setdefault(parameter, depth)
+    depths: dict[nn.Parameter, int] = {}
+    depth = 0
+    for parameter in model.parameters():  # a tied parameter comes at its first name
+        if parameter in inside:
+            depth = len(layers) + 1  # of those after this, outside of layers
+        depths[parameter] = inside.get(parameter, depth)
+    return depths
+
+
+def _of_timm(model: Any) -> dict[nn.Parameter, int]:
+    """Return the depths that timm's own layer decay uses."""
+    names: dict[str, int] = sys.modules["timm.models"].group_parameters(  # the model has imported timm
+        model, model.group_matcher(coarse=False), reverse=True
+    )
+    return {parameter: names[name] for name, parameter in model.named_parameters()}
+
+
+def _of_transformers(model: Any, key: str) -> nn.ModuleList:
+    """Return the only list of `config.num_hidden_layers` modules of a model of transformers."""
+    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    found = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    if len(found) != 1:
+        raise UserError(
+            f"{type(model).__name__} does not list its layers" + (f", but {len(found)} lists" if found else ""),
+            key=f"{key}.layer_decay",
+            remedy=f"Set {key}.layers_of._target_ to a function of the model that returns its layers, from input to "
+            "output: return list(model.blocks)",
+        )
+    return found[0]

@@ -13,8 +13,7 @@ from torch import Tensor, nn, optim
 from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
-from hydraloop.optim.groups import Places, check_settings, grouped, matched, places_of
-from hydraloop.optim.layers import scales
+from hydraloop.optim.groups import Places, check_settings, grouped, lr_scales, matched, places_of
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate, instantiate_callable, refused, require_target
 from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
@@ -165,8 +164,8 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     if own["params"] != "model":
         layers_of = own["layers_of"] and instantiate_callable(own["layers_of"], f"{key}.layers_of")
         decay = own["layer_decay"]
-        lr_scales = {} if decay is None else scales(model, decay, layers_of, key)
-        parameters = grouped(chosen, own["groups"], lr_scales, places, f"{key}.groups")
+        scales = {} if decay is None else lr_scales(model, decay, layers_of, key)
+        parameters = grouped(chosen, own["groups"], scales, places, f"{key}.groups")
         if own["params"] == "named":
             for group in parameters:
                 group["params"] = [(places[parameter][0][0], parameter) for parameter in group["params"]]

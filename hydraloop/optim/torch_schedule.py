@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 from hydraloop.engine.checks import refusing
 from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
-from hydraloop.optim.schedule import another_kind
-from hydraloop.optim.scheduled_values import Place
+from hydraloop.optim.schedule import Place, another_kind
 
 _LENGTHS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""
@@ -58,23 +57,10 @@ class TorchSchedule:
         parameters, keywords = inspect.signature(factory).parameters, factory.keywords
         required = {key for key in _LENGTHS if key in parameters and parameters[key].default is inspect.Parameter.empty}
         null = {key for key in _LENGTHS if key in keywords and keywords[key] is None}
-        missing = [
-            name
-            for name, parameter in list(parameters.items())[1:]  # the first one is the optimizer
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            and name not in required
-        ]
-        if missing:
-            raise UserError(
-                f"{_name(factory)} needs {', '.join(missing)}",
-                key=f"{self.key}.{missing[0]}",
-                remedy=f"Give it a value: +{self.key}.{missing[0]}=…",
-            )
         try:
             self.scheduler: Any = factory(optimizer, **dict.fromkeys(required | null, length))
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise UserError(str(error), key=self.key, remedy="Check its arguments.") from error
+            raise UserError(str(error), key=self.key, remedy=f"Give it the argument: +{self.key}.NAME=…") from error
         self._check()
         if isinstance(self.scheduler, ReduceLROnPlateau) != (monitor is not None):
             raise UserError(
@@ -149,7 +135,3 @@ class TorchSchedule:
         if "base_lrs" in saved:  # needed if the checkpoint has no state of the optimizer
             for group, lr in enumerate(saved["_last_lr"]):
                 Place(self._optimizer, group, "lr", None).write(lr)
-
-
-def _name(factory: functools.partial[Any]) -> str:
-    return str(getattr(factory.func, "__name__", factory.func))

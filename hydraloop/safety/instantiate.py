@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
-
-log = logging.getLogger(__name__)
 
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -109,9 +105,6 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
     name = getattr(target, "__qualname__", str(target))
     unknown = [] if _takes_any(signature) else [argument for argument in given if argument not in known]
     if not _takes_any(signature) and _takes_any(_as_called(target)):
-        for argument in unknown:
-            if close := difflib.get_close_matches(argument, known, n=1, cutoff=0.85):
-                log.warning("%s.%s: did you mean %s? %s accepts any name", key, argument, close[0], name)
         return  # what is missing may be given by the decorator
     for argument in unknown:
         raise _unknown_argument(name, argument, known, node, key)

@@ -22,15 +22,11 @@ from urllib.parse import quote
 
 MASK = "***"
 
-_SECRETS = (
-    *("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials", "apikey", "apikeys"),
-    *("auth", "bearer", "cookie", "cookies", "jwt", "pat", "webhook", "webhooks"),
+_SECRET_NAME = re.compile(
+    r"(.*_)?(passwords?|passwd|secrets?|credentials?|apikeys?|auth|bearer|cookies?|jwt|pat|webhooks?|session_id"
+    r"|webhook_url|(access|api|private|secret)_keys?|(access|api|auth|bearer|refresh|hf|github|wandb)_token)|token"
 )
-_PAIRS = (("session", "id"), ("webhook", "url"))
-_KEYS = ("access", "api", "private", "secret")
-"""Before `key` or `keys`; a `sort_key` is not a secret."""
-_TOKENS = ("", "access", "api", "auth", "bearer", "refresh", "hf", "github", "wandb")
-"""Before `token`; a `pad_token` is not a secret."""
+"""The ends of names that say so, in words: `pad_token`, `sort_key` and `author` are not among them."""
 _SHORTEST = 8
 """Characters of a known secret that is searched for in text. A shorter one may be part of ordinary words."""
 _LONGEST_WORD = 15
@@ -95,12 +91,8 @@ def looks_secret(key: str) -> bool:
         key: a name in a config (also dotted), in the environment or on a command line (`--api-key`).
     """
     words = _words(key)
-    before, last = (["", "", *words])[-2:]
-    if any(words[-len(added) :] == added for added in map(_words, _names)) or (before, last) in _PAIRS:
-        return True
-    if last in ("key", "keys"):
-        return before in _KEYS
-    return before in _TOKENS if last == "token" else last in _SECRETS
+    added = any(words[-len(own) :] == own for own in map(_words, _names))
+    return added or _SECRET_NAME.fullmatch("_".join(words)) is not None
 
 
 def _words(key: str) -> list[str]:

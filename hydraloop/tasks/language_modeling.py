@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,14 +11,6 @@ from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import IGNORED, Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
 from hydraloop.tasks.values import shown
-
-
-@runtime_checkable
-class CountsFlops(Protocol):
-    """A model with a method `flops`, such as `GPT`."""
-
-    def flops(self, tokens_shape: Sequence[int]) -> int:
-        """Return the floating-point operations of a training iteration on tokens `[N, T]`."""
 
 
 class LanguageModeling(Task):
@@ -47,9 +39,9 @@ class LanguageModeling(Task):
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
 
     def flops(self, batch: Any) -> int | None:
-        """Return what the model's `flops` returns; None if it has no such method. No host sync."""
-        model: nn.Module = self.model
-        return model.flops(batch[0].shape) if isinstance(model, CountsFlops) else None
+        """Return what the model's `flops(shape of tokens [N, T])` returns; None if it has none. No host sync."""
+        flops = getattr(self.model, "flops", None)
+        return None if flops is None else int(flops(batch[0].shape))
 
     def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the logits `[N, T, V]` of tokens `[N, T]`.

@@ -14,10 +14,8 @@ from hydraloop.engine.checks import no_loss_error
 from hydraloop.engine.messages import check_scalar_name, scalars_of
 from hydraloop.engine.records.entries import plain
 from hydraloop.errors import UserError
-from hydraloop.tasks.list_states import agree_on_list_states
-from hydraloop.tasks.metrics import Metric, SumMetric
-from hydraloop.tasks.samples import samples_in
-from hydraloop.tasks.values import Averages, numbers_and_matrices, shown
+from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states
+from hydraloop.tasks.values import Averages, numbers_and_matrices, samples_in, shown
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

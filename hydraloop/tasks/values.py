@@ -1,4 +1,4 @@
-"""Values of an evaluation: means of scalars over all samples, and the numbers and matrices of metrics."""
+"""Values of an evaluation: means over all samples, the numbers and matrices of metrics, and the samples of a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
+from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import sums_dtype
@@ -149,3 +151,32 @@ def forms_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 def shown(value: Any) -> str:
     """Return a description of a value for an error: "a tensor of shape [2, 3]" or "a tuple"."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def samples_in(batch: Any, task: str) -> int:
+    """Return the length of a batch's first tensor that has dimensions; for a `PackedSequence`, of its sequences.
+
+    Args:
+        batch: of any form.
+        task: the class of the task, for the error.
+
+    Raises:
+        UserError: there is no such tensor.
+    """
+    for leaf in leaves_of(batch):
+        if isinstance(leaf, Tensor) and leaf.ndim:
+            return leaf.shape[0]
+        if isinstance(leaf, PackedSequence):
+            return int(leaf.batch_sizes[0])  # always on the CPU
+    raise UserError(
+        f"a batch ({_contents(batch)}) has no tensor that shows its number of samples",
+        key="task",
+        remedy=f"Override num_samples(batch) in {task} and return their number.",
+    )
+
+
+def _contents(batch: Any) -> str:
+    """Return the type of a batch and of its entries: "dict with ids: list, text: list"."""
+    items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
+    entries = ", ".join(f"{name}: {type(item).__name__}" for name, item in list(items)[:10])
+    return f"{type(batch).__name__} with {entries}" if entries else type(batch).__name__

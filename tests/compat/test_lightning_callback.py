@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hydraloop.compat import LightningCallback
-from hydraloop.compat.lightning_methods import ALWAYS, POINTS
+from hydraloop.compat.lightning_callback import ALWAYS, POINTS
 from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -655,7 +655,7 @@ def test_methods_without_a_mount_point_are_refused_unless_ignored() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Writes, "Writes is a class"),
+        (Writes, "Writes.* is not a"),
         (None, "None is not a Lightning callback"),
         (object(), "object has no method of a callback"),
     ],

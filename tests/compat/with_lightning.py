@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     import lightning.pytorch.callbacks as theirs
 
 from hydraloop.compat import LightningCallback
-from hydraloop.compat.lightning_methods import INSTEAD, POINTS
+from hydraloop.compat.lightning_callback import INSTEAD, POINTS
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
