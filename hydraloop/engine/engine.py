@@ -243,7 +243,7 @@ class Engine(EngineState):
 
     def save_checkpoint(
         self, path: Path, *, optimizer: bool = True, schedulers: bool = True, last: bool = False
-    ) -> None:
+    ) -> bool:
         """Write the state of the run to `path`, atomically, on rank 0; call before_save_checkpoint first.
 
         Called on every rank.
@@ -254,11 +254,12 @@ class Engine(EngineState):
             schedulers: whether to save the states of the schedules.
             last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
 
-        Raises:
-            OSError: rank 0 could not write it.
-            PeerError: the same, on the other ranks.
+        Returns:
+            Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged.
         """
         checkpoint = save_load.collect(self, optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
-        save_load.write_by_main(self, path, checkpoint, last=last)
-        self.last_checkpoint = path
+        written = save_load.write_by_main(self, path, checkpoint, last=last)
+        if written:
+            self.last_checkpoint = path
+        return written

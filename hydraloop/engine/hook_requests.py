@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Write = Callable[["Engine"], None]
+Write = Callable[["Engine"], object]
 
 
 class Requests:

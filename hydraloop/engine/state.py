@@ -279,7 +279,7 @@ class EngineState(LogsRecords):
     def request_checkpoint(
         self,
         tag: str,
-        write: Callable[[Engine], None] | None = None,
+        write: Callable[[Engine], object] | None = None,
         owner: Hook | None = None,
         *,
         agreed: bool = False,

@@ -70,6 +70,12 @@ def intact_before(path: Path) -> Path | None:
     return next((one for *_, one in earlier if damage(one) is None), None)
 
 
+def still_safe(folder: Path) -> str:
+    """Return a clause that says which checkpoint a run can continue from, after a save has failed."""
+    found = next(filter(is_complete, candidates(folder)), None)
+    return f"no checkpoint is in {folder} yet" if found is None else f"the last checkpoint is {found}"
+
+
 def candidates(*folders: Path) -> list[Path]:
     """Return all checkpoints that a run can continue from, damaged or not, in the order in which they are used."""
     found = [(at[0], files) for folder in folders if (files := _in_order(folder)) for at in files[:1]]

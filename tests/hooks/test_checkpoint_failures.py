@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from torch import nn, optim
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -30,10 +31,6 @@ def in_the_way(run_dir: Path, name: str) -> Path:
     return folder
 
 
-class GoesOn(CheckpointHook):
-    on_error = "warn"
-
-
 class AtVal(Hook):
     """Does something after each validation."""
 
@@ -49,7 +46,7 @@ class AtVal(Hook):
 
 def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> None:
     in_the_way(tmp_path, "best_acc_epoch_2.pth")
-    hook = GoesOn(save_best="acc", interval=None)
+    hook = CheckpointHook(save_best="acc", interval=None)
     metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.0])}
     engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, test=True)
     assert engine.train().status == "finished"
@@ -60,7 +57,7 @@ def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> Non
 
 def test_of_two_bests_only_the_one_that_was_written_counts(tmp_path: Path) -> None:
     in_the_way(tmp_path, "best_err_epoch_2.pth")
-    hook = GoesOn(save_best=["acc", "err"], rule=["greater", "less"], interval=None, save_last=False)
+    hook = CheckpointHook(save_best=["acc", "err"], rule=["greater", "less"], interval=None, save_last=False)
     metrics = {"acc": Scripted([0.1, 0.9, 0.3]), "err": Scripted([0.8, 0.2, 0.9])}
     engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics)
     engine.train()
@@ -75,17 +72,60 @@ def test_a_last_epoch_that_could_not_be_written_is_written_after_training(tmp_pa
     folder = in_the_way(tmp_path, "epoch_3.pth")
     freed = AtVal(lambda: folder.is_dir() and folder.rename(tmp_path / "free"))
     # Free again after the third epoch's file has failed, since an epoch's file is written before its validation.
-    hooks = {"freed": freed, "checkpoint": GoesOn(max_keep_ckpts=2, interval=2)}
+    hooks = {"freed": freed, "checkpoint": CheckpointHook(max_keep_ckpts=2, interval=2)}
     engine_of(tmp_path, hooks, val_begin=3).train()
     assert stems(tmp_path) == {"epoch_2", "epoch_3"}
     assert load(tmp_path / "checkpoints" / "epoch_3.pth")["hooks"]["checkpoint"]["last_saved"] == 12
     assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
 
 
-def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(tmp_path: Path) -> None:
+def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     in_the_way(tmp_path, "epoch_2.pth")
-    engine_of(tmp_path, {"checkpoint": GoesOn(max_keep_ckpts=2)}).train()
+    with caplog.at_level(logging.WARNING):
+        assert engine_of(tmp_path, {"checkpoint": CheckpointHook(max_keep_ckpts=2)}).train().status == "finished"
     assert stems(tmp_path) == {"epoch_1", "epoch_3"}
+    (line,) = caplog.messages
+    folder = tmp_path / "checkpoints"
+    assert line == (
+        f"{folder / 'epoch_2.pth'} could not be written: Is a directory; the last checkpoint is "
+        f"{folder / 'epoch_1.pth'}. Training continues, and the next save is tried."
+    )
+
+
+def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files cannot grow beyond 1000 bytes during the second and third epochs, and while files are published."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Disk(Hook):
+        priority = Priority.LOWEST
+
+        def before_train_epoch(self, engine: Engine) -> None:
+            size = before[0] if engine.progress.epoch in (0, 3) else 1000
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+        def after_train(self, engine: Engine) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+
+    hooks = {"checkpoint": CheckpointHook(published_keys=["state_dict"], save_best="acc"), "disk": Disk()}
+    metrics = {"acc": Scripted([0.1, 0.5, 0.4, 0.2])}
+    try:
+        with caplog.at_level(logging.WARNING):
+            engine = engine_of(tmp_path, hooks, metrics=metrics, max_epochs=4)
+            result = engine.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.status == "finished"
+    assert stems(tmp_path) == {"epoch_1", "epoch_4", "best_acc_epoch_4"}
+    assert not list(tmp_path.glob("checkpoints/.*"))
+    folder = tmp_path / "checkpoints"
+    failed = ["epoch_2", "best_acc_epoch_2", "epoch_3", "best_acc_epoch_3"]
+    assert [line.partition(" could not be written: File too large; ")[0] for line in caplog.messages] == [
+        *(str(folder / f"{name}.pth") for name in failed),
+        f"{folder / 'epoch_4.pth'} is complete, but could not be published: File too large",
+        f"{folder / 'best_acc_epoch_4.pth'} is complete, but could not be published: File too large",
+    ]
 
 
 # Killed between two files. -------------------------------------------------------------------------------------------

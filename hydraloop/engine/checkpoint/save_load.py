@@ -16,7 +16,7 @@ from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import full
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import PeerError, UserError
-from hydraloop.run.checkpoint_files import point_to
+from hydraloop.run.checkpoint_files import point_to, still_safe
 from hydraloop.run.environment import versions
 from hydraloop.run.result import describe
 
@@ -83,29 +83,39 @@ def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
     return {name: state for name, state in states.items() if name in alone or all(name in names for names in gathered)}
 
 
-def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: bool) -> None:
-    """Let rank 0 write the file. All ranks continue together after it, or all raise.
+def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: bool) -> bool:
+    """Let rank 0 write the file, and continue together on all ranks.
 
     Args:
         last: whether `resume=auto` and restarts continue from it.
 
+    Returns:
+        Whether it was written. If the disk is full or the folder is read-only, a warning says what is still safe.
+
     Raises:
-        OSError: rank 0 could not write it.
-        PeerError: the same, on the other ranks.
+        PeerError: rank 0 raised another error.
     """
     error: Exception | None = None
+    outcome: bool | str = True
     if engine.distributed.is_main:
         try:
             write(path, checkpoint)
             if last:
                 point_to(path)
+        except OSError as full:
+            outcome = False
+            log.warning(
+                "%s could not be written: %s; %s. Training continues, and the next save is tried.",
+                path, full.strerror or full, still_safe(path.parent),
+            )  # fmt: skip
         except Exception as raised:
-            error = raised
-    on_main = engine.distributed.from_main(None if error is None else describe(error))
+            error, outcome = raised, describe(raised)
+    outcome = engine.distributed.from_main(outcome)
     if error is not None:
         raise error
-    if on_main is not None:
-        raise PeerError(f"rank 0 could not write {path}: {on_main}")
+    if isinstance(outcome, str):
+        raise PeerError(f"rank 0 could not write {path}: {outcome}")
+    return outcome
 
 
 def has_state(hook: Hook) -> bool:

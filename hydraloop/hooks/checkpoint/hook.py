@@ -34,7 +34,8 @@ class CheckpointHook(Hook):
     as `best_<metric>_epoch_5.pth` (the previous one is deleted); `<stem>_published.pth` and `.safetensors`, deleted
     with the file that they are made from. A checkpoint that falls inside an accumulation window is written at the end
     of the window and has that iteration's number. The epoch's checkpoint is written before its validation, the best one
-    after it. After an error nothing is written.
+    after it. After an error nothing is written. If the disk is full or the folder is read-only, a warning says which
+    checkpoint is still safe, training continues, and the next save is tried.
 
     The text file `last_checkpoint` names the file from which `resume=auto` and restarts continue: the newest regular
     file, or a best file of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, from the first
@@ -194,7 +195,7 @@ class CheckpointHook(Hook):
 
     # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
 
-    def _request(self, engine: Engine, what: str, write: Callable[[Engine], None]) -> None:
+    def _request(self, engine: Engine, what: str, write: Callable[[Engine], object]) -> None:
         engine.request_checkpoint(f"{self.name}: {what}", write, self, agreed=True)
 
     def _point_to_resumed(self, engine: Engine) -> None:
@@ -207,11 +208,14 @@ class CheckpointHook(Hook):
         before = self._records
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
         self._records = before.with_regular(path, engine.progress.iteration)
+        written = False
         try:
-            self._save(engine, path, last=True)
-        except BaseException:
-            self._records = before
-            raise
+            written = self._save(engine, path, last=True)
+        finally:
+            if not written:
+                self._records = before
+        if not written:
+            return
         kept = self._records.kept
         surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
         self._delete(engine, kept[:surplus])
@@ -228,9 +232,9 @@ class CheckpointHook(Hook):
         try:
             for name, best in found.items():
                 # A regular file of this iteration remains the last one.
-                self._save(engine, best.path, last=at > before.last_saved)
-                written[name] = best
-                log.debug("best %s until now: %.4g, saved as %s", name, best.value, best.path.name)
+                if self._save(engine, best.path, last=at > before.last_saved):
+                    written[name] = best
+                    log.debug("best %s until now: %.4g, saved as %s", name, best.value, best.path.name)
         finally:
             self._records = before.with_best(written)
             self._tell_best(engine)
@@ -241,11 +245,16 @@ class CheckpointHook(Hook):
         last = self._records.kept[-1:] if self.save_last else ()
         for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
             if engine.distributed.is_main and path.is_file():  # a copy of a run may lack files
-                for file in publish(path, self.published_keys, engine.settings.weights):
-                    log.info("published %s", file)
+                try:
+                    for file in publish(path, self.published_keys, engine.settings.weights):
+                        log.info("published %s", file)
+                except OSError as error:
+                    log.warning("%s is complete, but could not be published: %s", path, error.strerror or error)
 
-    def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
-        engine.save_checkpoint(path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler, last=last)
+    def _save(self, engine: Engine, path: Path, *, last: bool) -> bool:
+        return engine.save_checkpoint(
+            path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler, last=last
+        )
 
     def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
         """Delete files and their published files, except a metric's best: two metrics can share a file name."""

@@ -350,13 +350,13 @@ def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> No
 
 
 class Full(CheckpointHook):
-    """A checkpoint hook on a full disk; with `goes_on`, its errors warn."""
+    """A checkpoint hook whose files cannot be written."""
 
-    def _save(self, engine: Engine, path: Path, *, last: bool) -> None:
+    def _save(self, engine: Engine, path: Path, *, last: bool) -> bool:
         if engine.distributed.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(exist_ok=True)  # no file can be put there
-        super()._save(engine, path, last=last)
+        return super()._save(engine, path, last=last)
 
 
 def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
@@ -379,11 +379,7 @@ def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_path: Path) -> None:
-    main, other = on_ranks(2, cannot_write, str(tmp_path))
-    assert main[0] == "IsADirectoryError"
-    assert other[0] == "PeerError"
-    assert "rank 0 could not write" in other[1]
-    assert "IsADirectoryError" in other[1]
+    assert on_ranks(2, cannot_write, str(tmp_path)) == [[], []], "training continues"
 
 
 # Other changes of a model. ---------------------------------------------------------------------------------------
