@@ -8,6 +8,7 @@ from typing import Any
 
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.errors import UserError
 from hydraloop.schemas.data import SPLITS
 from hydraloop.tasks.task import Task
 
@@ -23,6 +24,14 @@ class Parts:
     """An optimizer, a mapping of them by name, or a function of the list of trained parameters that returns one."""
     hooks: Mapping[str, Hook] = field(default_factory=dict)
     """In addition to those of the config."""
+
+    def __post_init__(self) -> None:
+        objects: dict[str, object] = {"loaders": self.loaders, "hooks": self.hooks}
+        for name, given in objects.items():
+            if not isinstance(given, Mapping | Loaders):
+                key = "train" if name == "loaders" else "mine"
+                remedy = f'Give them by name: {name}={{"{key}": …}}'
+                raise UserError(f"{type(given).__name__} is not a mapping", key=name, remedy=remedy)
 
     @property
     def names(self) -> list[str]:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, open_dict
 from hydraloop.cli import arguments, console
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
+from hydraloop.errors import UserError
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST, from_python
 
@@ -60,7 +61,7 @@ def compose(
 def build(
     cfg: DictConfig,
     *,
-    run_dir: Path | None = None,
+    run_dir: str | Path | None = None,
     distributed: Distributed | None = None,
     task: Task | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
@@ -98,7 +99,11 @@ def build(
     from hydraloop.parts import Parts
 
     parts = Parts(task, loaders or {}, optimizer, hooks or {})
-    return build_engine(cfg, run_dir=run_dir, distributed=distributed, parts=parts)
+    config: object = cfg
+    if not isinstance(config, DictConfig):
+        remedy = "Use hydraloop.compose([…]), or OmegaConf.load(file)."
+        raise UserError(f"{type(config).__name__} is not a config", key="cfg", remedy=remedy)
+    return build_engine(cfg, run_dir=None if run_dir is None else Path(run_dir), distributed=distributed, parts=parts)
 
 
 def load(

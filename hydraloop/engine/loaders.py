@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydraloop.errors import UserError
 
@@ -147,6 +147,14 @@ class Loaders:
     train: Loader | None = None
     val: Loader | Mapping[str, Loader] | None = None
     test: Loader | Mapping[str, Loader] | None = None
+
+    def __post_init__(self) -> None:
+        for key, loader in self.by_key().items():
+            of_samples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+            if of_samples or not isinstance(loader, Sized):
+                problem = f"{type(loader).__name__} is not a loader: a length and batches"
+                remedy = "Use torch.utils.data.DataLoader(…, batch_size=64), or a list of batches."
+                raise UserError(problem, key=f"data.{key.replace('/', '.')}", remedy=remedy)
 
     def by_key(self) -> dict[str, Loader]:
         """Return all loaders by key: `train`, `val`, `test`; with several data sets `val/a`, `val/b`."""

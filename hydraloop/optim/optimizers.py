@@ -97,7 +97,8 @@ def _finished(given: Any, model: nn.Module) -> optim.Optimizer:
             key = f"optimizer.{name}".rstrip(".")
             problem = f"{type(one).__name__} is not an optimizer"
             raise UserError(problem, key=key, remedy="Use a subclass of torch.optim.Optimizer.")
-    check_complete(optimizers, model)
+    remedy = "Give each parameter of task.model to exactly one optimizer, or set requires_grad=False."
+    check_complete(optimizers, model, remedy)
     return given if isinstance(given, optim.Optimizer) else Several(optimizers)
 
 
@@ -116,7 +117,7 @@ def check_trained(model: nn.Module, task: nn.Module) -> None:
         )
 
 
-def check_complete(optimizers: Mapping[str, optim.Optimizer], model: nn.Module) -> None:
+def check_complete(optimizers: Mapping[str, optim.Optimizer], model: nn.Module, remedy: str = "") -> None:
     """Check that each trained parameter of the model is in exactly one of the optimizers."""
     owners: dict[Tensor, list[str]] = {}
     for name, optimizer in optimizers.items():
@@ -125,11 +126,11 @@ def check_complete(optimizers: Mapping[str, optim.Optimizer], model: nn.Module) 
     for name, parameter in model.named_parameters():
         found = owners.get(parameter, [])
         if len(found) > 1:
-            remedy = f'Remove it from one: optimizer.{found[0]}.match="…|!{name}"'
+            remedy = remedy or f'Remove it from one: optimizer.{found[0]}.match="…|!{name}"'
             raise UserError(f"{name} is in two optimizers, {found[0]} and {found[1]}", key="optimizer", remedy=remedy)
         if not found and parameter.requires_grad:
-            remedy = "Freeze it (requires_grad=False), or "
-            remedy += "give one of them match=null, which takes the rest." if len(optimizers) > 1 else "add it."
+            rest = "give one of them match=null, which takes the rest." if len(optimizers) > 1 else "add it."
+            remedy = remedy or f"Freeze it (requires_grad=False), or {rest}"
             raise UserError(f"{name} is in no optimizer", key="optimizer", remedy=remedy)
 
 

@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import hydraloop
 from hydraloop.engine.loaders import Loaders
@@ -102,7 +103,8 @@ def test_some_parts_are_given_and_the_others_are_those_of_the_config(tmp_path: P
 def test_objects_that_do_not_fit(tmp_path: Path) -> None:
     cfg, task = composed(), tiny_task()
     other = torch.optim.SGD(tiny_task().parameters(), lr=1)
-    assert "weight is in no optimizer" in refused(cfg, tmp_path, task=task, optimizer=other)
+    lost = "weight is in no optimizer\n  Give each parameter of task.model to exactly one"
+    assert lost in refused(cfg, tmp_path, task=task, optimizer=other)
     both = {"a": torch.optim.SGD(task.parameters(), lr=1), "b": torch.optim.SGD([task.model.bias], lr=1)}
     assert "bias is in two optimizers, a and b" in refused(cfg, tmp_path, task=task, optimizer=both)
     assert "int is not an optimizer" in refused(cfg, tmp_path, optimizer=1)
@@ -110,7 +112,20 @@ def test_objects_that_do_not_fit(tmp_path: Path) -> None:
     wrong: Any = {"mine": nn.Identity()}
     assert "hooks.mine: Identity is not a Hook" in refused(cfg, tmp_path, hooks=wrong)
     assert "Identity is not a task" in refused(cfg, tmp_path, task=nn.Identity())
+    wrong = [EMAHook()]
+    assert "hooks: list is not a mapping\n  Give them by name: hooks=" in refused(cfg, tmp_path, hooks=wrong)
+    wrong = batches(2)
+    assert "loaders: list is not a mapping\n  Give them by name: loaders=" in refused(cfg, tmp_path, loaders=wrong)
+    for wrong in ((batch for batch in batches(2)), 3, TensorDataset(torch.ones(8, 4))):
+        assert "data.train: " in (found := refused(cfg, tmp_path, loaders={"train": wrong}))
+        assert f"{type(wrong).__name__} is not a loader: a length and batches\n  Use torch" in found
+    wrong = {"seed": 1}
+    assert "cfg: dict is not a config\n  Use hydraloop.compose" in refused(wrong, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_directory_is_a_path_or_a_text(tmp_path: Path) -> None:
+    assert hydraloop.build(composed(), run_dir=str(tmp_path / "run"), task=tiny_task()).run_dir == tmp_path / "run"
 
 
 # Random numbers. -------------------------------------------------------------------------------------------------
