@@ -9,18 +9,22 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path, *, keep_existing: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, keep_existing: bool = False, inside: str | None = None) -> Iterator[Path]:
     """Yield a path to write to. On exit, flush that file to the disk, rename it to `path` and flush the folder.
 
     Args:
         path: the file to replace or create. Its folder must exist.
+        inside: the name of the yielded path, which is then in a temporary folder.
         keep_existing: do not replace a file that another process has created in the meantime.
 
     Raises:
         OSError: the file cannot be written. As after any error, `path` is unchanged and no other file is left.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished = part if inside is None else part / inside
     try:
+        if inside is not None:
+            part.mkdir(exist_ok=True)
         yield unfinished
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
@@ -29,6 +33,8 @@ def replacing(path: Path, *, keep_existing: bool = False) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # do not replace the error that is being raised
             unfinished.unlink(missing_ok=True)
+            if inside is not None:
+                part.rmdir()
     _flush_folder(path.parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -23,6 +24,14 @@ _command: list[str] | None = None
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that influence a result; torch's names its build."""
+    found = dict(_installed())
+    if "torch" in sys.modules:  # its metadata does not always name the build
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return found
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
     from importlib import metadata  # 10 ms, which --help and --dry-run do without
 
     found = {"python": platform.python_version()}
@@ -31,8 +40,6 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if "torch" in sys.modules:  # its metadata does not always name the build
-        found["torch"] = str(sys.modules["torch"].__version__)
     return found
 
 

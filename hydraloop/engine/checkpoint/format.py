@@ -71,8 +71,12 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
-            torch.save(checkpoint, file)  # given a path, it would write the path into the file
+        with atomic.replacing(path, inside="archive") as unfinished:  # torch writes this name into the file
+            try:
+                torch.save(checkpoint, unfinished)  # given a file object, it would stop the other threads for long
+            except RuntimeError:  # does not name the error of the system; this does, if it occurs again
+                with unfinished.open("wb") as file:
+                    torch.save(checkpoint, file)
     except (OSError, RuntimeError) as error:
         raise _cause(error, path) from error
 

@@ -49,10 +49,11 @@ def seed_everything(seed: int) -> None:
 
 def rng_state() -> dict[str, Any]:
     """Return the states of all generators, as tensors, numbers and lists (loadable without pickle)."""
-    state: dict[str, Any] = {"python": _as_lists(random.getstate()), "torch": torch.get_rng_state()}
+    version, keys, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, torch.tensor(keys), gauss], "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        state["numpy"] = [name, keys.tolist(), *rest]
+        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     elif (other := _other_accelerator()) is not None:
@@ -61,14 +62,16 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what `rng_state` returned.
+    """Restore what `rng_state` returned, or one of an older version, whose keys are lists.
 
     If the number of GPUs has changed, a warning says so and the GPUs' generators keep their states.
     """
-    random.setstate(_as_tuples(state["python"]))
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(_listed(keys)), gauss))
     torch.set_rng_state(state["torch"])
     if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+        name, keys, *rest = state["numpy"]
+        sys.modules["numpy"].random.set_state((name, _listed(keys), *rest))
     if "accelerator" in state and (other := _other_accelerator()) is not None:
         other.set_rng_state(state["accelerator"])
     saved, here = len(state.get("cuda", ())), torch.cuda.device_count()
@@ -127,9 +130,5 @@ def _other_accelerator() -> Any:
     return None if found is None or found.type == "cuda" else torch.get_device_module(found)
 
 
-def _as_lists(value: Any) -> Any:
-    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
+def _listed(keys: torch.Tensor | list[int]) -> list[int]:
+    return keys.tolist() if isinstance(keys, torch.Tensor) else keys
