@@ -20,6 +20,7 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.termination import terminable
+from hydraloop.run.uncollected import uncollected
 from hydraloop.safety.allowlist import ALLOWLIST, Advice
 from hydraloop.safety.secrets import remember_overrides
 
@@ -61,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
     """Run a command, and add this process's connection to the other ranks to `ranks`."""
-    from hydraloop.builder import connected
-    from hydraloop.cli.after_training import Command, Request
+    with uncollected():
+        from hydraloop.builder import connected
+        from hydraloop.cli.after_training import Command, Request
 
     name = argv[0]
     own = {"output": f"model.{args.format}" if name == "export" else "predictions.jsonl"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -56,9 +58,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByShared(config, log)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Hide torch, Hydra and all tests from the garbage collector, which would go through them in every test."""
-    gc.freeze()
+    gc.disable()
+    try:
+        _import_a_share(getattr(session.config, "workerinput", None))
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import_a_share(worker: dict[str, Any] | None) -> None:
+    """Import other files first in each process of -n, because the first to import a file compiles it for all."""
+    if worker is None:
+        return
+    files = sorted(_TESTS.rglob("test_*.py"))
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with contextlib.suppress(pytest.skip.Exception):  # of importorskip
+            importlib.import_module(".".join(file.relative_to(_TESTS.parent).with_suffix("").parts))
 
 
 def _place(file: Path) -> int:

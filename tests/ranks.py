@@ -20,15 +20,6 @@ from typing import Any
 
 from hydraloop.schemas.distributed import DistributedConf
 
-_PRELOADED = [
-    "pytest",
-    "hydraloop.engine.distributed.process_group",
-    "hydraloop.builder",
-    "torch.distributed.fsdp",
-    "torch._dynamo",  # DDP imports it, for a second, in each new process
-    "torchmetrics",
-]
-"""Modules that the processes are forked with."""
 _SECONDS = 120
 """Ranks that have not answered by then are assumed to wait for each other."""
 
@@ -76,7 +67,7 @@ class _Pool:
 
     def _grow(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        context.set_forkserver_preload(["tests.preloaded"])
         while len(self._processes) < size:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

@@ -18,6 +18,7 @@ from hydraloop.launch import rank_log
 from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
 from hydraloop.run.result import sweep_value
+from hydraloop.run.uncollected import uncollected
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -51,9 +52,10 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
 
 
 def _launch(job: Job, processes: int) -> Ended:
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import api
+    with uncollected():
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher import api
 
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
@@ -79,9 +81,10 @@ def _launch(job: Job, processes: int) -> Ended:
 
 def run_module(arguments: Sequence[str], processes: int) -> int:
     """Run `python -m …` on several ranks, which print their errors themselves. Returns the exit code."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import api
+    with uncollected():
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher import api
 
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         try:

@@ -24,6 +24,7 @@ from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run import attempts
 from hydraloop.run.result import ResultFile, sweep_value
 from hydraloop.run.resume import Resumed
+from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options
 from hydraloop.tracking.sweeps import SweepTrackers
 
@@ -165,7 +166,8 @@ def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close:
     handler.is_closing = training.is_closing
     handler.start()
     try:
-        from hydraloop.builder import build  # imports torch
+        with uncollected():
+            from hydraloop.builder import build  # imports torch
 
         torchrun.remember(run_dir, checkpoint)
         training.engine = build(cfg, run_dir=run_dir, resumed=Resumed(run_dir, checkpoint))

@@ -17,6 +17,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run.config_yaml import remember_config
 from hydraloop.run.result import INTERRUPTED, describe
+from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
@@ -65,8 +66,11 @@ def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
 
 
 def _train(training: Training, job: Job) -> None:
-    from hydraloop.builder import build  # imports torch
-    from hydraloop.engine.distributed.process_group import connect
+    with uncollected():
+        import torch._dynamo  # noqa: F401  # DDP and FSDP2 do
+
+        from hydraloop.builder import build
+        from hydraloop.engine.distributed.process_group import connect
 
     cfg = OmegaConf.create(job.config)
     assert isinstance(cfg, DictConfig)

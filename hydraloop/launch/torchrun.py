@@ -28,6 +28,7 @@ from hydraloop.launch.termination import TerminationHandler, leave
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import sweep_value
 from hydraloop.run.resume import Resumed, newest_checkpoint
+from hydraloop.run.uncollected import uncollected
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)
@@ -207,8 +208,9 @@ def _note(store: Any, what: str, rank: int, *values: object) -> None:
 
 def _connect(timeout: timedelta = _WAIT) -> Any:
     """Return the store that all ranks share. torchrun keeps it over restarts."""
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
+    with uncollected():
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     return PrefixStore("hydraloop-launch", store)

@@ -28,6 +28,7 @@ from typing import Any, TextIO, cast
 import psutil
 
 from hydraloop.run.processes import is_alive, started
+from hydraloop.run.uncollected import uncollected
 from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
@@ -49,7 +50,8 @@ _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 def load(first: Mapping[str, Any]) -> type[Tracker]:
     """Import the tracker that the first message names, and its library, which takes seconds."""
     kind = load_tracker(first["kind"], folders=first["folders"], packages=first["trusted"])
-    kind.preload()
+    with uncollected():
+        kind.preload()
     return kind
 
 

@@ -177,6 +177,7 @@ def serve() -> dict[str, Any] | None:
 
 def import_everything() -> None:
     """Import what runs import, except for the trackers, which are imported in other processes."""
+    gc.disable()
     import numpy.random
     import psutil
     from hydra import compose, initialize_config_dir
@@ -191,8 +192,8 @@ def import_everything() -> None:
             importlib.import_module(module.name)
     with initialize_config_dir(str(Path(hydraloop.__file__).parents[1] / "conf"), version_base=None):
         compose("config", ["hooks=[ema]"])  # Hydra's plugins and parsers are ready then
-    gc.collect()
     gc.freeze()  # the collector of a forked process need not look at them
+    gc.enable()
 
 
 def become(request: dict[str, Any]) -> types.CodeType:
