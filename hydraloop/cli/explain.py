@@ -192,7 +192,9 @@ def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
     group = "model" if parent == "task.model" else key.partition(".")[0]
     node = None if cfg is None else _select(cfg, parent) if parent else cfg
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
-    if file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
+    if name in close:  # without the overrides, the file fits
+        close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
+    elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
         remedy = "For several by name, remove the one without a name: ~optimizer"
     elif group in ("model", "optimizer", "precision", "data"):
         empty = "base" if group == "data" else "null"

@@ -73,6 +73,9 @@ def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
         columns = {
             name: value.tolist() if isinstance(value, Tensor) else value for name, value in _columns(part).items()
         }
+        if taken := columns.keys() & {"index", "data_set" if data_set else "index"}:
+            remedy = "Give it another name in the task, or use output=predictions.npz."
+            raise UserError(f"predict returns an entry {taken.pop()!r}, as each line has", key="task", remedy=remedy)
         for sample in zip(*columns.values(), strict=True):
             counts[data_set] = index = counts.get(data_set, -1) + 1
             where = {"data_set": data_set} if data_set else {}

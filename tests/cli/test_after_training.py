@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydraloop.cli.predictions import check_folder
+from hydraloop.cli.predictions import check_folder, write
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.errors import UserError
@@ -192,6 +192,12 @@ def test_a_mistake_is_one_message(line: str, trained: Project) -> None:
 def test_a_folder_is_refused_before_anything_is_predicted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^output: .* is a folder\n"):
         check_folder(tmp_path)
+
+
+def test_an_output_with_the_name_of_the_position_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^task: predict returns an entry 'index'.*\n.*output=predictions.npz"):
+        write(tmp_path / "a.jsonl", iter([("", {"index": torch.ones(2)})]))
+    write(tmp_path / "a.npz", iter([("", {"index": torch.ones(2)})]))
 
 
 BRANCHING = """

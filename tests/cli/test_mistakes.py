@@ -275,6 +275,15 @@ def test_a_file_that_is_merged_into_an_option_is_named_with_what_replaces_the_op
         command.check_command(arguments.read(["experiment=mine"]), composer)
 
 
+def test_a_file_may_set_an_entry_that_another_option_does_not_have(tmp_path: Path) -> None:
+    defaults = "[hydraloop, data: digits, model: small_cnn, optimizer@optimizer.g: sgd, _self_]"
+    (tmp_path / "config.yaml").write_text(f"defaults: {defaults}\noptimizer: {{g: {{momentum: 0.5}}}}\n")
+    with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
+        command.check_command(arguments.read(["optimizer@optimizer.g=lbfgs"]), composer)
+    assert str(caught.value).startswith("optimizer.g.momentum: config.yaml is merged into the selected option, which")
+    assert caught.value.remedy == "Remove it from config.yaml, or select an option that has it."
+
+
 def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw]\n")
     with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
