@@ -28,7 +28,7 @@ def is_complete(path: Path) -> bool:
 
     try:
         return path.is_file() and zipfile.is_zipfile(path)
-    except OSError:
+    except (OSError, zipfile.BadZipFile):  # a flipped bit at the end: an archive in several parts
         return False
 
 

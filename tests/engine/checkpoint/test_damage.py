@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ import torch
 
 from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.integrity import damage
 from tests.helpers import differences
+from tests.scripts import load_script
+
+SCRIPT = load_script("benchmarks/checkpoint_damage")
 
 CHECKPOINT: dict[str, Any] = {
     "state_dict": {"weight": torch.randn(40, 9), "bias": torch.arange(300), "empty": torch.empty(0)},
@@ -22,49 +23,23 @@ CHECKPOINT: dict[str, Any] = {
 }
 
 
-def put(folder: Path, suffix: str) -> Path:
-    path = folder / f"epoch_2{suffix}"
+def put(folder: Path) -> Path:
     write(folder / "epoch_2.pth", CHECKPOINT)
-    if suffix == ".safetensors":
-        assert write_safetensors(path, CHECKPOINT["state_dict"], CHECKPOINT["meta"], like=folder) is None
-    return path
-
-
-def damaged(content: bytes, kind: str, draw: random.Random) -> bytes:
-    changed = bytearray(content)
-    at = draw.randrange(len(content))
-    if kind == "flip":
-        changed[at] ^= 1 << draw.randrange(8)
-    elif kind == "truncated":
-        del changed[at:]
-    else:
-        page = slice(at // 512 * 512, (at // 512 + 1) * 512)
-        changed[page] = bytes(len(changed[page]))
-    return bytes(changed)
+    return folder / "epoch_2.pth"
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_random_damage_is_reported_or_harmless(suffix: str, tmp_path: Path) -> None:
-    path, draw = put(tmp_path, suffix), random.Random(1)
-    whole, expected = path.read_bytes(), load(path)
-    assert damage(path) is None
-    assert not list(differences(expected["state_dict"], CHECKPOINT["state_dict"]))
-    reported = 0
-    for kind in ["flip"] * 40 + ["truncated"] * 20 + ["page of zeros"] * 20:
-        content = damaged(whole, kind, draw)
-        path.write_bytes(content)
-        try:
-            found = load(path)
-        except UserError:
-            reported += 1
-        else:
-            assert not list(differences(found, expected)), kind
-    assert reported > 60
+@pytest.mark.parametrize("kind", SCRIPT.RANDOM)
+def test_random_damage_is_reported_or_harmless(suffix: str, kind: str, tmp_path: Path) -> None:
+    found = SCRIPT.measure(tmp_path, suffix, kind, cases=30, seed=1)
+    assert (found["cases"], found["wrong"]) == (30, 0)
+    assert found["reported"] > 15
+    assert found["alone"] or kind == "a cut-off end", "the checksums are needed"
 
 
 def test_each_bit_that_says_where_a_tensor_is_counts(tmp_path: Path) -> None:
     """torch reads such a file without an error, and some tensors then have arbitrary values."""
-    path = put(tmp_path, ".pth")
+    path = put(tmp_path)
     whole = path.read_bytes()
     entry = whole.rindex(b"PK\1\2", 0, whole.index(b"archive/version", whole.index(b"PK\1\2")))
     flipped = [(byte, bit) for byte in (9, *range(20, 36), 38) for bit in range(8)]
@@ -76,9 +51,16 @@ def test_each_bit_that_says_where_a_tensor_is_counts(tmp_path: Path) -> None:
             assert not list(differences(load(path), CHECKPOINT)), (byte, bit)
 
 
+@pytest.mark.nightly
+def test_each_bit_of_the_headers_is_reported_or_harmless(tmp_path: Path) -> None:
+    found = SCRIPT.measure(tmp_path, ".pth", SCRIPT.HEADERS, cases=0, seed=1)
+    assert found["cases"] > 5000
+    assert found["wrong"] == 0
+
+
 def test_a_damaged_file_is_an_error_that_names_the_checkpoint_before_it(tmp_path: Path) -> None:
     write(tmp_path / "epoch_1.pth", CHECKPOINT)
-    path = put(tmp_path, ".pth")
+    path = put(tmp_path)
     content = bytearray(path.read_bytes())
     content[content.index(CHECKPOINT["state_dict"]["weight"].numpy().tobytes())] ^= 1
     path.write_bytes(content)

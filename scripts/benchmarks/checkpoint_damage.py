@@ -1,0 +1,127 @@
+"""What loading does with damaged checkpoint files: random damage of each kind, and each bit of a zip's headers.
+
+    python scripts/benchmarks/checkpoint_damage.py [--cases 1000] [--seed 1]
+
+Prints a Markdown table. A damage is *reported* if loading raises a `UserError`, and *harmless* if all values equal
+those of the undamaged file to the last bit, because the damage is in bytes that no reader uses. *Loaded wrong* must not
+happen. The last column counts the files that the library alone (torch.load, safetensors) loads without an error, with
+other values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hydraloop.engine.checkpoint.format import load, write
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.publishing import write_safetensors
+
+RANDOM = ("a flipped bit", "a cut-off end", "a page of zeros")
+HEADERS = "each bit of the zip's headers"
+PAGE = 512
+
+
+def put(folder: Path, suffix: str) -> Path:
+    """Write a small checkpoint."""
+    draw = torch.Generator().manual_seed(0)
+    weights = {"weight": torch.randn(40, 9, generator=draw), "bias": torch.arange(300.0), "empty": torch.empty(0)}
+    average = {"exp_avg": torch.randn(40, 9, generator=draw), "step": torch.tensor(7)}
+    path = folder / f"epoch_2{suffix}"
+    if suffix == ".safetensors":
+        write_safetensors(path, weights, {"name": "a run", "lr": [0.1, 0.2]}, like=folder)
+    else:
+        write(path, {"state_dict": weights, "optimizer": {"state": {0: average}}, "meta": {"epoch": 2, "lr": 0.1}})
+    return path
+
+
+def damaged(content: bytes, kind: str, draw: random.Random) -> bytes:
+    """Return the content with random damage."""
+    changed, at = bytearray(content), draw.randrange(len(content))
+    if kind == RANDOM[0]:
+        changed[at] ^= 1 << draw.randrange(8)
+    elif kind == RANDOM[1]:
+        del changed[at:]
+    else:
+        page = slice(at // PAGE * PAGE, (at // PAGE + 1) * PAGE)
+        changed[page] = bytes(len(changed[page]))
+    return bytes(changed)
+
+
+def in_headers(content: bytes) -> Iterator[bytes]:
+    """Yield the content with each bit flipped of local headers and of the table of contents at the end."""
+    table = content.index(b"PK\1\2")
+    places: set[int] = set(range(table, len(content)))
+    at = content.find(b"PK\3\4")
+    while at >= 0:
+        places.update(range(at, at + 30))
+        at = content.find(b"PK\3\4", at + 1)
+    for at in sorted(places):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[at] ^= 1 << bit
+            yield bytes(changed)
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two nested values are equal to the last bit."""
+    if isinstance(one, Tensor):
+        same = isinstance(other, Tensor) and one.dtype == other.dtype and one.shape == other.shape
+        return same and one.numpy().tobytes() == other.numpy().tobytes()
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(is_equal(one[k], other[k]) for k in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def outcome(read: Callable[[Path], Any], path: Path, expected: Any, raised: type[Exception]) -> str:
+    """Return what loading a file gives: reported, harmless or wrong."""
+    try:
+        return "harmless" if is_equal(read(path), expected) else "wrong"
+    except raised:
+        return "reported"
+
+
+def measure(folder: Path, suffix: str, kind: str, cases: int, seed: int) -> Counter[str]:
+    """Damage a file, and count the outcomes of loading it."""
+    path, draw = put(folder, suffix), random.Random(seed)
+    whole = path.read_bytes()
+    alone: Callable[[Path], Any] = load_file if suffix == ".safetensors" else torch.load
+    expected, expected_alone = deepcopy((load(path), alone(path)))  # safetensors maps the file into memory
+    contents = in_headers(whole) if kind == HEADERS else (damaged(whole, kind, draw) for _ in range(cases))
+    found: Counter[str] = Counter()
+    for content in contents:
+        path.write_bytes(content)
+        found[outcome(load, path, expected, UserError)] += 1
+        found["alone"] += outcome(alone, path, expected_alone, Exception) == "wrong"
+        found["cases"] += 1
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000, help="of each kind of random damage")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    print("| format | damage | cases | reported | harmless | loaded wrong | the library alone, wrong |")
+    print("|---|---|---|---|---|---|---|")
+    for suffix in (".pth", ".safetensors"):
+        for kind in (*RANDOM, *([HEADERS] if suffix == ".pth" else [])):
+            with tempfile.TemporaryDirectory() as folder:
+                found = measure(Path(folder), suffix, kind, options.cases, options.seed)
+            columns = [found[name] for name in ("cases", "reported", "harmless", "wrong", "alone")]
+            print(f"| `{suffix}` | {kind} | {' | '.join(f'{count:,}' for count in columns)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
