@@ -14,7 +14,6 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +55,22 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: P
         assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
 
 
-def test_a_signal_while_writing_is_raised_and_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch raises a RuntimeError when it closes a file whose `write` was interrupted."""
-
-    class Interrupted(FileIO):
-        calls = 0
-
-        def write(self, data: Any) -> int:
-            self.calls += 1
-            if self.calls == 4:  # in the middle of the file
-                raise Terminated(signal.SIGTERM)
-            return super().write(data)
+def test_a_signal_while_writing_is_raised_and_leaves_the_old_file(tmp_path: Path) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        if list(tmp_path.glob(".*/*")):  # in the middle of the file
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise Terminated(number)
 
     path = tmp_path / "epoch_1.pth"
     write(path, {"a": 1})
-    monkeypatch.setattr(Path, "open", lambda self, mode: Interrupted(self, mode))
-    with pytest.raises(Terminated):
-        write(path, {"a": torch.ones(2)})
-    monkeypatch.undo()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        with pytest.raises(Terminated):
+            write(path, {"a": [torch.ones(2) for _ in range(5_000)]})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert load(path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
 
