@@ -93,11 +93,7 @@ def compose_job(
 
 
 def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
-    """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher.
-
-    Raises:
-        UserError: Hydra cannot compose it, or one of them is not allowed.
-    """
+    """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher."""
     cfg = _explained(composer.compose_sweep, lines, composer)
     _check_hydra(cfg, lines)
     return cfg

@@ -30,14 +30,7 @@ Job = Callable[[DictConfig, Path], Any]
 def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
     """Run one job as Hydra does after composing: make the directory, set up logging, write records, call callbacks.
 
-    A composer has to be open.
-
-    Args:
-        cfg: with the node `hydra`.
-        name: of the primary config.
-
-    Raises:
-        Exception: raised by the job.
+    A composer has to be open. `cfg` has the node `hydra`, and `name` is that of the primary config.
     """
     with read_write(cfg.hydra):
         cfg.hydra.mode = RunMode.RUN
@@ -60,18 +53,13 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
 
 
 def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
-    """Let Hydra run the jobs of a sweep.
-
-    Args:
-        argv: the arguments, without the name of the script.
-        folder: with the config files.
-        name: of the primary config.
-
-    Raises:
-        Exception: raised by a job, or by Hydra.
-    """
-    with _arguments(argv), _errors_raised():
-        hydra.main(config_path=str(folder), config_name=name, **hydra_versions.main_options())(_masked(job))()
+    """Let Hydra run the jobs of a sweep, with the config files in `folder`. Raises the error of a job."""
+    before, sys.argv = sys.argv, [sys.argv[0], *argv]  # which Hydra reads
+    try:
+        with _errors_raised():
+            hydra.main(config_path=str(folder), config_name=name, **hydra_versions.main_options())(_masked(job))()
+    finally:
+        sys.argv = before
 
 
 def show(argv: Sequence[str], folder: Path, name: str) -> None:
@@ -106,17 +94,6 @@ def quoted(path: Path) -> str:
     """Return a path as the value of an override."""
     escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-@contextmanager
-def _arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv` for Hydra, which reads it."""
-    before = sys.argv
-    sys.argv = [before[0], *argv]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 @contextmanager

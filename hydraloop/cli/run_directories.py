@@ -68,10 +68,7 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
 
 
 def settle_sweep(command: Command, locks: ExitStack) -> tuple[Path, list[str]]:
-    """Return the directory of a sweep, and the overrides with which Hydra uses it.
-
-    Args:
-        locks: gets the lock of the directory.
+    """Return the directory of a sweep, locked until `locks` closes, and the overrides with which Hydra uses it.
 
     Raises:
         UserError: the directory cannot be written, is locked, or holds a run or a sweep.
@@ -93,10 +90,7 @@ class JobDirectories:
         self._taken: set[Path] = set()
 
     def settle(self, run_dir: Path, locks: ExitStack) -> None:
-        """Check the directory that Hydra has made for a job.
-
-        Args:
-            locks: gets the lock of the directory.
+        """Check the directory that Hydra has made for a job, and lock it until `locks` closes.
 
         Raises:
             UserError: it is outside the sweep's directory, another job's, locked, or holds a run.

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
@@ -19,9 +18,6 @@ from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.run.result import sweep_value
 from hydraloop.run.uncollected import uncollected
-
-if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +48,16 @@ def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
 
 
 def _launch(job: Job, processes: int) -> Ended:
-    with uncollected():
-        from torch.distributed.elastic.multiprocessing import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher import api
-
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
-        config = _config(processes, name)
         error: BaseException | None = None
         exit_codes: dict[int, int] = {}
         try:
-            with _around_launcher():
-                api.elastic_launch(config, sys.executable)("-P", str(Path(__file__).with_name("worker.py")), name)
-        except ChildFailedError as failed:
-            exit_codes = {rank: process.exitcode for rank, process in failed.failures.items()}
-        except SignalException as told:
-            error = KeyboardInterrupt() if told.sigval == signal.SIGINT else Terminated(told.sigval)
+            exit_codes, number = _run(processes, name, "-P", str(Path(__file__).with_name("worker.py")), name)
+            if number:
+                error = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
         except KeyboardInterrupt as told:  # before the launcher handled signals
             error = told
         failures = _failures(job, folder, processes, exit_codes)
@@ -81,31 +68,22 @@ def _launch(job: Job, processes: int) -> Ended:
 
 def run_module(arguments: Sequence[str], processes: int) -> int:
     """Run `python -m …` on several ranks, which print their errors themselves. Returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
+        exit_codes, number = _run(processes, name, "-m", *arguments)
+    for rank, code in exit_codes.items():
+        if code < 0 and code != -signal.SIGTERM:  # which the launcher sends after another failure
+            print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
+    return 128 + number if number else int(bool(exit_codes))
+
+
+def _run(processes: int, folder: str, *arguments: str) -> tuple[dict[int, int], int]:
+    """Run Python on several ranks. Returns the exit codes other than 0 by rank, and the signal that ended them or 0."""
     with uncollected():
-        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher import api
 
-    with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        try:
-            with _around_launcher():
-                api.elastic_launch(_config(processes, name), sys.executable)("-m", *arguments)
-        except ChildFailedError as failed:
-            for rank, process in failed.failures.items():
-                # After another failure, the launcher sends SIGTERM.
-                if process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
-                    print(f"error: rank {rank} was ended by signal {-process.exitcode}", file=sys.stderr)
-            return 1
-        except SignalException as told:
-            return 128 + int(told.sigval)
-    return 0
-
-
-def _config(processes: int, folder: str) -> LaunchConfig:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.launcher import api
-
-    return api.LaunchConfig(
+    config = api.LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,
@@ -119,14 +97,18 @@ def _config(processes: int, folder: str) -> LaunchConfig:
         # A signal that is ignored (nohup) stays ignored.
         signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
     )
+    try:
+        with _around_launcher():
+            api.elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as failed:
+        return {rank: process.exitcode for rank, process in failed.failures.items()}, 0
+    except SignalException as told:
+        return {}, int(told.sigval)
+    return {}, 0
 
 
 def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]) -> list[Failure]:
-    """Return the failures of all ranks.
-
-    Args:
-        exit_codes: by rank, those other than 0.
-    """
+    """Return the failures of all ranks. `exit_codes` has those other than 0, by rank."""
     # Also of ranks that reported after the launcher had noticed that another one has failed.
     reported = {path.parent.name: path for path in folder.glob("*/attempt_0/*/error.json")}
     done = {path.parent.name for path in folder.glob(f"*/attempt_0/*/{DONE}")}

@@ -42,11 +42,7 @@ class RankError(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised when a signal other than Ctrl-C's SIGINT ends this process.
-
-    Args:
-        number: of the signal.
-    """
+    """Raised when a signal other than Ctrl-C's SIGINT ends this process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"by {signal.Signals(number).name}")
@@ -114,12 +110,7 @@ class Failure:
 
     @classmethod
     def killed(cls, rank: int, log: Path, *, crash: str | None = None) -> Self:
-        """Make the failure of a rank that was killed by SIGKILL, or has crashed.
-
-        Args:
-            log: the file with the rank's output.
-            crash: the signal or the error in native code; None for SIGKILL.
-        """
+        """Make the failure of a rank that was killed by SIGKILL, or has crashed: `crash` is the signal or the error."""
         reason = "was killed by SIGKILL (out of memory?)"
         if crash is not None:
             reason = f"crashed ({crash}), see {os.path.relpath(log)}"

@@ -49,15 +49,7 @@ class Jobs:
         self.trackers.jobs += 1
 
     def run_once(self, command: Command, name: str) -> None:
-        """Train once, in the directory that the config names. A composer has to be open.
-
-        Args:
-            command: its config says what is trained.
-            name: of the primary config.
-
-        Raises:
-            Exception: raised by the run. It has been reported.
-        """
+        """Train once, in the directory that the config names. A composer has to be open. An error has been reported."""
         with ExitStack() as locks:
             checkpoint = settle_run(command, torchrun.earlier(), locks)
 
@@ -68,16 +60,11 @@ class Jobs:
             hydra_run.run_composed(job, command.cfg, name)
 
     def run_sweep(self, command: Command, flags: list[str], folder: Path, name: str) -> None:
-        """Train the jobs of a sweep, as Hydra's sweeper and launcher run them.
+        """Train the jobs of a sweep, as Hydra's sweeper and launcher run them. An error has been reported.
 
         Args:
-            command: its overrides say what is trained.
             flags: the arguments that are not overrides.
-            folder: with the config files.
-            name: of the primary config.
-
-        Raises:
-            Exception: raised by a job. It has been reported.
+            folder: with the config files; `name` is that of the primary config.
         """
         launch_checks.check_single_run()
         directories = JobDirectories()

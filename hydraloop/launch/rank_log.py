@@ -36,11 +36,7 @@ def configure(job: Job, rank: int) -> None:
 
 
 def crash(file: Path, start: int) -> str | None:
-    """Return what a rank's log says of its crash, such as "Segmentation fault"; None if it was killed by SIGKILL.
-
-    Args:
-        start: size of the file in bytes when the rank started.
-    """
+    """Return what a rank's log, of `start` bytes when the rank started, says of its crash; None: killed by SIGKILL."""
     with file.open("rb") as opened:
         opened.seek(start)
         found = re.search(rb"^Fatal Python error: (.+)", opened.read(), re.MULTILINE)

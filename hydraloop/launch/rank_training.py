@@ -86,11 +86,7 @@ def _train(training: Training, job: Job) -> None:
 
 
 def _failure(training: Training, error: BaseException, rank: int, received: int) -> Failure:
-    """Return why this rank failed.
-
-    Args:
-        received: the first signal that it has received; 0 if none.
-    """
+    """Return why this rank failed, if the first signal that it has received is `received` (0: none)."""
     first = None if training.distributed is None else training.distributed.first_failure()
     failure = Failure.of(error, rank, trained=training.has_trained(), first=first)
     if failure.kind == "mistake" or not received:

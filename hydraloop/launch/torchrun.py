@@ -246,12 +246,9 @@ def earlier() -> Callable[[], Resumed] | None:
     if not attempt():
         return None
     if not _keeps_store():
-        raise UserError(
-            "the restarted ranks cannot find their run, since torchrun keeps no store for them",
-            key="--max-restarts",
-            remedy="Unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE and use --rdzv-backend=c10d (etcd has no such store), "
-            "or leave out --max-restarts and continue the run with resume=auto.",
-        )
+        problem = "the restarted ranks cannot find their run, since torchrun keeps no store for them"
+        remedy = "Use --rdzv-backend=c10d, or leave it out and continue the run with resume=auto."
+        raise UserError(problem, key="--max-restarts", remedy=remedy)
     store = _connect()
     if not store.check(["run"]):  # the ranks failed before there was a run
         return None
