@@ -17,8 +17,8 @@ class Augmented(Dataset[Any]):
     """Moves, turns and partly covers the images of another data set, each image differently each time.
 
     Samples are `(image, ...)` with a floating-point tensor `[C, H, W]`; the rest is not changed. Batches that the other
-    data set has stacked (`__getitems__`) stay stacked. Random numbers come from torch's generator of the process that
-    loads, which the loader (in a worker) or the run has seeded.
+    data set has stacked (`__getitems__`) stay stacked. Random numbers come from torch's global generator, which the loader
+    seeds for each batch.
 
     The hook `mode_switch` can switch this augmentation off for the last epochs. Put an augmentation that should stay on
     into the other data set.
@@ -30,7 +30,7 @@ class Augmented(Dataset[Any]):
         cutout: side of a square that is set to 0 (the mean of normalised images), in pixels, 0 or more. Its center is
             anywhere in the image. Source: T. DeVries and G. Taylor, 2017.
         ramp_epochs: number of epochs in which the three grow to their full size (1/n, 2/n, …); 0: full from the
-            start. This needs the hook `set_epoch_info`, which sets the epoch.
+            start. The loader sets the epoch.
 
     Raises:
         UserError: a number is negative. With the first sample: it does not have an image.

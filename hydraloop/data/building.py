@@ -164,6 +164,8 @@ def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.devi
             )
         options["sampler"] = order
     of_loader = {name: value for name, value in options.items() if name not in _OF_STREAMS}
+    if split == "test":  # a single pass
+        of_loader["persistent_workers"] = False
     return build_loader(data, shuffle=train, **common, **of_loader)
 
 

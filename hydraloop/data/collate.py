@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
+from hydraloop.data.sampler import Request
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
@@ -25,12 +26,12 @@ class Collate:
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any] | None, key: str) -> None:
-        self.stack, self.key, self._given = collate_fn or default_collate, key, collate_fn is not None
+        self.stack, self.key, self.given = collate_fn or default_collate, key, collate_fn is not None
 
     def __call__(self, fetched: Any) -> Any:
         if isinstance(fetched, list):
             return self.stack(fetched)
-        if self._given:
+        if self.given:
             raise UserError(
                 "it would have no effect, because the data set returns whole batches from __getitems__",
                 key=self.key,
@@ -71,19 +72,18 @@ def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterato
 def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> UserError | None:
     """Return what to say of a failed `collate_fn`; None for an error of the data set, which gets a note.
 
-    The samples are loaded again, in this process.
+    The samples are loaded again, in this process, with the same draws.
     """
-    dataset, indices = loader.dataset, loader.indices_at(batch_idx, loader.epoch)
-    fetch = getattr(dataset, "__getitems__", None)
+    data, request = loader.seeded, loader.order.request(batch_idx, loader.order.epoch)
+    indices, epoch, number = request
     index: Any = indices
-    samples: Any
+    samples: Any = []
     try:
-        if fetch is None:
-            samples = []
-            for index in indices:
-                samples.append(dataset[index])
+        if data.by_batch:
+            samples = data.samples(request)
         else:
-            samples = fetch(indices)
+            for position, index in enumerate(indices, number):
+                samples += data.samples(Request([index], epoch, position))
     except Exception:
         error.add_note(f"{loader.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {loader.epoch + 1}")
         return None

@@ -1,10 +1,10 @@
-"""A torch DataLoader that does not use the global random state and can start inside an epoch."""
+"""A loader whose order and draws do not depend on the global random state, and which can start inside an epoch."""
 
 from __future__ import annotations
 
 import multiprocessing.context
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -13,54 +13,61 @@ from hydraloop.data.collate import Collate, explained, misfit
 from hydraloop.data.loader_options import check_ranges
 from hydraloop.data.order import Drawn, index, indices, made_for
 from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
+from hydraloop.data.seeded import Seeded, as_is
 from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 
 _WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
-class PartLoader(DataLoader[Any]):
-    """torch's DataLoader, with an order and worker seeds that depend only on (seed, epoch, rank).
+class PartLoader:
+    """The batches of a data set, with an order and draws that depend only on the seed, the epoch and the sample.
 
     `len(loader)` is the number of batches in a whole epoch. Created by `build_loader`. This class is for samplers that
     split an epoch between the ranks themselves, so that the samples of other ranks are not known.
 
     Args:
-        dataset: with `__getitem__`, and `__getitems__` if it has it.
-        order: of this rank's samples or batches.
-        batch_size: has no effect if the order is one of batches.
-        seed: of the run.
-        rank: this process's number.
+        seeded: the data set, with its `Collate`.
+        order: of this rank's batches.
+        batch_size: the largest number of samples in a batch of this rank; None: the order is one of batches.
+        global_batch: samples of a full global batch; None: the order is one of batches.
+        seed: of what workers draw outside of samples.
         key: of the data set in the config, for errors.
         keys: of the options in the config, for errors.
         options: of torch's DataLoader.
     """
 
-    generator: torch.Generator
+    calls_set_epoch = True
+    """The data set gets the epoch in the processes that load it."""
 
     def __init__(
-        self, dataset: Any, order: EpochSampler | EpochBatches, *, batch_size: int, seed: int, rank: int, key: str,
-        keys: Mapping[str, str], **options: Any
+        self, seeded: Seeded, order: EpochSampler | EpochBatches, *, batch_size: int | None, global_batch: int | None,
+        seed: int, key: str, keys: Mapping[str, str], **options: Any
     ) -> None:  # fmt: skip
-        in_batches = isinstance(order, EpochBatches)
-        sizes = {"batch_sampler": order} if in_batches else {"sampler": order, "batch_size": batch_size}
-        super().__init__(dataset, generator=torch.Generator(), **sizes, **options)
-        self.order, self.key, self.keys = order, key, keys
-        self._seed, self._rank, self._first = seed, rank, 0
+        self.dataset, self.collate_fn, self.seeded, self.order = seeded.dataset, seeded.collate, seeded, order
+        self.batch_size, self.global_batch, self.key, self.keys = batch_size, global_batch, key, keys
+        self.num_workers: int = options["num_workers"]
+        self._seed, self._generator = seed, torch.Generator()
+        self._torch: DataLoader[Any] = DataLoader(
+            cast(Dataset[Any], seeded),
+            batch_sampler=cast(Any, order),
+            collate_fn=as_is,
+            generator=self._generator,
+            **options,
+        )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch (from 0) of the next iteration, which determines its order and the seeds of its workers."""
-        self.order.set_epoch(epoch)
+        """Set the epoch (from 0) of the next iteration, on which its order and its draws depend."""
+        self.order.epoch = epoch
 
-    def set_position(self, samples: int) -> None:
-        """Skip the first `samples` of this rank's part, in the next iteration only; see `EpochSampler`."""
-        self.order.set_position(samples)
-        self._first = -(-samples // (self.batch_size or 1))
-
-    def begin(self, first: int, iteration: int) -> Iterable[Any]:
+    def begin(self, first: int, iteration: int) -> Iterator[Any]:
         """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`."""
-        self.set_position(min(first * (self.batch_size or 1), len(self.order)))  # None: the order is one of batches
-        return self
+        self.order.first = first
+        # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
+        # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
+        self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
+        return explained(iter(self._torch), self, first)
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""
@@ -69,14 +76,18 @@ class PartLoader(DataLoader[Any]):
     def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
         """Do nothing; see `TrainLoader`."""
 
+    def end_workers(self) -> None:
+        """End the workers; the next iteration starts new ones with copies of the current data set."""
+        end_workers(self._torch)
+
     @property
     def epoch(self) -> int:
         """The epoch (from 0) of the current or next iteration."""
-        return self.order.epoch
+        return self.order.epoch or 0
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """Return the indices of this rank's samples in a batch. Computes the whole order; see `EpochSampler`."""
-        return self.order.indices_at(batch_idx, epoch)
+        """Return the indices of this rank's samples in a batch, or of its filler; see `EpochSampler.request`."""
+        return self.order.request(batch_idx, epoch).indices
 
     def misfit(self, samples: Any, number: int) -> UserError | None:
         """Return what to say if `collate_fn` fails for batch `number` of the data set's order; None if it does not."""
@@ -85,13 +96,11 @@ class PartLoader(DataLoader[Any]):
         first = number * (self.batch_size or len(samples))
         return misfit(self.collate_fn, samples, range(first, first + len(samples)), self.key, "dataset[{}]")
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates its own class for it
-        # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
-        # base + i. With persistent workers this happens only in the first epoch. Ranks draw different numbers.
-        own = (self._rank,) if self._rank else ()
-        self.generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS, *own))
-        first, self._first = self._first, 0
-        return explained(super().__iter__(), self, first)
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin(0, 0)
 
 
 class Loader(PartLoader):
@@ -124,7 +133,7 @@ def build_loader(
     num_workers: int = 0,
     pin_memory: bool | Literal["auto"] = "auto",
     drop_last: bool = False,
-    persistent_workers: bool = False,
+    persistent_workers: bool = True,
     prefetch_factor: int | None = None,
     timeout: float = 0.0,
     collate_fn: Callable[[Any], Any] | None = None,
@@ -137,6 +146,7 @@ def build_loader(
     keys: Mapping[str, str] | None = None,
     rank: int = 0,
     world_size: int = 1,
+    global_batch: int | None = None,
 ) -> PartLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
 
@@ -150,7 +160,8 @@ def build_loader(
         num_workers: processes that load batches; 0 loads in the training process.
         pin_memory: copy batches into page-locked memory; "auto": if copies to `device` can be asynchronous.
         drop_last: drop the last global batch of an epoch if it is incomplete.
-        persistent_workers: keep the workers between epochs. No effect without workers.
+        persistent_workers: keep the workers, which have copies of the data set, between epochs. No effect without
+            workers.
         prefetch_factor: batches that each worker loads ahead; None: torch's default, 2. No effect without workers.
         timeout: seconds after which waiting for a worker is an error; 0: wait forever. No effect without workers.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`. An error at the first batch if
@@ -199,23 +210,28 @@ def build_loader(
             remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
         )
     share = {} if splits else {"rank": rank, "world_size": world_size}
-    order: EpochSampler | EpochBatches
-    if batch_sampler is not None:
-        order = EpochBatches(Drawn(draws, indices, samples=samples, seed=seed, key=keys[which]), **share)
-    else:
+    if batch_sampler is None:
         drawn = None if draws is None else Drawn(draws, index, samples=samples, seed=seed, key=keys[which])
         samples = samples if drawn is None else len(drawn)
-        _check_samples(samples, batch_size, 1 if splits else world_size, shuffle=shuffle, drop_last=drop_last, key=key)
-        order = EpochSampler(
-            range(samples), shuffle=shuffle, seed=seed, batch_size=batch_size, drop_last=drop_last, order=drawn, **share
+        if global_batch is None or splits:
+            global_batch = batch_size * world_size
+        of_all = batch_size if splits else global_batch  # a sampler that splits has the samples of one rank
+        _check_samples(samples, of_all, 1 if splits else world_size, shuffle=shuffle, drop_last=drop_last, key=key)
+        order: EpochSampler | EpochBatches = EpochSampler(
+            range(samples), shuffle=shuffle, seed=seed, batch_size=of_all, drop_last=drop_last, order=drawn, **share
         )
+    else:
+        batches = Drawn(draws, indices, samples=samples, seed=seed, key=keys[which])
+        order = EpochBatches(batches, batches=None if splits else global_batch, **share)
+    collate = Collate(collate_fn, keys["collate_fn"])
+    of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
     workers = num_workers > 0
     return (PartLoader if splits else Loader)(
-        dataset,
+        Seeded(dataset, collate, of_draws, repeats=draws is not None),
         order,
-        batch_size=batch_size,
-        seed=seed,
-        rank=rank,
+        batch_size=None if global_batch is None or batch_sampler is not None else -(-global_batch // world_size),
+        global_batch=None if batch_sampler is not None else global_batch,
+        seed=mix_seed(seed, rank),
         key=key,
         keys=keys,
         num_workers=num_workers,
@@ -223,13 +239,14 @@ def build_loader(
         persistent_workers=persistent_workers and workers,
         prefetch_factor=prefetch_factor if workers else None,
         timeout=timeout if workers else 0.0,
-        collate_fn=Collate(collate_fn, keys["collate_fn"]),
         worker_init_fn=worker_init_fn if workers else None,
         multiprocessing_context=multiprocessing_context if workers else None,
     )
 
 
-def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: bool, drop_last: bool, key: str) -> None:
+def _check_samples(
+    samples: int, global_batch: int, world_size: int, *, shuffle: bool, drop_last: bool, key: str
+) -> None:
     """Refuse a data set that leaves a rank without samples to train on. For an evaluation, that is allowed."""
     if shuffle and samples < world_size:
         raise UserError(
@@ -237,8 +254,8 @@ def _check_samples(samples: int, batch_size: int, world_size: int, *, shuffle: b
             key=key,
             remedy=f"Use at most {samples} processes, or more data.",
         )
-    if drop_last and samples < batch_size * world_size:
-        fits = samples // world_size
+    if drop_last and samples < global_batch:
+        fits, batch_size = samples // world_size, -(-global_batch // world_size)
         smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
         each = f" for each of {world_size} processes" if world_size > 1 else ""
         raise UserError(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate, misfit
-from hydraloop.data.order import preserved_generators, seed_generators
+from hydraloop.data.order import private_generators, seed_generators
 from hydraloop.data.sampler import mix_seed
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
@@ -97,14 +97,14 @@ class BatchDrawer(IterableDataset[Any]):
             yield None
         position = Position.begin(len(self._sources)) if self._positions is None else self._positions[worker]
         self._copy, self._drawn = self._copies[0] + worker, position.drawn
-        with preserved_generators():
+        with private_generators():
             readers = [
                 _Reader(source, begin, (self._copy, self._copies[1]), (self._seed, number), endless=self._endless)
                 for number, (source, begin) in enumerate(zip(self._sources, position.sets, strict=True))
             ]
         while True:
             passes = sum(reader.passes for reader in readers)
-            with preserved_generators():
+            with private_generators():
                 samples, numbers = self._samples(readers)
                 batch = self._collated(samples, numbers)
             if not samples:

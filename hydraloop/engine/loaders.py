@@ -130,6 +130,35 @@ def failed_worker(error: BaseException, key: str = "data", keys: Mapping[str, st
     )
 
 
+def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -> list[Any]:
+    """Return the data sets of a loader that have the attribute (and not as None), from the outside in.
+
+    Data sets that wrap another one (`dataset`, as torch's Subset) or several (`datasets`, as ConcatDataset) are
+    searched too. A loader without a data set, such as a list of batches, has none.
+
+    Args:
+        attribute: name of a method or value.
+        loader: any object, a mapping of them (several data sets), or None.
+        outermost: leave out data sets inside one that has the attribute.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    loaders = loader.values() if isinstance(loader, Mapping) else [loader]
+    waiting = [getattr(each, "dataset", None) for each in loaders]  # classes of users: any type
+    while waiting:
+        data = waiting.pop(0)
+        if data is None or id(data) in seen:
+            continue
+        seen.add(id(data))
+        has_it = getattr(data, attribute, None) is not None
+        if has_it:
+            found.append(data)
+        if not (has_it and outermost):
+            inside = getattr(data, "datasets", None)
+            waiting += [getattr(data, "dataset", None), *(inside if isinstance(inside, list | tuple) else ())]
+    return found
+
+
 def sets_of(loaders: Loader | Mapping[str, Loader] | None) -> dict[str, Loader]:
     """Return the loaders of a split by the name of the data set; a single one has the name ""."""
     if loaders is None:

@@ -142,9 +142,6 @@ class ReadyLoader:
         if self._started is not None:
             torch.set_rng_state(self._started[0])
             self._restore_own(self._started)
-        if hasattr(self._order, "set_position"):  # hydraloop's sampler: nothing is loaded twice
-            self._order.set_position(min(first * self._loader.batch_size, len(self._order)))
-            first = 0
         batches: Iterable[Any] = iter(self._loader)
         for _ in islice(batches, first):
             pass

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hydraloop.engine.device import seeding
 from hydraloop.engine.evaluation import compute, evaluate_batches, in_mode
 from hydraloop.engine.hook import Mode
-from hydraloop.engine.loaders import sets_of
+from hydraloop.engine.loaders import Ordered, sets_of
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 
@@ -100,13 +100,13 @@ def trial(engine: Engine, mode: Mode, data_set: str = "") -> Iterator[None]:
 def first_batches(loader: Any, count: int) -> list[Any]:
     """Return up to `count` batches that a loader of a validation or test would make, without starting workers.
 
-    Those of a DataLoader have the first samples of its data set, so that no sampler is used. If it has workers, the
-    samples are those of a copy: a data set may open files at its first sample, in each worker for itself.
+    Those of a loader with indices have the first samples of its data set, so that no sampler is used. If it has
+    workers, the samples are those of a copy: a data set may open files at its first sample, in each worker for itself.
 
     Returns:
         An empty list if the loader can be iterated only once, or its data set cannot be copied.
     """
-    if isinstance(loader, DataLoader):
+    if isinstance(loader, DataLoader | Ordered):
         return [_collated(loader, samples, number) for number, samples in enumerate(islice(_samples(loader), count))]
     if hasattr(loader, "first_batches"):  # of a stream
         batches: list[Any] = loader.first_batches(count)
@@ -126,19 +126,19 @@ def _collated(loader: Any, samples: Any, number: int) -> Any:
         raise mistake from error
 
 
-def _samples(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield what the collate function of a DataLoader gets for each batch."""
+def _samples(loader: Any) -> Iterator[Any]:
+    """Yield what the collate function of a loader gets for each batch."""
     dataset: Any = loader.dataset
     if loader.num_workers:
         try:
             dataset = _copy_of(dataset)
         except Exception:  # of a class of the user
             return
-    if loader.batch_sampler is None:  # the data set yields batches
+    if isinstance(loader, DataLoader) and loader.batch_sampler is None:  # the data set yields batches
         yield from _items(dataset)
         return
     # A sampler of batches may not know its batch size. Then 2, because some models fail with a batch of 1.
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 2
+    size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 2
     fetch = getattr(dataset, "__getitems__", None)
     if fetch is not None:
         for first in range(0, len(dataset), size):

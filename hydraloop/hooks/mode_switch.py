@@ -7,9 +7,8 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import end_workers
+from hydraloop.engine.loaders import data_sets_with, end_workers
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.data_sets import data_sets_with
 from hydraloop.hooks.shared.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
@@ -24,8 +23,8 @@ class ModeSwitchHook(Hook):
     - `set_strong_augmentation(on: bool)` of the train data set and of those it wraps (`dataset`, `datasets`);
     - `set_extra_loss(on: bool)` of the task, or else of the model.
 
-    In the data set, the method only needs to set an attribute: loader workers start with a copy of the data set in each
-    epoch, and persistent workers are restarted once, at the switch.
+    In the data set, the method only needs to set an attribute: loader workers have copies of the data set, and are
+    restarted once, at the switch.
 
     Priority NORMAL, MMDetection's. No host sync, nothing in an iteration. No state: the epoch determines the mode, so a
     resumed run has the right one. Options: `ModeSwitchHookConf`. From YOLOX (Z. Ge et al., 2021) and MMDetection's

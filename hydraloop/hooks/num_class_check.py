@@ -9,8 +9,8 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import data_sets_with
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.data_sets import data_sets_with
 
 log = logging.getLogger(__name__)
 

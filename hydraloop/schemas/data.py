@@ -30,10 +30,10 @@ class LoaderConf:
     drop_last: bool = False
     """Whether to leave out the short last batch of a train epoch. False: every sample counts, and the last accumulation
     window is weighted by its samples."""
-    persistent_workers: bool = False
-    """Whether workers live longer than an epoch. False: persistent workers are seeded only once, so a resumed run would
-    not be identical to the last bit. True saves about 0.1 s per worker and epoch. No effect on a stream, whose workers
-    live for the whole run."""
+    persistent_workers: bool = True
+    """Whether workers live longer than an epoch; those of a test never do. True saves about 0.1 s per worker and epoch.
+    False: each epoch starts workers with copies of the current data set, for hooks that change it. No effect on a
+    stream, whose workers live for the whole run."""
     prefetch_factor: Optional[int] = None
     """Batches that each worker loads ahead. Null: torch's default (2)."""
     timeout: float = 0.0
@@ -98,8 +98,8 @@ class AugmentedConf:
     cutout: int = 2
     """Side in pixels of a square that is covered. 2 covers a sixteenth, as in the Cutout paper on CIFAR-100."""
     ramp_epochs: int = 0
-    """Epochs in which `shift`, `angle` and `cutout` grow to their full size. 0: full size from the start, because the
-    growth needs the hook `set_epoch_info`."""
+    """Epochs in which `shift`, `angle` and `cutout` grow to their full size. 0: full size from the start, because
+    most recipes have no such growth."""
 
 
 @dataclass

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from hydraloop.data import EpochSampler, InMemoryDataset, Loader, build_loader
+from hydraloop.data.sampler import EpochBatches
 from hydraloop.errors import UserError
 
 WORLDS = range(1, 6)
@@ -18,13 +17,19 @@ WORLDS = range(1, 6)
 
 def samplers(samples: int, batch_size: int, world_size: int, **options: Any) -> list[EpochSampler]:
     return [
-        EpochSampler(range(samples), batch_size=batch_size, rank=rank, world_size=world_size, seed=3, **options)
+        EpochSampler(
+            range(samples), batch_size=batch_size * world_size, rank=rank, world_size=world_size, seed=3, **options
+        )
         for rank in range(world_size)
     ]
 
 
-def in_batches(flat: list[int], batch_size: int) -> list[list[int]]:
-    return [flat[begin : begin + batch_size] for begin in range(0, len(flat), batch_size)]
+def batches_of(sampler: EpochSampler) -> list[list[int]]:
+    return [request.indices for request in sampler]
+
+
+def flat(sampler: EpochSampler) -> list[int]:
+    return [*chain.from_iterable(batches_of(sampler))]
 
 
 def counted(sampler: EpochSampler, batches: list[list[int]]) -> list[list[int]]:
@@ -41,11 +46,9 @@ def test_ranks_together_see_the_batches_of_one_process(shuffle: bool, drop_last:
             case = f"{samples} samples, batches of {batch_size}"
             ranks = samplers(samples, batch_size, world_size, shuffle=shuffle, drop_last=drop_last)
             (single,) = samplers(samples, batch_size * world_size, 1, shuffle=shuffle, drop_last=drop_last)
-            expected = in_batches(list(single), batch_size * world_size)
-            flat = [list(rank) for rank in ranks]
-            assert [len(rank) for rank in ranks] == [len(indices) for indices in flat], case
-            batches = [in_batches(indices, batch_size) for indices in flat]
-            assert {len(of_rank) for of_rank in batches} == {len(expected)}, case
+            expected = batches_of(single)
+            batches = [batches_of(rank) for rank in ranks]
+            assert {len(of_rank) for of_rank in batches} == {len(rank) for rank in ranks} == {len(expected)}, case
             assert all(batch for of_rank in batches for batch in of_rank), case
             shares = [counted(rank, of_rank) for rank, of_rank in zip(ranks, batches, strict=True)]
             together = [list(chain.from_iterable(parts)) for parts in zip(*shares, strict=True)]
@@ -62,8 +65,8 @@ def test_the_samples_of_a_batch_are_known_before_it_is_read(drop_last: bool, wor
         for batch_size in range(1, 8):
             for rank in samplers(samples, batch_size, world_size, shuffle=True, drop_last=drop_last):
                 (single,) = samplers(samples, batch_size * world_size, 1, shuffle=True, drop_last=drop_last)
-                of_all = [len(batch) for batch in in_batches(list(single), batch_size * world_size)]
-                batches = in_batches(list(rank), batch_size)
+                of_all = [len(batch) for batch in batches_of(single)]
+                batches = batches_of(rank)
                 for batch_idx, (batch, total) in enumerate(zip(batches, of_all, strict=True)):
                     own, counted_in_all = rank.samples_at(batch_idx)
                     assert counted_in_all == total
@@ -73,39 +76,85 @@ def test_the_samples_of_a_batch_are_known_before_it_is_read(drop_last: bool, wor
                         rank.samples_at(beyond)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_any_number_of_ranks_shares_the_same_global_batches(drop_last: bool) -> None:
+    """Each sample once, in the same global batches, with a position that says where it is."""
+    for samples, size in ((1, 3), (17, 2), (23, 4), (40, 7), (12, 12)):
+        options: dict[str, Any] = {"shuffle": True, "batch_size": size, "drop_last": drop_last}
+        single = EpochSampler(range(samples), **options)
+        expected = [index for request in single for index in request.indices]
+        for world_size in WORLDS:
+            ranks = [
+                EpochSampler(range(samples), rank=rank, world_size=world_size, **options) for rank in range(world_size)
+            ]
+            assert {len(rank) for rank in ranks} == {len(single)}
+            for number in range(len(single)):
+                shares = [(rank.request(number, None), *rank.samples_at(number)) for rank in ranks]
+                assert sum(mine for _, mine, _ in shares) == shares[0][2] == len(single.request(number, None).indices)
+                assert max(mine for _, mine, _ in shares) - min(mine for _, mine, _ in shares) <= 1
+                for request, mine, _ in shares:
+                    counted = request.indices[:mine]
+                    assert counted == expected[request.number : request.number + mine]
+                    assert mine or 1 <= len(request.indices) <= 2
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_any_number_of_ranks_shares_the_same_global_batches_of_a_batch_sampler(world_size: int) -> None:
+    drawn: Any = [[7, 1, 1], [2], [3, 4], [5, 6, 8, 9], [0]]
+    ranks = [EpochBatches(_Given(drawn), batches=2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for number, expected in enumerate([[7, 1, 1, 2], [3, 4, 5, 6, 8, 9], [0]]):
+        shares = [(rank.request(number, 0), *rank.samples_at(number)) for rank in ranks]
+        assert [index for request, mine, _ in shares for index in request.indices[:mine]] == expected
+        assert {of_all for _, _, of_all in shares} == {len(expected)}
+        assert all(request.indices for request, _, _ in shares)
+        if world_size == 2 and number < 2:
+            assert [request.indices for request, _, _ in shares] == drawn[2 * number : 2 * number + 2]
+
+
+class _Given(list[Any]):
+    """An order that is the same in each epoch."""
+
+    def __call__(self, epoch: int) -> Any:
+        return list(self)
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_a_position_skips_the_same_batches_on_every_rank(shuffle: bool, world_size: int) -> None:
     for samples, batch_size in ((1, 3), (17, 2), (23, 4), (40, 7)):
         for rank in samplers(samples, batch_size, world_size, shuffle=shuffle):
             whole = list(rank)
-            for position in (*range(0, len(whole), batch_size), len(whole)):
-                rank.set_position(position)
+            for position in range(len(whole) + 1):
+                rank.first = position
                 assert list(rank) == whole[position:]
-                assert list(rank) == whole
+
+
+def test_a_request_takes_the_same_time_anywhere_in_an_epoch() -> None:
+    sampler = EpochSampler(range(2**40), shuffle=False, batch_size=64)
+    assert sampler.request(10**9, 0) == ([*range(64 * 10**9, 64 * 10**9 + 64)], 0, 64 * 10**9)
 
 
 def test_the_shares_of_a_short_global_batch_are_even_and_contiguous() -> None:
     ranks = samplers(15, 4, 3, shuffle=False)
-    assert [list(rank) for rank in ranks] == [[0, 1, 2, 3, 12], [4, 5, 6, 7, 13], [8, 9, 10, 11, 14]]
-    assert [list(rank) for rank in samplers(5, 4, 3, shuffle=False)] == [[0, 1], [2, 3], [4]]
+    assert [flat(rank) for rank in ranks] == [[0, 1, 2, 3, 12], [4, 5, 6, 7, 13], [8, 9, 10, 11, 14]]
+    assert [flat(rank) for rank in samplers(5, 4, 3, shuffle=False)] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_rank_without_samples_has_a_filler_that_does_not_count() -> None:
     ranks = samplers(14, 4, 3, shuffle=False)
-    assert [list(rank)[4:] for rank in ranks] == [[12], [13], [12, 13]]
+    assert [flat(rank)[4:] for rank in ranks] == [[12], [13], [12, 13]]
     assert [rank.samples_at(1) for rank in ranks] == [(1, 2), (1, 2), (0, 2)]
     assert [rank.samples_at(0) for rank in ranks] == [(4, 12)] * 3
 
 
 def test_a_filler_has_two_samples_if_batches_have() -> None:
-    assert [list(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [[0], [0, 0], [0, 0]]
-    assert [list(rank) for rank in samplers(4, 1, 3, shuffle=False)] == [[0, 3], [1, 3], [2, 3]]
-    assert [len(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [1, 2, 2]
+    assert [flat(rank) for rank in samplers(1, 4, 3, shuffle=False)] == [[0], [0, 0], [0, 0]]
+    assert [flat(rank) for rank in samplers(4, 1, 3, shuffle=False)] == [[0, 3], [1, 3], [2, 3]]
+    assert [len(flat(rank)) for rank in samplers(1, 4, 3, shuffle=False)] == [1, 2, 2]
 
 
 def test_in_one_process_the_order_does_not_depend_on_the_batch_size() -> None:
-    orders = {tuple(EpochSampler(range(50), shuffle=True, seed=1, batch_size=size)) for size in (1, 4, 7, 50, 64)}
+    orders = {tuple(flat(EpochSampler(range(50), shuffle=True, seed=1, batch_size=size))) for size in (1, 4, 7, 50, 64)}
     assert len(orders) == 1
 
 
@@ -115,24 +164,7 @@ def test_a_rank_out_of_range_is_refused(rank: int, world_size: int) -> None:
         EpochSampler(range(4), shuffle=False, rank=rank, world_size=world_size)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_position_inside_a_batch_is_refused(world_size: int) -> None:
-    sampler = EpochSampler(range(10), shuffle=False, batch_size=4, world_size=world_size)
-    with pytest.raises(ValueError, match="position 3 is inside a batch of 4"):
-        sampler.set_position(3)
-
-
 # Loaders. ------------------------------------------------------------------------------------------------------------
-
-
-class Noisy(Dataset[Tensor]):
-    """Draws a random number for each sample."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.rand(())
 
 
 def numbers(samples: int) -> InMemoryDataset:
@@ -159,25 +191,13 @@ def test_loaders_have_the_length_the_shares_and_the_position_of_their_samplers(d
         assert [total for _, total in shares] == [len(expected)] * 3
         assert list(chain(*(part[:own] for part, (own, _) in zip(parts, shares, strict=True)))) == expected
     for rank, batches in zip(ranks, of_ranks, strict=True):
-        rank.set_position(4)
-        assert [targets.tolist() for _, targets in rank] == batches[1:]
+        assert [targets.tolist() for _, targets in rank.begin(1, 1)] == batches[1:]
 
 
 def test_every_rank_evaluates_a_data_set_smaller_than_the_world() -> None:
     ranks = loaders(2, 4, shuffle=False, batch_size=8)
     assert [[targets.tolist() for _, targets in rank] for rank in ranks] == [[[0]], [[1]], [[0, 1]], [[0, 1]]]
     assert [rank.samples_at(0) for rank in ranks] == [(1, 2), (1, 2), (0, 2), (0, 2)]
-
-
-def test_ranks_draw_other_random_numbers_in_their_workers() -> None:
-    def drawn(rank: int) -> list[float]:
-        options: dict[str, Any] = {"shuffle": False, "batch_size": 2, "num_workers": 2, "seed": 7}
-        return torch.cat(list(build_loader(Noisy(), rank=rank, world_size=2, **options))).tolist()
-
-    assert not set(drawn(0)) & set(drawn(1))
-    assert drawn(1) == drawn(1)
-    alone = build_loader(Noisy(), shuffle=False, batch_size=2, num_workers=2, seed=7)
-    assert torch.cat(list(alone)).tolist()[:4] == drawn(0), "rank 0's are those of a single process"
 
 
 def test_fewer_samples_than_processes_cannot_be_trained_on() -> None:

@@ -20,8 +20,8 @@ def numbers(count: int = 10) -> InMemoryDataset:
 
 
 def order(sampler: EpochSampler, epoch: int) -> list[int]:
-    sampler.set_epoch(epoch)
-    return list(sampler)
+    """The indices of an epoch."""
+    return [index for batch_idx in range(len(sampler)) for index in sampler.request(batch_idx, epoch).indices]
 
 
 class Noisy(Dataset[Tensor]):
@@ -68,21 +68,6 @@ def test_without_shuffle_the_order_is_the_data_sets() -> None:
     assert order(EpochSampler(range(4), shuffle=False), 3) == [0, 1, 2, 3]
 
 
-def test_a_position_is_for_one_iteration() -> None:
-    sampler = EpochSampler(range(10), shuffle=True, seed=1)
-    whole = list(sampler)
-    sampler.set_position(4)
-    assert list(sampler) == whole[4:]
-    assert list(sampler) == whole
-    assert len(sampler) == 10
-
-
-@pytest.mark.parametrize("position", [-1, 11])
-def test_a_position_outside_the_epoch_is_refused(position: int) -> None:
-    with pytest.raises(ValueError, match="outside"):
-        EpochSampler(range(10), shuffle=True).set_position(position)
-
-
 def test_mixed_seeds_differ_for_close_numbers() -> None:
     seeds = {mix_seed(seed, epoch) for seed in range(100) for epoch in range(100)}
     assert len(seeds) > 9990
@@ -111,21 +96,9 @@ def test_a_loader_begins_inside_an_epoch() -> None:
     loader = build_loader(numbers(), shuffle=True, batch_size=4)
     loader.set_epoch(1)
     whole = [targets.tolist() for _, targets in loader]
-    loader.set_position(4)
-    assert [targets.tolist() for _, targets in loader] == whole[1:]
+    assert [targets.tolist() for _, targets in loader.begin(1, 0)] == whole[1:]
     assert [targets.tolist() for _, targets in loader] == whole
     assert len(loader) == 3
-
-
-def test_workers_are_seeded_by_seed_and_epoch() -> None:
-    def drawn(epoch: int) -> list[float]:
-        loader = build_loader(Noisy(), shuffle=False, batch_size=2, num_workers=2, persistent_workers=False)
-        loader.set_epoch(epoch)
-        return torch.cat(list(loader)).tolist()
-
-    assert drawn(0) == drawn(0)
-    assert drawn(0) != drawn(1)
-    assert len(set(drawn(0))) == 8, "two workers must not draw the same numbers"
 
 
 def test_samples_are_stacked_and_stacked_batches_stay() -> None:
@@ -142,14 +115,15 @@ def test_drop_last() -> None:
 
 
 def test_auto_pins_for_cuda_only() -> None:
-    assert build_loader(numbers(), shuffle=False, device=torch.device("cuda")).pin_memory is True
-    assert build_loader(numbers(), shuffle=False, device=torch.device("cpu")).pin_memory is False
-    assert build_loader(numbers(), shuffle=False).pin_memory is False
+    assert build_loader(numbers(), shuffle=False, device=torch.device("cuda"))._torch.pin_memory is True
+    assert build_loader(numbers(), shuffle=False, device=torch.device("cpu"))._torch.pin_memory is False
+    assert build_loader(numbers(), shuffle=False)._torch.pin_memory is False
 
 
 def test_worker_options_have_no_effect_without_workers() -> None:
     loader = build_loader(numbers(), shuffle=False, persistent_workers=True, prefetch_factor=4, timeout=5.0)
-    assert (loader.persistent_workers, loader.prefetch_factor, loader.timeout) == (False, None, 0.0)
+    of_torch = loader._torch
+    assert (of_torch.persistent_workers, of_torch.prefetch_factor, of_torch.timeout) == (False, None, 0.0)
 
 
 def test_persistent_workers_use_a_new_order_in_each_epoch() -> None:

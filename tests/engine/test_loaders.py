@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.data.loader import Loader
@@ -63,7 +64,8 @@ def test_they_end_with_a_run_that_fails(tmp_path: Path, point: str) -> None:
 
 
 def test_a_loader_without_them_is_left_alone() -> None:
-    assert keeps_workers(loader())
-    for other in (loader(persistent=False), loader(workers=0), [1, 2], None):
+    data = torch.zeros(4, 1)
+    assert keeps_workers(DataLoader(data, num_workers=1, persistent_workers=True))
+    for other in (DataLoader(data, num_workers=1), loader(persistent=False), loader(workers=0), [1, 2], None):
         assert not keeps_workers(other)
         end_workers(other)

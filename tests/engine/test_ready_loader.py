@@ -22,7 +22,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hydraloop.data import EpochSampler
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -136,7 +135,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "in order, workers": lambda: loader(num_workers=1),
     "batch sampler": lambda: DataLoader(data(), batch_sampler=BatchSampler(RandomSampler(range(40)), SIZE, False)),
     "distributed": lambda: loader(sampler=DistributedSampler(data(), num_replicas=1, rank=0)),
-    "hydraloop's": lambda: loader(sampler=EpochSampler(range(40), shuffle=True, batch_size=SIZE)),
     "iterable": Batches,
     "list": in_batches,
     "state": Stateful,

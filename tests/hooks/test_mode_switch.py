@@ -144,7 +144,7 @@ def test_persistent_workers_are_started_anew_once(tmp_path: Path) -> None:
 
         def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
             if batch_idx == 0:
-                self.of_epoch.append([worker.pid for worker in engine.loaders.train._iterator._workers])  # type: ignore
+                self.of_epoch.append([worker.pid for worker in engine.loaders.train._torch._iterator._workers])  # type: ignore
 
     workers = Workers()
     engine_of(tmp_path, 2, workers=1, persistent=True, hooks={"workers": workers})[0].train()

@@ -18,6 +18,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
@@ -97,7 +98,7 @@ def engine_of(
         task=task(net, nn.MSELoss()),
         optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
         loaders=Loaders(loader),
-        hooks={"set_epoch_info": SetEpochInfoHook(), "seen": seen},
+        hooks={"sampler_seed": DistSamplerSeedHook(), "set_epoch_info": SetEpochInfoHook(), "seen": seen},
         settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
         run_dir=run_dir,
     )
@@ -108,11 +109,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_task_model_and_data_set_get_each_epoch_from_0(
-    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    workers: int, persistent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine, seen = engine_of(tmp_path, Data(), task=TaskTold, model=ModelTold, workers=workers)
+    told: dict[str, Any] = {"task": TaskTold, "model": ModelTold}
+    engine, seen = engine_of(tmp_path, Data(), **told, workers=workers, persistent=persistent)
     engine.train()
     assert engine.task.epochs == [0, 1, 2]
     assert engine.model.epochs == [0, 1, 2]
@@ -142,35 +144,14 @@ def test_a_run_resumed_inside_an_epoch_tells_that_epoch_again(tmp_path: Path) ->
     assert seen.inputs == {1: {1.0}, 2: {2.0}}
 
 
-def test_persistent_workers_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine, seen = engine_of(tmp_path, Data(), workers=2, persistent=True)
-    engine.train()
-    assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {0.0}}
-    (warning,) = warnings(caplog)
-    assert warning.startswith("hooks.set_epoch_info: set_epoch of Data reaches only this process")
-    assert "data.loader.persistent_workers=false" in warning
-
-
-def test_persistent_workers_are_no_warning_without_such_a_data_set(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
-    engine, _ = engine_of(tmp_path, plain, task=TaskTold, workers=1, persistent=True)
-    engine.train()
-    assert engine.task.epochs == [0, 1, 2]
-    assert warnings(caplog) == []
-
-
 def test_objects_without_the_method_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
     engine_of(tmp_path, plain)[0].train()
-    assert warnings(caplog) == [
-        "hooks.set_epoch_info does nothing: there is no set_epoch(epoch) in Task, Linear or the train data set"
-    ]
+    assert warnings(caplog) == ["hooks.set_epoch_info does nothing: there is no set_epoch(epoch) in Task or Linear"]
 
 
 def test_the_augmentation_of_the_digits_grows(tmp_path: Path) -> None:
-    overrides = ["data=digits_augmented", "data.train.ramp_epochs=4", "hooks=[set_epoch_info]", "engine.max_epochs=3"]
+    overrides = ["data=digits_augmented", "data.train.ramp_epochs=4", "engine.max_epochs=3"]
     engine = hydraloop.build(
         hydraloop.compose([*overrides, "engine.device=cpu", "data.loader.batch_size=512"], folder=REPOSITORY),
         run_dir=tmp_path,
