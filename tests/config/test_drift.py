@@ -138,7 +138,7 @@ def test_the_options_of_the_loader_are_the_arguments_of_build_loader() -> None:
     not_of_it = {"eval_batch_size", "steps_per_epoch", "skip_on_resume", "split_stream"}  # of one split, and of streams
     fields = {field.name: field.default for field in dataclasses.fields(LoaderConf) if field.name not in not_of_it}
     parameters = inspect.signature(build_loader).parameters
-    by_the_builder = {"dataset", "shuffle", "seed", "device", "key", "keys", "rank", "world_size"}
+    by_the_builder = {"dataset", "shuffle", "seed", "device", "key", "keys", "rank", "world_size", "global_batch"}
     assert fields == {name: p.default for name, p in parameters.items() if name not in by_the_builder}
 
 

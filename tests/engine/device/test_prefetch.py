@@ -161,7 +161,7 @@ def read(iterator: Iterator[Any]) -> tuple[list[Any], Exception | None]:
 
 def test_leaving_the_loop_ends_the_workers() -> None:
     before = set(multiprocessing.active_children())
-    loader = build_loader(Squares(), shuffle=False, batch_size=2, num_workers=2)
+    loader = build_loader(Squares(), shuffle=False, batch_size=2, num_workers=2, persistent_workers=False)
     for batch in one_ahead(iter(loader), mover(CPU), lambda batch: batch):
         assert batch.tolist() == [0, 1]
         assert len(set(multiprocessing.active_children()) - before) == 2
@@ -173,7 +173,7 @@ def test_an_error_in_a_worker_arrives_at_its_batch_and_ends_the_workers(monkeypa
     # torch gives the worker 5 s to end and then terminates it.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
     before = set(multiprocessing.active_children())
-    loader = build_loader(Squares(broken=4), shuffle=False, batch_size=2, num_workers=1)
+    loader = build_loader(Squares(broken=4), shuffle=False, batch_size=2, num_workers=1, persistent_workers=False)
     seen, error = read(one_ahead(iter(loader), mover(CPU), lambda batch: batch))
     assert [batch.tolist() for batch in seen] == [[0, 1], [4, 9]]
     assert isinstance(error, OSError)
