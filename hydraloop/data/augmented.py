@@ -17,8 +17,8 @@ class Augmented(Dataset[Any]):
     """Moves, turns and partly covers the images of another data set, each image differently each time.
 
     Samples are `(image, ...)` with a floating-point tensor `[C, H, W]`; the rest is not changed. Batches that the other
-    data set has stacked (`__getitems__`) stay stacked. Random numbers come from torch's global generator, which the loader
-    seeds for each batch.
+    data set has stacked (`__getitems__`) stay stacked. Random numbers come from torch's global generator, which the
+    loader seeds for each batch.
 
     The hook `mode_switch` can switch this augmentation off for the last epochs. Put an augmentation that should stay on
     into the other data set.
