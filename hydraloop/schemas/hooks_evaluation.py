@@ -37,7 +37,6 @@ class VisualizationHookConf(HookConf):
 
     default_priority: ClassVar[int] = 100
     mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_train",
         "after_val_iter",
         "after_val_epoch",
         "after_test_iter",
