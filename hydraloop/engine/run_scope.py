@@ -56,7 +56,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
     """
     start, main = perf_counter(), engine.distributed.is_main
     _forget_earlier_use(engine)
-    git = code_patch.record(engine.run_dir, Path.cwd()) if write_result and main else {}
+    engine.git = code_patch.record(engine.run_dir, Path.cwd()) if write_result and main else {}
     if main:
         log.info("%s", format_start(engine))
     try:
@@ -74,7 +74,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                 raise
             finally:
                 if write_result:
-                    _put_result(engine, perf_counter() - start, git)
+                    _put_result(engine, perf_counter() - start)
     finally:
         for loader in engine.loaders.by_key().values():
             end_workers(loader)
@@ -87,7 +87,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         engine.stages.report_repeated()
         has_error = engine.result is None or engine.result.error is not None
         if not has_error and engine.error is not None:  # raised in after_run
-            _put_result(engine, perf_counter() - start, git)
+            _put_result(engine, perf_counter() - start)
         # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
             log.info("%s", format_summary(engine, perf_counter() - start))
@@ -175,7 +175,7 @@ def _monitor(engine: Engine) -> Monitor | None:
     return None if found is None else Monitor(found[0], "greater" if found[1] else "less")
 
 
-def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> None:
+def _put_result(engine: Engine, seconds: float) -> None:
     """Set `engine.result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
     complete = engine.progress.iteration >= engine.max_iters
     status: Status = "stopped" if engine.stopping and not complete else "finished"
@@ -193,7 +193,7 @@ def _put_result(engine: Engine, seconds: float, git: dict[str, str | bool]) -> N
         progress=engine.progress.state_dict(),
         seconds=seconds,
         versions=versions(),
-        git=git,
+        git=engine.git,
     )
     if not engine.distributed.is_main:
         return

@@ -122,6 +122,8 @@ class EngineState(LogsRecords):
     """Whether the sanity step has been done, which happens once for each engine."""
     evaluation_length: int = 0
     """The number of batches of the current or last evaluation."""
+    git: dict[str, str | bool]
+    """The code with which this process trains (`code_patch.record`); only on rank 0."""
     generators: dict[str, Any] | None = None
     """The states of this engine's random generators between two uses. None: it draws from the process's generators."""
     _window: Window | None = None
@@ -156,7 +158,7 @@ class EngineState(LogsRecords):
         self.task: Any = cast(Any, task if self.distributed.sharded else task.to(self.device))
         self.task.engine = self
         self.loaders, self.hooks, self.schedulers = loaders, dict(hooks or {}), dict(schedules or {})
-        self.run_dir, self.seed, self.lock = run_dir, seed, lock
+        self.run_dir, self.seed, self.lock, self.git = run_dir, seed, lock, {}
         for name, hook in self.hooks.items():
             check_hook(hook, f"hooks.{name}")
             hook.name, hook.key = name, hook.key or f"hooks.{name}"

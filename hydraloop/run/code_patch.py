@@ -7,6 +7,7 @@ to resume. Trackers send it only with `log_code=true`.
 from __future__ import annotations
 
 import logging
+import zlib
 from pathlib import Path
 
 from hydraloop.run import atomic, attempts
@@ -31,7 +32,8 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
         folder: in which the run was started.
 
     Returns:
-        `commit`, and `dirty`: whether tracked files differ from it. Empty outside a repository.
+        `commit`, `dirty`: whether tracked files differ from it, and if so `patch`: the checksum of the changes. Empty
+        outside a repository.
     """
     commit = git_commit(folder)
     if commit is None:
@@ -40,17 +42,17 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
     if diff is None:
         log.warning("git diff failed or took more than 5 s: this run has no %s", FILENAME)
         return {"commit": commit}
-    place = _place(run_dir)
+    place, content = _place(run_dir), _text(commit, diff).encode("utf-8", "surrogateescape")
     try:
         if place.exists() and not _is_ours(place):
             log.warning("%s is not from hydraloop and is left as it is: this run has no %s", place, FILENAME)
         elif diff:
-            atomic.write_bytes(place, _text(commit, diff).encode("utf-8", "surrogateescape"))
+            atomic.write_bytes(place, content)
         else:
             place.unlink(missing_ok=True)  # from an earlier start of the same attempt
     except OSError as error:
         log.warning("%s cannot be written: %s", FILENAME, error)
-    return {"commit": commit, "dirty": bool(diff)}
+    return {"commit": commit, "dirty": bool(diff), **({"patch": f"{zlib.crc32(content):08x}"} if diff else {})}
 
 
 def find(run_dir: Path) -> Path | None:

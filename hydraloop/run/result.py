@@ -64,7 +64,8 @@ class Result:
     """Wall-clock time of this process."""
     versions: dict[str, str] = field(default_factory=dict)
     git: dict[str, str | bool] = field(default_factory=dict)
-    """`commit` of the folder in which the run was started, and `dirty`: whether tracked files differed from it."""
+    """`commit` of the folder in which the run was started, `dirty`: whether tracked files differed from it, and if so
+    `patch`: the checksum of `code.patch`."""
 
     def write(self, run_dir: Path) -> None:
         """Write the file atomically; secrets in the error are masked.

@@ -184,6 +184,8 @@ def test_a_typed_hyperparameter_takes_effect_on_a_resumed_run(project: Project) 
         assert done.code == 0, done.text
         assert done.text.count("optimizer.lr: ") == (said is not None)
         assert said is None or said in done.text
+        assert f"\nengine.max_epochs: {epochs - 1} -> {epochs}\n" in done.text
+        assert ("data.loader.batch_size: 64 -> 32" in done.text) == (epochs == 3)
         lr = [record["lr"] for record in project.run.records if record["mode"] == "train"]
         assert lr[-1] == (1e-6 if epochs == 4 else 1e-5)
     assert project.run.log.count("optimizer.lr: ") == 2

@@ -137,7 +137,7 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     assert "connecting with ***" in whole.log
     assert "going to ***@host/" in whole.log  # a password in a URL is known, too
     assert "+password: ***" in (whole.path / "code.patch").read_text()
-    assert whole.result["git"].keys() == {"commit", "dirty"}
+    assert whole.result["git"].keys() == {"commit", "dirty", "patch"}
 
     assert seen(failed)[0] == digest(FROM_ENVIRONMENT)
     config = (failed.path / ".hydra" / "config.yaml").read_text()

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def test_a_patch_restores_what_was_run(repository: Path, run_dir: Path) -> None:
     for name, content in changed.items():
         (repository / name).write_bytes(content)
     found = code_patch.record(run_dir, repository / "package")
-    assert found == {"commit": git(repository, "rev-parse", "HEAD").strip(), "dirty": True}
+    checksum = f"{zlib.crc32((run_dir / 'code.patch').read_bytes()):08x}"
+    assert found == {"commit": git(repository, "rev-parse", "HEAD").strip(), "dirty": True, "patch": checksum}
     patch = code_patch.find(run_dir)
     assert patch == run_dir / "code.patch"
     first = patch.read_bytes().splitlines()[0].decode()
@@ -123,7 +125,8 @@ def test_a_run_has_the_patch_and_its_result_has_no_code(
     make_engine(run_dir).train()
     assert "+uncommitted = 1" in (run_dir / "code.patch").read_text()
     result = (run_dir / "result.json").read_text()
-    assert json.loads(result)["git"] == {"commit": git(repository, "rev-parse", "HEAD").strip(), "dirty": True}
+    found = json.loads(result)["git"]
+    assert found == {"commit": git(repository, "rev-parse", "HEAD").strip(), "dirty": True, "patch": found["patch"]}
     assert "uncommitted" not in result
 
 

@@ -1,7 +1,7 @@
 """The checkpoint format: a dict, written atomically and loaded without pickle::
 
 format      1
-meta        experiment_name, time, versions, the config as YAML, the names of metrics, progress;
+meta        experiment_name, time, versions, git, seed, the config as YAML, the names of metrics, progress;
             optimizer: its class; with several optimizers, {name: class};
             hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;

@@ -26,9 +26,16 @@ def global_batch_size(engine: Engine) -> int | None:
 
 
 def check(engine: Engine, meta: dict[str, Any]) -> None:
-    """Refuse a position inside an epoch if batches have another size now, or epochs another length."""
+    """Refuse a position inside an epoch if the seed, the size of batches or the length of epochs has changed."""
     batch, epoch_length, batch_size = engine.progress.batch_in_epoch, meta.get("epoch_length"), meta.get("batch_size")
     key, or_end = "data.loader.batch_size", "or a checkpoint from the end of an epoch."
+    seed = meta.get("seed", engine.seed)
+    if batch and seed != engine.seed:
+        raise UserError(
+            f"the checkpoint is inside an epoch, whose order follows from seed {seed}",
+            key="seed",
+            remedy=f"Use seed={seed}, {or_end}",
+        )
     if batch and batch_size is not None and batch_size != global_batch_size(engine):
         size, rest = divmod(batch_size, engine.distributed.world_size)
         raise UserError(

@@ -16,6 +16,7 @@ from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import full
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import PeerError, UserError
+from hydraloop.run.changes import resumed
 from hydraloop.run.checkpoint_files import point_to, still_safe
 from hydraloop.run.environment import versions
 from hydraloop.run.result import describe
@@ -37,6 +38,8 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             **engine.settings.metadata,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "versions": versions(),
+            "git": engine.git,
+            "seed": engine.seed,
             "metric_names": list(engine.metric_names),
             "metrics": dict(engine.metrics),
             "epoch": engine.progress.epoch,
@@ -140,6 +143,10 @@ def load(engine: Engine) -> dict[str, Any] | None:
     if settings.resume is not None:
         checkpoint = load_file(settings.resume, key="resume")
         check_resumable(checkpoint, settings.resume)
+        if engine.distributed.is_main:
+            now = {**settings.metadata, "versions": versions(), "git": engine.git}
+            for line in resumed(checkpoint["meta"], now):
+                log.info("%s", line)
         _resume(engine, checkpoint)
         rng = seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
         done = engine.progress.iteration

@@ -140,7 +140,7 @@ def test_no_tracker_has_uncommitted_code(tracked: Tracked) -> None:
     """Neither in a database, nor in files to be uploaded, nor in the followers' own files."""
     run = tracked.run
     assert tracked.holding("first-change") == [str((run.path / "code.patch").relative_to(tracked.project.path))]
-    assert run.result["git"].keys() == {"commit", "dirty"}
+    assert run.result["git"].keys() == {"commit", "dirty", "patch"}
     assert run.result["git"]["dirty"] is True
 
 

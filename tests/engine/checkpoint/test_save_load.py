@@ -259,6 +259,14 @@ def test_epochs_of_another_length_are_refused_inside_the_first_epoch_too(tmp_pat
         make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 1), max_epochs=2).train()
 
 
+def test_another_seed_is_refused_inside_an_epoch(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, resume=_inside(tmp_path, 3), max_epochs=2)
+    engine.seed = 1
+    with pytest.raises(UserError, match="whose order follows from seed 0") as caught:
+        engine.train()
+    assert caught.value.key == "seed"
+
+
 def test_epochs_of_another_length_are_fine_at_an_epochs_end(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, train=batches(3), resume=_checkpoint(tmp_path), max_epochs=2)
     engine.train()
