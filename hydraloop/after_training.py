@@ -85,7 +85,9 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     ranks.append(distributed)
     text = command.run(distributed)
     if distributed.is_main:
-        print(f"weights: {command.checkpoint}", file=sys.stderr)  # standard output has only the result
+        ranks_differ = command.trained_by not in (None, distributed.world_size)
+        note = f" (trained by {command.trained_by} ranks: the last digits can differ)" if ranks_differ else ""
+        print(f"weights: {command.checkpoint}{note}", file=sys.stderr)  # standard output has only the result
         print(text)
     distributed.close()
     return 0

@@ -15,6 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loader, sets_of
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run.config_yaml import plain
+from hydraloop.safety.typed_options import keys_of
 
 _SPLITS = ("test", "val")
 
@@ -55,11 +56,17 @@ class Command:
         self._found = find(request.run, request.checkpoint, request.overrides)
         self.cfg = self._found.cfg
         self.checkpoint = self._found.file
+        meta = self._found.saved.get("meta") or {}
+        options = self.cfg.distributed
+        if "distributed.nproc_per_node" not in keys_of(request.overrides):  # of a run of torchrun, the config says 1
+            options.nproc_per_node = meta.get("ranks_per_node", options.nproc_per_node)
         if request.command == "export":
-            self.cfg.distributed.nproc_per_node = 1
+            options.nproc_per_node = 1
             self.cfg.engine.compile = False
-        self.processes: int = self.cfg.distributed.nproc_per_node
+        self.processes: int = options.nproc_per_node
         """How many processes have to be started for it, if no launcher has."""
+        self.trained_by: int | None = meta.get("ranks")
+        """How many ranks have trained; None if the checkpoint does not say so."""
 
     def run(self, ranks: Distributed) -> str:
         """Do it; called on each rank. Returns what to print on rank 0: the metrics as JSON, or the file written."""

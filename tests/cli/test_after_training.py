@@ -13,12 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import hydraloop
+from hydraloop.cli.after_training import Command, Request
 from hydraloop.cli.predictions import check_folder, write
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.models import SmallCNN
+from tests.config.composed import REPOSITORY
 from tests.e2e.projects import Done, Project
+from tests.ranks import on_ranks
 
 SETS = """
 # @package data
@@ -259,7 +264,9 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     expected = result(project)["test_metrics"]
     done = command(project, "evaluate", "run")
     assert (done.code, done.out) == (0, json.dumps(expected) + "\n")
-    one = json.loads(command(project, "evaluate", "run", "distributed.nproc_per_node=1").out)
+    alone = command(project, "evaluate", "run", "distributed.nproc_per_node=1")
+    assert alone.err.endswith(" (trained by 2 ranks: the last digits can differ)\n")
+    one = json.loads(alone.out)
     for name, value in one.items():
         if name.endswith("loss"):
             assert value == pytest.approx(expected[name], abs=1e-6)
@@ -276,6 +283,29 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     assert (done.code, done.out) == (1, "")
     assert done.err == "error: task: rank 1 has another kind of data\n"
     assert not (project.path / "failed.npz").exists()
+
+
+def train_digits(distributed: Distributed, run_dir: Path) -> None:
+    lines = ["engine.device=cpu", "engine.max_epochs=1", "engine.limit_train_batches=2", "data.val=null"]
+    cfg = hydraloop.compose(lines, folder=REPOSITORY)
+    hydraloop.build(cfg, run_dir=run_dir, distributed=distributed).train()
+
+
+def evaluated(distributed: Distributed, run_dir: Path) -> str:
+    return Command(Request("evaluate", run_dir)).run(distributed)
+
+
+@pytest.mark.slow  # 2 ranks
+def test_a_run_of_a_launcher_is_evaluated_with_as_many_processes(tmp_path: Path) -> None:
+    """Its config does not say how many there were; the checkpoint does."""
+    run_dir = tmp_path / "run"
+    on_ranks(2, train_digits, run_dir)
+    command = Command(Request("evaluate", run_dir))
+    assert (command.processes, command.trained_by) == (2, 2)
+    expected = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))["test_metrics"]
+    assert json.loads(on_ranks(2, evaluated, run_dir)[0]) == expected
+    assert Command(Request("evaluate", run_dir, overrides=["distributed.nproc_per_node=1"])).processes == 1
+    assert Command(Request("export", run_dir, "pt2", output="model.pt2")).processes == 1
 
 
 @pytest.mark.parametrize(

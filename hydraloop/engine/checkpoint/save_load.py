@@ -46,6 +46,8 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "iteration": engine.progress.iteration,
             "epoch_length": engine.epoch_length,
             "batch_size": position.global_batch_size(engine),
+            "ranks": engine.distributed.world_size,
+            "ranks_per_node": engine.distributed.local_world_size,
         },
         "state_dict": engine.model.state_dict(),
         "hooks": _of_all_ranks(engine, _hook_states(engine)),
