@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.building import build_loaders
 from hydraloop.data.sampler import mix_seed
+from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.device.seeding import rng_state, seed_everything, use_deterministic_kernels
@@ -69,7 +70,11 @@ def build(
     settled = resumed or settle_on_main(cfg, run_dir, distributed)
     directory = settled.run_dir or run_directory.new()
     check_trace_paths(cfg, directory)
-    engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint)
+    position = None if settled.checkpoint is None else peek(settled.checkpoint, key="resume")
+    if position is not None:
+        compose = f"hydraloop.compose([…, 'resume={settled.checkpoint}'])"
+        parts.check(position.given, f"hydraloop.build({compose}")
+    engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
     if distributed.is_main:
         engine.lock = lock_of(cfg, directory) if resumed is None else None
         _record(cfg, engine, resumed=settled.checkpoint is not None, recorded=resumed is not None)
@@ -83,6 +88,7 @@ def assemble(
     parts: Parts,
     *,
     checkpoint: Path | None = None,
+    position: Position | None = None,
     trains: bool = True,
 ) -> Engine:
     """Make the parts of an engine, in the order in which they need each other. No file is written.
@@ -90,6 +96,7 @@ def assemble(
     Args:
         cfg: validated.
         checkpoint: where the run continues.
+        position: that of the checkpoint.
         trains: whether the engine gets an optimizer and schedules.
     """
     use_deterministic_kernels(cfg.engine.deterministic)
@@ -105,8 +112,8 @@ def assemble(
         initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules))
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
-    settings = _settings(cfg, checkpoint, parts, channels_last=channels_last)
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
+    settings = _settings(cfg, checkpoint, parts, channels_last=channels_last)
     engine = Engine(
         task=task,
         optimizer=optimizer,
@@ -114,7 +121,7 @@ def assemble(
         hooks=hooks,
         slots=slots,
         on_error=on_error,
-        schedules={} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders),
+        schedules={} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position),
         settings=settings,
         run_dir=run_dir,
         seed=cfg.seed,
@@ -163,5 +170,5 @@ def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_la
         closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        metadata={**metadata, "given": parts.names} if parts.names else metadata,
+        metadata={**metadata, **parts.meta},
     )

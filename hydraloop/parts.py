@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +35,38 @@ class Parts:
 
     @property
     def names(self) -> list[str]:
-        """The keys of the config that are not used."""
+        """The keys in the config, which does not describe them."""
         splits = SPLITS if isinstance(self.loaders, Loaders) else self.loaders
-        return [*(["task"] if self.task is not None else []), *(f"data.{split}" for split in splits)]
+        whole = [name for name in ("task", "optimizer") if getattr(self, name) is not None]
+        return [*whole, *(f"data.{split}" for split in splits), *(f"hooks.{name}" for name in self.hooks)]
+
+    @property
+    def meta(self) -> dict[str, list[str]]:
+        """The entries of a checkpoint's `meta` (see `format.py`)."""
+        changing = [f"hooks.{name}" for name, hook in self.hooks.items() if hook.changes_evaluation]
+        return {"given": self.names, "changes_evaluation": changing} if self.names else {}
+
+    def check(self, wanted: Iterable[str], call: str) -> None:
+        """Refuse to build from the config what a run got as finished objects.
+
+        Args:
+            wanted: the keys of these objects.
+            call: the beginning of the call that takes them.
+        """
+        missing = [key for key in wanted if key not in self.names]
+        if not missing:
+            return
+        arguments = [f"{key}=…" for key in missing if "." not in key]
+        for argument, prefix in (("loaders", "data."), ("hooks", "hooks.")):
+            names = [f"'{key.removeprefix(prefix)}': …" for key in missing if key.startswith(prefix)]
+            if names:
+                arguments.append(f"{argument}={{{', '.join(names)}}}")
+        objects = "it as an object" if len(missing) == 1 else "them as objects"
+        raise UserError(
+            f"the run got {objects} from Python, which its config does not describe",
+            key=", ".join(missing),
+            remedy=f"Give {objects.split()[0]} again: {call}, {', '.join(arguments)}).",
+        )
 
 
 NONE = Parts()

@@ -20,6 +20,7 @@ from hydraloop.engine.checkpoint.weights import load_for_evaluation
 from hydraloop.engine.device.seeding import rng_state, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, suggestion
 from hydraloop.parts import Parts
@@ -71,6 +72,7 @@ def load_found(
     splits: Sequence[str],
     task: Task | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
+    hooks: Mapping[str, Hook] | None = None,
     distributed: Distributed | None = None,
 ) -> Engine:
     """Return an engine with the weights of a run; see `hydraloop.load`."""
@@ -85,8 +87,11 @@ def load_found(
         cfg[group] = {name: node for name, node in cfg[group].items() if _changes_evaluation(node, f"{group}.{name}")}
     if not isinstance(loaders, Loaders):
         loaders = {**{split: None for split in SPLITS if split not in splits}, **(loaders or {})}
-    parts = Parts(task, loaders)
-    _check_given(run_dir, (saved.get("meta") or {}).get("given", ()), parts)
+    used = {name: hook for name, hook in (hooks or {}).items() if getattr(hook, "changes_evaluation", True)}
+    parts = Parts(task, loaders, hooks=used)
+    meta = saved.get("meta") or {}
+    needed = [key for key in meta.get("given", ()) if key == "task" or key.startswith("data.")]
+    parts.check([*needed, *meta.get("changes_evaluation", ())], "hydraloop.load(…")
     generators = rng_state()
     engine = assemble(cfg, distributed, run_dir, parts, trains=False)
     set_rng_state(generators)  # the caller's numbers do not begin again
@@ -96,18 +101,6 @@ def load_found(
     engine.loaded = True
     log.info("weights loaded from %s", file)
     return engine
-
-
-def _check_given(run_dir: Path, given: Sequence[str], parts: Parts) -> None:
-    """Refuse to build what the run got as a finished object from Python: its config describes another one."""
-    for name in given:
-        if name not in parts.names:
-            argument = "task=…" if name == "task" else f"loaders={{'{name.removeprefix('data.')}': …}}"
-            raise UserError(
-                f"the run in {run_dir} got it as an object from Python, which its config does not describe",
-                key=name,
-                remedy=f"Give it again: hydraloop.load(…, {argument}).",
-            )
 
 
 def _changes_evaluation(node: DictConfig | None, key: str) -> bool:

@@ -114,6 +114,7 @@ def load(
     overrides: Sequence[str] = (),
     task: Task | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
+    hooks: Mapping[str, Hook] | None = None,
     distributed: Distributed | None = None,
     trusted: Sequence[str] = (),
     folder: str | Path | None = None,
@@ -131,6 +132,7 @@ def load(
         overrides: changes of the run's config, `["data.test.root=/data"]`.
         task: used instead of that of the config.
         loaders: used in addition to `splits`, as of `build`.
+        hooks: as of `build`. Those that do not change an evaluation are not used.
         distributed: the ranks. None: as the launcher's environment variables say.
         trusted: packages whose classes the config may name in `_target_`, in addition to the allowlist's own.
         folder: whose classes the config may name. None: that of the calling file.
@@ -144,7 +146,7 @@ def load(
     before, ALLOWLIST.advice = ALLOWLIST.advice, from_python("load")
     try:
         found = find(Path(run_dir), checkpoint, _listed(overrides))
-        return load_found(found, _listed(splits), task, loaders, distributed)
+        return load_found(found, _listed(splits), task, loaders, hooks, distributed)
     finally:
         ALLOWLIST.advice = before
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
 
-from hydraloop.engine.checkpoint.format import peek
+from hydraloop.engine.checkpoint.format import Position
 from hydraloop.engine.checks import refusing
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
@@ -40,15 +40,18 @@ class Length(NamedTuple):
 
 
 def build_schedules(
-    cfg: DictConfig, optimizer: Optimizer, settings: Settings, loaders: Loaders
+    cfg: DictConfig, optimizer: Optimizer, settings: Settings, loaders: Loaders, position: Position | None = None
 ) -> dict[str, Schedule | TorchSchedule]:
     """Return the schedules of the group `scheduler` by name.
+
+    Args:
+        position: of the run that is resumed.
 
     Raises:
         UserError: see `build_schedule`; there is no optimizer of the name; or a scheduler of torch is not the only
             schedule of its optimizer.
     """
-    run = _length(settings, loaders)
+    run = _length(settings, loaders, position)
     schedules: dict[str, Schedule | TorchSchedule] = {}
     changed: dict[str, set[Optimizer]] = {}
     for name, node in cfg.scheduler.items():
@@ -146,11 +149,10 @@ def build_schedule(
     )
 
 
-def _length(settings: Settings, loaders: Loaders) -> Length:
+def _length(settings: Settings, loaders: Loaders, position: Position | None) -> Length:
     """Return the run's length. A resumed run adds to the steps of the checkpoint, which may have had other options."""
     epoch_length = settings.limited("train", len(loaders.train or ()))
-    position = None if settings.resume is None else peek(settings.resume, key="resume")
-    progress, skipped = (Progress(), 0) if position is None else position
+    progress, skipped = (Progress(), 0) if position is None else position[:2]
     iterations, epochs = settings.training_length(epoch_length, progress)
     left = max(iterations - progress.iteration, 0)
     in_this_epoch = min(left, max(epoch_length - progress.batch_in_epoch, 0))

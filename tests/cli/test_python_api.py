@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import hydraloop
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
-from hydraloop.hooks import EMAHook
+from hydraloop.hooks import EMAHook, TestTimeAugmentationHook
 from tests.config.composed import REPOSITORY
 from tests.e2e.projects import Project
 from tests.helpers import batches, tiny_task
@@ -74,6 +74,10 @@ def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_pa
     assert engine.optimizers["bias"].param_groups[0]["lr"] == 0.1, "without a schedule"
     assert engine.optimizers["weight"].param_groups[0]["lr"] < 0.01
     cfg.resume = str(file)
+    with pytest.raises(UserError, match=r"^optimizer, data\.val, hooks\.ema: the run got them as objects") as caught:
+        hydraloop.build(cfg, task=tiny_task(), loaders={"train": batches(4), "test": None})
+    assert f"hydraloop.build(hydraloop.compose([…, 'resume={file}']), optimizer=…, " in str(caught.value)
+    assert "loaders={'val': …}, hooks={'ema': …})." in str(caught.value)
     resumed = hydraloop.build(cfg, **objects())
     assert resumed.train().test_metrics == whole.test_metrics
     assert same(weights(resumed), weights(engine))
@@ -85,6 +89,21 @@ def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_pa
     with pytest.raises(UserError, match=r"data\.test: .* got it as an object") as caught:
         hydraloop.load(tmp_path / "run", task=tiny_task(), splits=["test"])
     assert "loaders={'test': …}" in str(caught.value)
+
+
+def test_a_hook_object_that_changes_the_evaluation_is_given_again(tmp_path: Path) -> None:
+    """Other hooks are not needed to load a run."""
+
+    def augmented() -> dict[str, hydraloop.Hook]:
+        return {"views": TestTimeAugmentationHook(transforms=["identity", "rot90"]), "noise": _Noise()}
+
+    result = hydraloop.build(composed(), run_dir=tmp_path, hooks=augmented()).train()
+    with pytest.raises(UserError, match=r"^hooks\.views: the run got it as an object") as caught:
+        hydraloop.load(tmp_path, splits=["test"])
+    assert "hydraloop.load(…, hooks={'views': …})" in str(caught.value)
+    with pytest.raises(UserError, match=r"hooks\.views: int is not a Hook"):
+        hydraloop.load(tmp_path, hooks={"views": 1})  # type: ignore[dict-item]
+    assert hydraloop.load(tmp_path, splits=["test"], hooks=augmented()).test() == result.test_metrics
 
 
 def test_some_parts_are_given_and_the_others_are_those_of_the_config(tmp_path: Path) -> None:
@@ -108,6 +127,9 @@ def test_objects_that_do_not_fit(tmp_path: Path) -> None:
     both = {"a": torch.optim.SGD(task.parameters(), lr=1), "b": torch.optim.SGD([task.model.bias], lr=1)}
     assert "bias is in two optimizers, a and b" in refused(cfg, tmp_path, task=task, optimizer=both)
     assert "int is not an optimizer" in refused(cfg, tmp_path, optimizer=1)
+    used = EMAHook()
+    twice = refused(cfg, tmp_path, hooks={"one": used, "two": used})
+    assert "hooks.two: this EMAHook has been given to an engine before, and has its state" in twice
     assert "hooks.checkpoint: the config has a hook" in refused(cfg, tmp_path, hooks={"checkpoint": EMAHook()})
     wrong: Any = {"mine": nn.Identity()}
     assert "hooks.mine: Identity is not a Hook" in refused(cfg, tmp_path, hooks=wrong)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import lr_scheduler as torchs
 
+from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
@@ -125,7 +126,8 @@ BATCHES = 10
 def end(**settings: Any) -> int:
     """The step at which a cosine ends that acts until the end of the run."""
     cfg = OmegaConf.create({"scheduler": {"cosine": {"_target_": "hydraloop.optim.Cosine"}}})
-    made: Any = build_schedules(cfg, two_groups(), Settings(**settings), Loaders(batches(BATCHES)))
+    position = peek(settings["resume"], key="resume") if "resume" in settings else None
+    made: Any = build_schedules(cfg, two_groups(), Settings(**settings), Loaders(batches(BATCHES)), position)
     return int(made["cosine"].end)
 
 

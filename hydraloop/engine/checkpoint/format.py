@@ -6,6 +6,8 @@ meta        experiment_name, time, versions, git, seed, the config as YAML, the 
             optimizer: its class; with several optimizers, {name: class};
             hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;
+            given: the keys of the parts that are finished objects from Python;
+            changes_evaluation: the keys of the hooks among them on which metrics depend;
             averaged_weights: the name of the hook that has them, if one does;
             published_from: in a published file, the name of its checkpoint
 state_dict  of the raw model
@@ -25,7 +27,7 @@ import pickle
 import re
 import shlex
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Thread
@@ -212,6 +214,8 @@ class Position(NamedTuple):
     progress: Progress
     skipped: int
     """Optimizer steps that fp16 skipped."""
+    given: Sequence[str]
+    """The keys of the parts that the run got as finished objects from Python."""
 
 
 def peek(path: Path, *, key: str) -> Position | None:
@@ -225,7 +229,8 @@ def peek(path: Path, *, key: str) -> Position | None:
         return None
     progress = Progress()
     progress.load_state_dict(checkpoint["progress"])
-    return Position(progress, checkpoint.get("precision", {}).get("skipped", 0))
+    given = (checkpoint.get("meta") or {}).get("given", ())
+    return Position(progress, checkpoint.get("precision", {}).get("skipped", 0), given)
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:

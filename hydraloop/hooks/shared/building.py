@@ -44,6 +44,9 @@ def build_hooks(
         if name in hooks:
             raise UserError(f"the config has a hook {name!r}, too", key=key, remedy="Give it another name.")
         check_hook(hook, key)
+        if hook.key:
+            problem = f"this {type(hook).__name__} has been given to an engine before, and has its state"
+            raise UserError(problem, key=key, remedy="Make a new one for each engine.")
         hook.key, hooks[name], on_errors[name] = key, hook, hook.on_error
         _check_policy(hook, hook.on_error, several=several)
         slots.append(slot_of(name, hook, None, is_default=False))
