@@ -6,8 +6,7 @@ meta        experiment_name, time, versions, git, seed, the config as YAML, the 
             optimizer: its class; with several optimizers, {name: class};
             hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;
-            given: the keys of the parts that are finished objects from Python;
-            changes_evaluation: the keys of the hooks among them on which metrics depend;
+            given: the keys of finished objects from Python; changes_evaluation: of hooks among them that metrics need;
             averaged_weights: the name of the hook that has them, if one does;
             published_from: in a published file, the name of its checkpoint
 state_dict  of the raw model
@@ -229,8 +228,8 @@ def peek(path: Path, *, key: str) -> Position | None:
         return None
     progress = Progress()
     progress.load_state_dict(checkpoint["progress"])
-    given = (checkpoint.get("meta") or {}).get("given", ())
-    return Position(progress, checkpoint.get("precision", {}).get("skipped", 0), given)
+    skipped = checkpoint.get("precision", {}).get("skipped", 0)
+    return Position(progress, skipped, (checkpoint.get("meta") or {}).get("given", ()))
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:
