@@ -1,6 +1,7 @@
 """`python -m hydraloop …`: train with conf/ of the working directory, or a command for runs.
 
-`sync …` sends trackers what they do not have; `evaluate …`, `predict …` and `export …` use a finished run.
+`sync …` sends trackers what they do not have; `diff …` compares two runs; `evaluate …`, `predict …` and `export …` use
+a finished run.
 """
 
 import sys
@@ -11,6 +12,11 @@ if sys.argv[1:2] == ["sync"]:
 
     sys.exit(sync(sys.argv[2:]))
 
+if sys.argv[1:2] == ["diff"]:
+    from hydraloop.cli.diff import main as diff
+
+    sys.exit(diff(sys.argv[2:]))
+
 if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export"):
     from hydraloop.after_training import main as after_training
 
@@ -20,6 +26,7 @@ if not Path("conf").is_dir() and not any(text.startswith(("--config-path", "-cp"
     usage = """python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
 python -m hydraloop predict <run>    write its predictions
 python -m hydraloop export <run>     write its model
+python -m hydraloop diff <run> <run> print what differs between two runs
 python -m hydraloop sync <folder>    send trackers the records that they do not have
 python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""
     asked = bool({"-h", "--help"}.intersection(sys.argv))

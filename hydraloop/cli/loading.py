@@ -24,10 +24,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, suggestion
 from hydraloop.parts import Parts
-from hydraloop.run import attempts
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.run.config_yaml import remember_config, resolved
-from hydraloop.run.directory import CONFIG, checkpoint_folders, holds_run
+from hydraloop.run.directory import CONFIG, RECORDS, checkpoint_folders, config_file, holds_run
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
@@ -166,18 +165,16 @@ def config_of(run_dir: Path, overrides: Sequence[str], meta: Mapping[str, Any]) 
     Raises:
         UserError: the config does not fit this version, or an override does not fit the config.
     """
-    records = [run_dir / attempts.RECORDS, *attempts.folders(run_dir)]
-    # A resumption that has failed at its start has a result of its own.
-    written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
-    if not written:
-        raise UserError(f"{run_dir} has no {attempts.RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
+    file = config_file(run_dir)
+    if file is None:
+        raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
     try:
-        cfg = _typed(OmegaConf.load(written[-1] / CONFIG))
+        cfg = _typed(OmegaConf.load(file))
     except OmegaConfBaseException as error:
         raise UserError(
             f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",
             key=error.full_key or None,
-            remedy=f"Change {written[-1] / CONFIG}, or use the version that trained the run.",
+            remedy=f"Change {file}, or use the version that trained the run.",
         ) from error
     OmegaConf.set_struct(cfg, True)
     for override in arguments.parse(overrides):

@@ -63,6 +63,14 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
 
 
+def config_file(run_dir: Path) -> Path | None:
+    """Return the config of a run, or of its newest resumption that has trained; None if the run has none."""
+    records = [run_dir / RECORDS, *attempts.folders(run_dir)]
+    # A resumption that has failed at its start has a result of its own.
+    written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
+    return written[-1] / CONFIG if written else None
+
+
 def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
     """Write the config, unless it is written already, and the checkpoint folders, for a later `resume=`.
 
