@@ -24,9 +24,10 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, suggestion
 from hydraloop.parts import Parts
+from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.run.config_yaml import remember_config, resolved
-from hydraloop.run.directory import CONFIG, RECORDS, checkpoint_folders, config_file, holds_run
+from hydraloop.run.directory import CONFIG, checkpoint_folders, config_file, holds_run
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
