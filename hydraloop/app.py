@@ -24,7 +24,7 @@ from hydraloop.cli.plan import format_plan
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import torchrun
-from hydraloop.launch.failure import Terminated
+from hydraloop.launch.failure import Requeue, Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
@@ -36,7 +36,8 @@ def main(
 ) -> None:
     """Train, or show what the command line asks for, and exit.
 
-    Exit codes: 0 done, 1 a run failed, 2 a mistake in the command line; ended by Ctrl-C 130, SIGTERM 143, SIGHUP 129.
+    Exit codes: 0 done, 1 a run failed, 2 a mistake in the command line; 75 the run was preempted and has saved, 130
+    after Ctrl-C; ended without that by Ctrl-C 130, SIGTERM 143, SIGHUP 129.
 
     Args:
         config_path: the folder with config files, relative to the calling file.
@@ -75,6 +76,8 @@ def main(
 
 
 def _exit_code(error: BaseException, reports: Reports) -> int:
+    if isinstance(error, Requeue):
+        return 0 if torchrun.is_launched() else error.code  # torchrun would restart the ranks
     if isinstance(error, KeyboardInterrupt):
         return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     return 2 if isinstance(error, UserError) and error not in reports.shown else 1

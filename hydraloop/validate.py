@@ -212,7 +212,8 @@ def _check_values(cfg: DictConfig) -> None:
                 key=f"engine.{name}",
                 remedy="Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches.",
             )
-    seconds_of(cfg.engine.max_time)
+    for name in ("max_time", "requeue_after"):
+        seconds_of(cfg.engine[name], f"engine.{name}")
     if cfg.engine.deterministic and cfg.engine.benchmark:
         raise UserError(
             "it selects algorithms by their time, so runs differ, which engine.deterministic=true shall prevent",

@@ -76,6 +76,7 @@ def _loaders_workers() -> None:
     loader = DataLoader([1], num_workers=1, persistent_workers=True)
     assert loader._iterator is None
     assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
+    assert "self._workers.append(w)" in inspect.getsource(_MultiProcessingDataLoaderIter)
 
 
 def _tensors_version() -> None:
@@ -154,7 +155,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_plugins: ["hydra._internal.core_plugins"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
-    _loaders_workers: ["_iterator", "_shutdown_workers"],
+    _loaders_workers: ["_iterator", "_shutdown_workers", "_workers"],
     _tensors_version: ["_version"],
     _schedulers: ["_last_lr", "_opt_called"],
     _norms: ["_NormBase"],

@@ -15,6 +15,7 @@ from hydraloop.data.order import Drawn, index, indices, made_for
 from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
 from hydraloop.data.seeded import Seeded, as_is
 from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.interruption.signals import QuietWorker
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 
@@ -239,7 +240,7 @@ def build_loader(
         persistent_workers=persistent_workers and workers,
         prefetch_factor=prefetch_factor if workers else None,
         timeout=timeout if workers else 0.0,
-        worker_init_fn=worker_init_fn if workers else None,
+        worker_init_fn=QuietWorker(worker_init_fn) if workers else None,
         multiprocessing_context=multiprocessing_context if workers else None,
     )
 

@@ -19,6 +19,7 @@ from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, ste
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.interruption.signals import QuietWorker
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 
@@ -272,8 +273,10 @@ def build_stream_loader(
         key=key,
         workers_key=keys["num_workers"],
     )
-    of_torch = {"num_workers": workers, "pin_memory": pin_memory}
-    of_torch |= {name: options[name] for name in _OF_WORKERS if workers}
+    of_torch: dict[str, Any] = {"num_workers": workers, "pin_memory": pin_memory}
+    if workers:
+        of_torch |= {name: options[name] for name in _OF_WORKERS}
+        of_torch["worker_init_fn"] = QuietWorker(options["worker_init_fn"])
     arguments: dict[str, Any] = {
         "steps": steps_of(dataset, options, batch_size * world_size, key),
         "ends": options["steps_per_epoch"] is not None or options["drop_last"],

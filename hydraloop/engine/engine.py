@@ -25,10 +25,11 @@ from hydraloop.engine.evaluation import (
     in_mode,
     only_test_set,
     predict_batches,
+    unless_preempted,
     validation_due,
 )
+from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader
-from hydraloop.engine.settings import seconds_of
 from hydraloop.engine.state import EngineState
 from hydraloop.engine.train_mode import begin_training
 from hydraloop.run.result import Result
@@ -47,12 +48,12 @@ class Engine(EngineState):
             BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
         """
         at, progress = self.stages, self.progress
-        with run_scope.locked(self), run_scope.run(self, write_result=True):
+        with preemptible(self), run_scope.locked(self), run_scope.run(self, write_result=True):
             check_trainable(self)
             self.stepping, self.step = self.optimizer, ""
             rng = save_load.load(self)  # after_load_checkpoint
             begin_training(self.task, self.distributed)
-            self.deadline = perf_counter() + seconds_of(self.settings.max_time)
+            self._start_clock(perf_counter())
             with run_scope.always(self, at.after_train):
                 self._call(at.before_train)
                 if rng is not None:  # last, so that no start-up code draws from the generators
@@ -69,7 +70,8 @@ class Engine(EngineState):
                         self._requests.act()
                     self._validate_if_due()
             self._requests.act()  # the last checkpoint, asked for in after_train
-            if self.settings.test and self.loaders.test is not None:
+            run_scope.check_saved(self)
+            if self.settings.test and self.loaders.test is not None and self.preempted_by is None:
                 self._test(Path(self.best.checkpoint) if self.best is not None else None)
         assert self.result is not None
         return self.result
@@ -100,7 +102,8 @@ class Engine(EngineState):
     def _train_batches(self, first: int) -> Iterator[Any]:
         """Yield the batches of an epoch from the `first` on, on the device; measure how long each takes to arrive.
 
-        After `max_time`, ask for a stop: the next iteration is the last one, unless ranks must agree first.
+        After `max_time` or `requeue_after`, ask for a stop: the next iteration is the last one, unless ranks must agree
+        first.
         """
         loader = self.train_loader
         assert loader is not None  # check_trainable
@@ -111,7 +114,7 @@ class Engine(EngineState):
             yield batch
             self.asked_at = perf_counter()
             if self.asked_at > self.deadline:
-                self.request_stop(self.settings.out_of_time)
+                self._end_by_time()
 
     def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
         """Do one iteration: forward, backward, and at the window's end the optimizer step. No host sync.
@@ -216,7 +219,7 @@ class Engine(EngineState):
 
     def _validate(self) -> dict[str, float]:
         at = self.stages
-        with in_mode(self, "val"):
+        with unless_preempted(self), in_mode(self, "val"):
             self._call(at.before_val)
             with evaluating(self):
                 self._call(at.before_val_epoch)
@@ -226,11 +229,11 @@ class Engine(EngineState):
             self._call(at.after_val_epoch, metrics)
             self._call(at.after_val)
         self._requests.act()
-        return metrics
+        return self.metrics
 
     def _test(self, checkpoint: Path | None) -> dict[str, float]:
-        at = self.stages
-        with in_mode(self, "test"), weights_of(self, checkpoint):
+        at, completed = self.stages, False
+        with unless_preempted(self), in_mode(self, "test"), weights_of(self, checkpoint):
             self._call(at.before_test)
             with evaluating(self):
                 self._call(at.before_test_epoch)
@@ -238,8 +241,11 @@ class Engine(EngineState):
             self.test_metrics = metrics
             self._call(at.after_test_epoch, metrics)
             self._call(at.after_test)
+            completed = True
         self._requests.act()
-        return metrics
+        if completed:  # nothing is left for a resumed run
+            self.preempted_by = None
+        return self.test_metrics
 
     def save_checkpoint(
         self, path: Path, *, optimizer: bool = True, schedulers: bool = True, last: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,15 +27,31 @@ if TYPE_CHECKING:
 def validation_due(engine: Engine) -> bool:
     """Return whether to validate now: by the interval or at the end of training, once for each iteration.
 
-    A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped.
+    A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped. A preempted run does not
+    validate; a resumed run does it instead.
     """
     progress, rule = engine.progress, engine._validation
+    if engine.preempted_by is not None:
+        return False
     if engine.loaders.val is None or rule.interval is None or progress.last_validation == progress.iteration:
         return False
     ends = progress.iteration >= engine.max_iters or engine.stop_reason not in (None, engine.settings.out_of_time)
     if engine.settings.val_by_epoch:
         return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
     return rule.due(progress.iteration, done=progress.last_validation, last=ends)
+
+
+class Preempted(BaseException):
+    """Raised in a validation or test that is left because the run is preempted. No hook may catch it."""
+
+
+@contextmanager
+def unless_preempted(engine: Engine) -> Iterator[None]:
+    """Leave the body if the run is preempted in it: the metrics are dropped, and a resumed run evaluates again."""
+    try:
+        yield
+    except Preempted:
+        engine.data_set = ""
 
 
 @contextmanager
@@ -105,6 +122,10 @@ def evaluate_batches(
                         with task.uncounted():
                             engine.evaluate_batch(batch)
                     continue
+                if perf_counter() > engine.requeue_at:
+                    engine.preempt(engine.settings.requeue)
+                if engine.preempted_by is not None:
+                    raise Preempted
                 for call in before:
                     call(engine, batch_idx, batch)
                 outputs = engine.evaluate_batch(batch)

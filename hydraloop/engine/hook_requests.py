@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydraloop.engine.distributed.comm import Pending
+from hydraloop.run.result import PREEMPTED
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -45,6 +46,8 @@ class Requests:
         self._stops = False  # whether all ranks have agreed to stop
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._running: Pending | None = None  # the exchange of the flag
+        self.preempted_by: str | None = None
+        """Why this process asks to save and end the run, if it does."""
         self.stop_reason: str | None = None
         """Why training stops; None until the ranks have agreed."""
         self.pending = False
@@ -59,6 +62,13 @@ class Requests:
         self._asked_to_stop = self._asked_to_stop or reason
         if agreed or self._alone:
             self._stops = self.pending = True
+
+    def preempt(self, reason: str) -> None:
+        """See `Engine.preempt`; the first reason counts. Only sets attributes, as a signal handler may call it."""
+        self.preempted_by = self.preempted_by or reason
+        if self._alone:
+            self._engine.preempted_by = self.preempted_by
+        self.stop(f"{PREEMPTED}{self.preempted_by}")
 
     def checkpoint(self, tag: str, write: Write | None, owner: Hook | None, *, agreed: bool = False) -> None:
         """See `Engine.request_checkpoint`."""
@@ -75,7 +85,7 @@ class Requests:
 
     def forget_stop(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
-        self._asked_to_stop = self.stop_reason = None
+        self._asked_to_stop = self.stop_reason = self.preempted_by = None
         self._stops = False
 
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
@@ -114,6 +124,7 @@ class Requests:
         stages = self._engine.stages
         mine = {
             "stop": self._asked_to_stop,
+            "preempted": self.preempted_by,
             "checkpoints": {tag: write is not None for tag, (write, _) in self._not_agreed.items()},
             "disabled": sorted(stages.newly_disabled),
         }
@@ -121,6 +132,7 @@ class Requests:
         stages.newly_disabled.clear()
         self._unannounced = False
         for one in gathered:
+            self._engine.preempted_by = self._engine.preempted_by or one["preempted"]
             if one["stop"] is not None:
                 self._asked_to_stop = self._asked_to_stop or one["stop"]
                 self._stops = self.pending = True

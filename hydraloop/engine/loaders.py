@@ -103,6 +103,8 @@ def end_workers(loader: object) -> None:
     iterator, loader._iterator = loader._iterator, None  # torch has no public function; __iter__ creates the next one
     if iterator is not None:
         iterator._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator class with workers
+        for worker in iterator._workers:  # type: ignore[attr-defined]  # it ignores torch's SIGTERM (`QuietWorker`)
+            worker.kill()
 
 
 def failed_worker(error: BaseException, key: str = "data", keys: Mapping[str, str] | None = None) -> UserError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
 from hydraloop.run import code_patch
 from hydraloop.run.environment import versions
-from hydraloop.run.result import INTERRUPTED, Monitor, Result, Status, describe
+from hydraloop.run.result import INTERRUPTED, PREEMPTED, Monitor, Result, Status, describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -114,6 +115,7 @@ def _forget_earlier_use(engine: Engine) -> None:
     if engine._window is not None and not engine.window_closed:
         engine._window.discard()
     engine.error, engine.result, engine.window_closed = None, None, True
+    engine.preempted_by, engine.requeue_at, engine.preemptible = None, math.inf, False
     engine._requests.forget_stop()
 
 
@@ -175,17 +177,33 @@ def _monitor(engine: Engine) -> Monitor | None:
     return None if found is None else Monitor(found[0], "greater" if found[1] else "less")
 
 
+def check_saved(engine: Engine) -> None:
+    """Warn if the run was preempted and has saved nothing that it has trained."""
+    unsaved = engine.last_checkpoint is None and engine.progress.iteration > engine.began_at
+    if engine.preempted_by is not None and unsaved and engine.distributed.is_main:
+        log.warning("nothing was saved: the run has no checkpoint hook (default_hooks.checkpoint)")
+
+
+def _reason(engine: Engine, status: Status) -> str | None:
+    if engine.error is None and engine.preempted_by is not None:
+        return f"{PREEMPTED}{engine.preempted_by}"
+    return engine.stop_reason if status == "stopped" else None
+
+
 def _put_result(engine: Engine, seconds: float) -> None:
     """Set `engine.result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
+    engine.preemptible = False
     complete = engine.progress.iteration >= engine.max_iters
     status: Status = "stopped" if engine.stopping and not complete else "finished"
+    if engine.preempted_by is not None:
+        status = "interrupted"
     if engine.error is not None:
         interrupted = isinstance(engine.error, KeyboardInterrupt) or engine.distributed.orphaned
         status = "interrupted" if interrupted else "failed"
     engine.result = Result(
         status=status,
         error=None if engine.error is None else _failed_elsewhere(engine) or describe(engine.error),
-        reason=engine.stop_reason if status == "stopped" else None,
+        reason=_reason(engine, status),
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,
         best=engine.best,

@@ -15,24 +15,24 @@ from hydraloop.errors import UserError
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
 
 
-def seconds_of(max_time: Any) -> float:
-    """Return `engine.max_time` in seconds: `0:30:00`, `1-12:00:00` (days) or a number; infinity for None.
+def seconds_of(given: Any, key: str = "engine.max_time") -> float:
+    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `1-12:00:00` (days) or a number; infinity for None.
 
     Raises:
         UserError: it is not a time above 0.
     """
-    if max_time is None:
+    if given is None:
         return math.inf
-    clock = _CLOCK.fullmatch(str(max_time))
+    clock = _CLOCK.fullmatch(str(given))
     if clock is not None:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         found: float = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     else:  # YAML reads 1:30:00 as 5400
-        found = max_time if isinstance(max_time, int | float) and not isinstance(max_time, bool) else 0
+        found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
     if not found > 0:
         raise UserError(
-            f"{max_time!r} is not a time above 0",
-            key="engine.max_time",
+            f"{given!r} is not a time above 0",
+            key=key,
             remedy="Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), or seconds (1800).",
         )
     return found
@@ -54,6 +54,7 @@ class Settings:
     limit_val_batches: int | float | None = None
     limit_test_batches: int | float | None = None
     max_time: Any = None
+    requeue_after: Any = None
     benchmark: bool | None = None
     device: str = "auto"
     peak_tflops: float | None = None
@@ -82,6 +83,11 @@ class Settings:
     def out_of_time(self) -> str:
         """The reason of a stop by `max_time`."""
         return f"engine.max_time={self.max_time}"
+
+    @property
+    def requeue(self) -> str:
+        """The reason of a preemption by `requeue_after`."""
+        return f"engine.requeue_after={self.requeue_after}"
 
     def limited(self, split: str, length: int) -> int:
         """Return how many of a loader's `length` batches a split uses (`limit_<split>_batches`)."""

@@ -29,7 +29,7 @@ from hydraloop.engine.messages import Messages
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.records.objects import LogsRecords
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.settings import Settings, seconds_of
 from hydraloop.engine.stages import Call, Stages
 from hydraloop.engine.stepping.closure import Closure, closure_of
 from hydraloop.engine.stepping.groups import Group, describe
@@ -103,7 +103,13 @@ class EngineState(LogsRecords):
     asked_at: float = 0.0
     """When training asked for its current batch (`perf_counter`)."""
     deadline: float = math.inf
-    """When training stops because of `engine.max_time` (`perf_counter`)."""
+    """When training stops because of `engine.max_time` or `engine.requeue_after` (`perf_counter`)."""
+    requeue_at: float = math.inf
+    """When training is preempted because of `engine.requeue_after` (`perf_counter`)."""
+    preemptible: bool = False
+    """Whether a signal preempts the run: from the start of training until `result.json` is written."""
+    preempted_by: str | None = None
+    """Why the run saves and ends, to be continued later (`preempt`); None if it does not, or ranks have not agreed."""
     data_seconds: float = 0.0
     """How long training waited for its current batch [s]."""
     loaded: bool = False
@@ -277,6 +283,35 @@ class EngineState(LogsRecords):
             agreed: every rank asks at the same mount point of the same iteration, so all stop at once.
         """
         self._requests.stop(reason, agreed=agreed)
+
+    def preempt(self, reason: str) -> None:
+        """Ask to save and end the run after this accumulation window, so that the same command line continues it.
+
+        No validation and no test follow, and a validation or test is left. `result.json` has the status `interrupted`.
+        One rank is enough; see `request_stop`. Signal handlers may call it.
+
+        Args:
+            reason: for `result.json`: `preempted by …`; the first one counts.
+        """
+        self._requests.preempt(reason)
+
+    @property
+    def preempting(self) -> bool:
+        """Whether this process has called `preempt`; other ranks may not know it yet."""
+        return self._requests.preempted_by is not None
+
+    def _start_clock(self, now: float) -> None:
+        """From now on (`perf_counter`), count `max_time` and `requeue_after`, and let signals preempt the run."""
+        self.preemptible = True
+        self.requeue_at = now + seconds_of(self.settings.requeue_after, "engine.requeue_after")
+        self.deadline = min(now + seconds_of(self.settings.max_time), self.requeue_at)
+
+    def _end_by_time(self) -> None:
+        """Ask for what `requeue_after` or `max_time` says, whichever comes first."""
+        if self.deadline == self.requeue_at:
+            self.preempt(self.settings.requeue)
+        else:
+            self.request_stop(self.settings.out_of_time)
 
     def request_checkpoint(
         self,

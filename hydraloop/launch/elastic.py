@@ -16,7 +16,6 @@ from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated, cause
 from hydraloop.launch.job import Job
-from hydraloop.run.result import sweep_value
 from hydraloop.run.uncollected import uncollected
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ def _launch(job: Job, processes: int) -> Ended:
             error = told
         failures = _failures(job, folder, processes, exit_codes)
         if error is None and not failures:
-            return Ended(sweep_value(Path(job.run_dir)))
+            return Ended.with_result(Path(job.run_dir))
         return Ended(error=error or _error(failures), trained=any(failure.trained for failure in failures))
 
 

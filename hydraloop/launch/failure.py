@@ -15,13 +15,15 @@ from typing import Literal, Self
 
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run import atomic
-from hydraloop.run.result import describe
+from hydraloop.run.result import describe, outcome
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 """mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and
 left no error. signal: ended by a signal. follows: another rank has failed first."""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
+REQUEUE = 75
+"""The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""
 DONE = "done"
 """Name of the empty file that a rank writes next to its error file when it has finished."""
 _LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
@@ -47,6 +49,18 @@ class Terminated(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(f"by {signal.Signals(number).name}")
         self.number = number
+
+
+class Requeue(KeyboardInterrupt):
+    """Raised when the run was preempted: it has saved, and a scheduler can start the same command line again.
+
+    Args:
+        reason: what has preempted it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.code = 128 + signal.SIGINT if reason == "SIGINT" else REQUEUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +172,12 @@ class Ended:
     """What the job raises."""
     trained: bool = True
     """Whether it completed an iteration."""
+
+    @classmethod
+    def with_result(cls, run_dir: Path) -> Self:
+        """Make the end of a job that has written `result.json` without an error: it is complete, or was preempted."""
+        value, preempted_by = outcome(run_dir)
+        return cls(value, None if preempted_by is None else Requeue(preempted_by))
 
     @classmethod
     def by(cls, failure: Failure) -> Self:

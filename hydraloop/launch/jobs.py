@@ -17,12 +17,12 @@ from hydraloop.cli.run_directories import JobDirectories, settle_run, settle_swe
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, torchrun
-from hydraloop.launch.failure import Ended, RankError, Terminated
+from hydraloop.launch.failure import Ended, RankError, Requeue, Terminated
 from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run import attempts
-from hydraloop.run.result import ResultFile, sweep_value
+from hydraloop.run.result import ResultFile
 from hydraloop.run.resume import Resumed
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options
@@ -104,6 +104,9 @@ class Jobs:
         def close(ended: Ended) -> None:
             if ended.error is None:
                 return
+            if isinstance(ended.error, Requeue):
+                self.reports.end_job(ended.error, in_summary=True)
+                return
             trace = ended.error.trace if isinstance(ended.error, RankError) else None
             self.reports.end_job(ended.error, trace=trace, in_summary=result.has(ended.error))
             result.set_error(ended.error)
@@ -134,12 +137,13 @@ class Jobs:
 
 
 def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close: Callable[[Ended], None]) -> Ended:
-    """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does.
+    """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does, unless they preempt it.
 
     Args:
         checkpoint: where the run continues; None for a new run.
-        close: called once when the run has failed or was interrupted. No signal interrupts it. Called from another
-            thread if the main thread does not return within `termination.GRACE` seconds after a signal.
+        close: called once when the run has ended. If it has failed, or was interrupted or preempted, no signal
+            interrupts this call. Called from another thread if the main thread does not return within
+            `termination.GRACE` seconds after a signal.
     """
     training = Training()
 
@@ -150,7 +154,7 @@ def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close:
             close(Ended(error=error or Terminated(number), trained=training.has_trained()))
 
     handler = TerminationHandler(last, launched=torchrun.is_launched())
-    handler.is_closing = training.is_closing
+    handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
     handler.start()
     try:
         with uncollected():
@@ -159,10 +163,15 @@ def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close:
         torchrun.remember(run_dir, checkpoint)
         training.engine = build(cfg, run_dir=run_dir, resumed=Resumed(run_dir, checkpoint))
         training.engine.train()
-        ended = Ended(sweep_value(run_dir))
+        ended = Ended.with_result(run_dir)
     except BaseException as error:
         training.is_over = True
-        ended = Ended(error=error, trained=training.has_trained())
+        # After a preemption, the earlier handler of the signal may raise anything, and nothing has failed.
+        result = training.engine.result if training.is_saving() else None
+        saved = result is not None and result.status == "interrupted"
+        ended = Ended.with_result(run_dir) if saved else Ended(error=error, trained=training.has_trained())
+        close(ended)
+    else:
         close(ended)
     finally:
         handler.stop()

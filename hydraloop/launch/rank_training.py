@@ -35,7 +35,11 @@ class Training:
 
     def is_closing(self) -> bool:
         """Whether a signal must not interrupt it."""
-        return self.is_over or (self.engine is not None and self.engine.error is not None)
+        return self.is_over or self.is_saving() or (self.engine is not None and self.engine.error is not None)
+
+    def is_saving(self) -> bool:
+        """Whether the run was preempted: it saves and ends by itself."""
+        return self.engine is not None and self.engine.preempting and self.engine.error is None
 
     def has_trained(self) -> bool:
         """Whether an iteration has been completed."""
@@ -45,7 +49,7 @@ class Training:
 def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
     """Build and train as one of several ranks. After a failure, notify the other ranks, then return it."""
     training = Training()
-    handler.is_closing = training.is_closing
+    handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
     for folder in job.folders:
         ALLOWLIST.trust_folder(Path(folder))
     ALLOWLIST.trust(job.trusted)

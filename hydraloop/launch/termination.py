@@ -62,6 +62,8 @@ class TerminationHandler:
         """The first signal that this process has received; 0 if none."""
         self.is_closing: Callable[[], bool] = lambda: False
         """Whether the run is ending, so that a signal must not interrupt it."""
+        self.is_saving: Callable[[], bool] = lambda: False
+        """Whether the run was preempted and saves. Until it has ended or failed, there is no limit of time."""
         self._last, self._orphaned, self._grace, self._launched = last, orphaned, grace, launched
         self._parent = os.getppid()
         self._deadline: float | None = None
@@ -121,12 +123,16 @@ class TerminationHandler:
                 self.end_within_grace()
             if time.monotonic() > again and not self.is_closing():
                 again = math.inf
-                if signal.getsignal(lost) in (self._handle, signal.default_int_handler):  # not a user's own
+                handler = signal.getsignal(lost)
+                is_ours = str(getattr(handler, "__module__", "")).startswith("hydraloop.")
+                if is_ours or handler is signal.default_int_handler:  # not a user's own
                     signal.pthread_kill(threading.main_thread().ident or 0, lost)
             if self._launched and not orphaned and os.getppid() != self._parent:
                 orphaned = True
                 self._orphaned()
                 os.kill(os.getpid(), signal.SIGTERM)
+            if self._deadline is not None and self.is_saving():
+                self._deadline = time.monotonic() + self._grace
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._last(self.received or signal.SIGTERM)
                 os._exit(128 + self.received if self.received else 1)

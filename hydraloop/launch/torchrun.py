@@ -26,7 +26,6 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import train
 from hydraloop.launch.termination import TerminationHandler, leave
 from hydraloop.run.processes import is_alive, started
-from hydraloop.run.result import sweep_value
 from hydraloop.run.resume import Resumed, newest_checkpoint
 from hydraloop.run.uncollected import uncollected
 
@@ -103,7 +102,7 @@ class Leader:
 
         failure = train(job, 0, TerminationHandler(last).start())
         if failure is None:
-            self._ended = Ended(sweep_value(Path(job.run_dir)))
+            self._ended = Ended.with_result(Path(job.run_dir))
         else:
             is_own = failure.kind in ("mistake", "error")
             self._ended = Ended.by(failure if is_own else _cause(store, failure, job, self._launcher))

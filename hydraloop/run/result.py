@@ -20,6 +20,8 @@ Status = Literal["finished", "failed", "stopped", "interrupted"]
 FILENAME = "result.json"
 INTERRUPTED = "interrupted by "
 """Begins the description of a signal that has ended the run."""
+PREEMPTED = "preempted by "
+"""Begins the reason of a run that has saved and ended, to be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Result:
     error: str | None = None
     """The error that ended the run (`describe`)."""
     reason: str | None = None
-    """Why it stopped, if the status is `stopped`."""
+    """Why it stopped or was preempted, if the status is `stopped` or `interrupted` and there is no error."""
     val_metrics: dict[str, float] = field(default_factory=dict)
     """Of the last validation."""
     test_metrics: dict[str, float] = field(default_factory=dict)
@@ -125,11 +127,15 @@ class ResultFile:
         atomic.write_bytes(self._path, self._before)
 
 
-def sweep_value(run_dir: Path) -> float | None:
-    """Return the objective of a sweep's job, from `result.json`: the best validation, or else the last."""
+def outcome(run_dir: Path) -> tuple[float | None, str | None]:
+    """Return the objective of a sweep's job (the best validation, or else the last), and what has preempted it.
+
+    From the `result.json` of a run without an error.
+    """
     result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    preempted_by = result["reason"].removeprefix(PREEMPTED) if result["status"] == "interrupted" else None
     values = result["val_metrics"].values() if result["best"] is None else [result["best"]["value"]]
-    return next(map(float, values), None)
+    return next(map(float, values), None), preempted_by
 
 
 def describe(error: BaseException) -> str:

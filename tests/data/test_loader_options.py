@@ -80,7 +80,7 @@ def test_worker_options() -> None:
         "data.loader.multiprocessing_context=spawn",
         "data.train_loader.num_workers=1",
     ).values()
-    assert train._torch.worker_init_fn.func is loader_parts.count_workers  # type: ignore[union-attr]
+    assert train._torch.worker_init_fn.init.func is loader_parts.count_workers  # type: ignore[union-attr]
     assert train._torch.multiprocessing_context.get_start_method() == "spawn"  # type: ignore[union-attr]
     assert loaders("data.loader.multiprocessing_context=spawn")["train"]._torch.multiprocessing_context is None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.projects import Project
+from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
 
 HOOKS = '''
@@ -78,7 +78,7 @@ class Stuck(Witness):
             lock(mutex)
 '''
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000")
-CLOSED = ["on_exception Terminated", "after_train", "after_run"]
+CLOSED = ["after_train", "after_run"]
 PATIENCE = 120
 """Seconds for a busy machine."""
 Process = subprocess.Popen[str] | Script
@@ -129,6 +129,13 @@ def noted(project: Project) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def saves_its_end(run: Run) -> bool:
+    """Return whether the last checkpoint is that of the iteration at which the run has ended."""
+    at = run.result["progress"]
+    name = f"iter_{at['iteration']}.pth" if at["batch_in_epoch"] else f"epoch_{at['epoch']}.pth"
+    return (run.path / "checkpoints/last_checkpoint").read_text().strip() == name
+
+
 def wait_for(process: Process, reached: Callable[[], object]) -> None:
     """Wait until a condition holds. Fails if the process ends before."""
     until = time.monotonic() + PATIENCE
@@ -160,10 +167,10 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
         process.wait()
     assert process.returncode == 130
     assert "Traceback" not in output
-    assert "status      interrupted by Ctrl-C (SIGINT)\n" in output
+    assert "status      interrupted: preempted by SIGINT\n" in output
     assert "error:" not in output
     result = project.run.result
-    assert result["status"] == "interrupted"
+    assert (result["status"], result["error"]) == ("interrupted", None)
     assert not list(project.run.path.rglob("*.part")), "a file was left unfinished"
 
     reached = result["progress"]["epoch"]
@@ -177,20 +184,28 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
 @pytest.mark.parametrize(
     "sweep", [pytest.param([], id="run"), pytest.param(["-m", "seed=1,2"], id="sweep", marks=pytest.mark.slow)]
 )
-def test_a_signal_ends_a_run_as_ctrl_c_does(
-    number: signal.Signals, sweep: Sequence[str], project: Project, begin: Start
-) -> None:
+def test_a_signal_ends_a_run(number: signal.Signals, sweep: Sequence[str], project: Project, begin: Start) -> None:
+    """SIGTERM preempts the run, which saves. SIGHUP (the terminal is closed) ends it at once."""
     process = begin(*sweep, *ENDLESS, *hooked(project))
     wait_for(process, lambda: noted(project) == ["training"])
     process.send_signal(number)
     output = ended(process)
-    assert process.returncode == 128 + number, output
+    preempted = number == signal.SIGTERM
+    assert process.returncode == (75 if preempted else 128 + number), output
     assert "Traceback" not in output
-    assert output.count(f"interrupted by {number.name}") == 1
-    assert noted(project) == ["training", *CLOSED]
     (run,) = project.jobs if sweep else project.runs
-    assert (run.result["status"], run.result["error"]) == ("interrupted", f"interrupted by {number.name}")
-    assert run.result["progress"]["iteration"] >= 3
+    reached = run.result["progress"]["iteration"]
+    assert reached >= 3
+    if preempted:
+        assert output.count("interrupted: preempted by SIGTERM") == 1
+        assert noted(project) == ["training", *CLOSED]
+        said: tuple[str | None, str | None] = (None, "preempted by SIGTERM")
+        assert saves_its_end(run)
+    else:
+        assert output.count(f"interrupted by {number.name}") == 1
+        assert noted(project) == ["training", "on_exception Terminated", *CLOSED]
+        said = (f"interrupted by {number.name}", None)
+    assert (run.result["status"], run.result["error"], run.result["reason"]) == ("interrupted", *said)
     if sweep:
         assert output.endswith("\nthe sweep was interrupted in job 0 (seed=1)\n")
         assert "failed" not in output
@@ -204,8 +219,9 @@ def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: 
     wait_for(process, lambda: noted(project) == ["training"])
     os.killpg(process.pid, signal.SIGTERM)
     output = ended(process)
-    assert process.returncode == 143, output
+    assert process.returncode == 75, output
     assert "Traceback" not in output
+    assert saves_its_end(project.run)
     assert noted(project) == ["training", *CLOSED]
     assert project.run.result["status"] == "interrupted"
 
@@ -226,7 +242,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(ranks: int, project
     assert "on_exception Terminated" not in noted(project)
     process.send_signal(signal.SIGTERM)
     ended(process)
-    assert process.returncode == 143
+    assert process.returncode == (75 if ranks == 1 else 143)
     assert project.run.result["status"] == "interrupted"
 
 

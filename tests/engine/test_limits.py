@@ -14,6 +14,7 @@ import torch
 
 from hydraloop.data.loader import build_loader
 from hydraloop.engine import engine as engine_module
+from hydraloop.engine import evaluation
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
@@ -149,12 +150,13 @@ def _timed(distributed: Distributed, run_dir: str, length: int, slow_rank: int, 
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(train, batches(1), batches(1)),
         hooks={"checkpoint": CheckpointHook(interval=100)},
-        settings=Settings(device="cpu", max_epochs=20, max_time="0:00:10", **settings),
+        settings=Settings(**{"device": "cpu", "max_epochs": 20, "max_time": "0:00:10", **settings}),
         run_dir=Path(run_dir),
         distributed=distributed,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "perf_counter", lambda: train.now)
+        patch.setattr(evaluation, "perf_counter", lambda: train.now)
         result = engine.train()
     return {
         "status": result.status,
@@ -236,6 +238,19 @@ def test_the_time_of_one_rank_stops_all(tmp_path: Path) -> None:
     assert one == other
     assert one["status"] == "stopped"
     assert 10 <= one["iteration"] < 40, "inside the first epoch"
+
+
+def _requeued(distributed: Distributed, run_dir: str) -> dict[str, Any]:
+    return _timed(distributed, run_dir, 40, 1, max_time=None, requeue_after="0:00:10")
+
+
+def test_one_rank_that_is_preempted_preempts_all(tmp_path: Path) -> None:
+    one, other = on_ranks(2, _requeued, str(tmp_path))
+    assert one == other
+    assert (one["status"], one["reason"]) == ("interrupted", "preempted by engine.requeue_after=0:00:10")
+    assert 10 <= one["iteration"] < 40
+    assert (one["validated"], one["tested"]) == (0, [])
+    assert one["saved"] == [f"iter_{one['iteration']}.pth"]
 
 
 def test_the_time_is_that_of_each_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,8 @@ class CheckpointHook(Hook):
         self._training = False
         if engine.error is not None:
             return
-        if self.save_last and self._every.due(engine.progress.iteration, done=self._records.last_saved, last=True):
+        saves = self.save_last or engine.preempted_by is not None
+        if saves and self._every.due(engine.progress.iteration, done=self._records.last_saved, last=True):
             self._request(engine, "regular", self._write_regular)
         if self.published_keys:
             self._request(engine, "published", self._publish)

@@ -1,0 +1,1 @@
+"""What ends a run before its time, so that it can be continued."""

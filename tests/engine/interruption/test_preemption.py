@@ -1,0 +1,206 @@
+"""A run that is preempted saves and ends; the resumed run equals one that was never stopped. In one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from hydraloop.engine import engine as engine_module
+from hydraloop.engine import evaluation
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks import CheckpointHook, EMAHook
+from tests.helpers import batches, differences, make_engine
+
+
+class Sends(Hook):
+    """Sends signals to this process at a mount point, in one iteration; notes what is called."""
+
+    def __init__(self, point: str, iteration: int, *numbers: int, seconds: float = 0.0) -> None:
+        self.at, self.numbers, self.seconds = (point, iteration), list(numbers), seconds
+        self.seen: list[str] = []
+
+    def _reached(self, engine: Engine, point: str) -> None:
+        self.seen.append(point)
+        if self.at == (point, engine.progress.iteration):
+            while self.numbers:
+                os.kill(os.getpid(), self.numbers.pop(0))
+                time.sleep(self.seconds)
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self._reached(engine, "before_train_iter")
+
+    def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self._reached(engine, "before_val_iter")
+
+    def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self._reached(engine, "before_test_iter")
+
+    def after_test(self, engine: Engine) -> None:
+        self._reached(engine, "after_test")
+
+    def after_run(self, engine: Engine) -> None:
+        self._reached(engine, "after_run")
+
+
+@pytest.fixture
+def handle() -> Iterator[Callable[[int, Callable[[int, FrameType | None], Any]], None]]:
+    """Return a function that sets a signal handler until the end of the test."""
+    before: dict[int, Any] = {}
+
+    def install(number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+        before[number] = signal.signal(number, handler)
+
+    yield install
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def made(run_dir: Path, sends: Hook | None = None, **settings: Any) -> Engine:
+    """Three epochs of seven iterations with EMA, validation and test."""
+    run_dir.mkdir(exist_ok=True)
+    hooks: dict[str, Hook] = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1)}
+    if sends is not None:
+        hooks["sends"] = sends
+    train, val, test = batches(7), batches(3, seed=1), batches(2, seed=2)
+    return make_engine(run_dir, hooks, train=train, val=val, test=test, **{"max_epochs": 3, **settings})
+
+
+def saved(run_dir: Path) -> Path:
+    folder = run_dir / "checkpoints"
+    return folder / (folder / "last_checkpoint").read_text().strip()
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(
+    ("point", "iteration", "ends_at"),
+    [("before_train_iter", 8, {1: 9, 3: 10}), ("before_val_iter", 14, {}), ("before_test_iter", 21, {})],
+)
+def test_a_preempted_run_equals_one_that_was_not(
+    tmp_path: Path, point: str, iteration: int, ends_at: dict[int, int], accumulate: int
+) -> None:
+    whole = made(tmp_path / "whole", accumulate=accumulate)
+    whole.train()
+    sends = Sends(point, iteration, signal.SIGTERM)
+    first = made(tmp_path / "parts", sends, accumulate=accumulate)
+    found = first.train()
+    assert (found.status, found.reason, found.error) == ("interrupted", "preempted by SIGTERM", None)
+    assert found.progress["iteration"] == ends_at.get(accumulate, iteration)
+    assert found.test_metrics == {}
+    second = made(tmp_path / "parts", accumulate=accumulate, resume=saved(tmp_path / "parts"))
+    assert second.train().status == "finished"
+    assert second.preempted_by is None
+    assert list(differences(second.model.state_dict(), whole.model.state_dict())) == []
+    assert list(differences(second.hooks["ema"].state_dict(), whole.hooks["ema"].state_dict())) == []
+    assert (second.metrics, second.test_metrics) == (whole.metrics, whole.test_metrics)
+
+
+def test_nothing_is_validated_or_tested_after_it(tmp_path: Path) -> None:
+    sends = Sends("before_train_iter", 5, signal.SIGUSR1)
+    engine = made(tmp_path, sends)
+    engine.train()
+    assert set(sends.seen) == {"before_train_iter", "after_run"}
+    assert engine.last_checkpoint == tmp_path / "checkpoints/iter_6.pth"
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert engine.train().status == "finished", "it can be used again"
+
+
+def test_a_python_handler_is_called_once_the_run_has_saved(tmp_path: Path, handle: Callable[..., None]) -> None:
+    seen: list[tuple[int, str]] = []
+    handle(signal.SIGUSR2, lambda number, frame: seen.append((number, result(tmp_path)["status"])))
+    engine = made(tmp_path, Sends("before_train_iter", 5, signal.SIGUSR2, signal.SIGTERM))
+    assert engine.train().reason == "preempted by SIGUSR2"
+    assert seen == [(signal.SIGUSR2, "interrupted")]
+
+
+def test_ctrl_c_saves_before_it_is_raised(tmp_path: Path) -> None:
+    engine = made(tmp_path, Sends("before_train_iter", 5, signal.SIGINT, signal.SIGINT))  # the second is a copy
+    with pytest.raises(KeyboardInterrupt):
+        engine.train()
+    assert saved(tmp_path).name == "iter_6.pth"
+    assert (result(tmp_path)["status"], result(tmp_path)["reason"]) == ("interrupted", "preempted by SIGINT")
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
+    engine = made(tmp_path, Sends("before_train_iter", 5, signal.SIGTERM, signal.SIGINT, seconds=0.6))
+    with pytest.raises(KeyboardInterrupt):
+        engine.train()
+    assert not (tmp_path / "checkpoints/iter_6.pth").exists()
+    assert result(tmp_path)["error"] == "interrupted by Ctrl-C (SIGINT)"
+
+
+def test_a_signal_after_the_test_does_not_preempt(tmp_path: Path) -> None:
+    assert made(tmp_path, Sends("after_test", 21, signal.SIGTERM)).train().status == "finished"
+
+
+def test_a_signal_at_the_end_goes_to_the_earlier_handler(tmp_path: Path, handle: Callable[..., None]) -> None:
+    seen: list[int] = []
+    handle(signal.SIGTERM, lambda number, frame: seen.append(number))
+    assert made(tmp_path, Sends("after_run", 21, signal.SIGTERM)).train().status == "finished"
+    assert seen == [signal.SIGTERM]
+
+
+def test_ignored_signals_stay_ignored(tmp_path: Path, handle: Callable[..., None]) -> None:
+    handle(signal.SIGUSR1, signal.SIG_IGN)
+    assert made(tmp_path, Sends("before_train_iter", 5, signal.SIGUSR1)).train().status == "finished"
+
+
+def test_a_forked_process_is_ended_by_a_signal(tmp_path: Path) -> None:
+    codes: list[int] = []
+
+    class Forks(Hook):
+        def before_train_epoch(self, engine: Engine) -> None:
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+                os._exit(0)
+            time.sleep(0.05)
+            os.kill(child, signal.SIGUSR1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    assert make_engine(tmp_path, {"forks": Forks()}).train().status == "finished"
+    assert codes == [-signal.SIGUSR1]
+
+
+def test_without_a_checkpoint_hook_the_run_says_that_nothing_was_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(tmp_path, {"sends": Sends("before_train_iter", 1, signal.SIGTERM)})
+    assert engine.train().status == "interrupted"
+    assert "nothing was saved: the run has no checkpoint hook" in caplog.text
+
+
+@pytest.mark.parametrize(("max_time", "status"), [(None, "interrupted"), (100, "interrupted"), (3, "stopped")])
+def test_requeue_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_time: int | None, status: str) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(evaluation, "perf_counter", lambda: 0)
+    engine = made(tmp_path, requeue_after=5, max_time=max_time)
+    found = engine.train()
+    assert found.status == status
+    assert found.reason == ("preempted by engine.requeue_after=5" if status == "interrupted" else "engine.max_time=3")
+    assert 0 < engine.progress.iteration < 7
+    assert engine.last_checkpoint is not None
+
+
+def test_requeue_after_leaves_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "perf_counter", lambda: 0)
+    monkeypatch.setattr(evaluation, "perf_counter", lambda: 6)
+    engine = made(tmp_path, requeue_after=5)
+    assert engine.train().status == "interrupted"
+    assert (engine.progress.iteration, engine.progress.last_validation, engine.metrics) == (7, 0, {})
+    assert torch.is_grad_enabled()
