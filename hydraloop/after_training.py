@@ -47,7 +47,11 @@ def main(argv: Sequence[str]) -> int:
     _log_warnings()
     ALLOWLIST.trust_folder(Path.cwd())
     ALLOWLIST.trust(trusted)
-    ALLOWLIST.advice = Advice(lambda names: f"run `{_with_trusted(argv, names)}`.", "the working directory")
+    ALLOWLIST.advice = Advice(
+        lambda names: f"run `{_with_trusted(argv, names)}`.",
+        "the working directory",
+        "Run the command in the folder of the project that trained the run, or install the package.",
+    )
     if torchrun.is_several():
         torchrun.keep_quiet()
     ranks: list[Distributed] = []

@@ -47,13 +47,14 @@ def write(engine: Engine, checkpoint: Path, name: str, path: Path) -> None:
         path: the file.
 
     Raises:
-        UserError: the model cannot be exported in this format.
+        UserError: the model cannot be exported in this format, or the file cannot be written.
     """
     if name == "safetensors":
-        _write_weights(engine, checkpoint, path)
+        with _writing(path):
+            _write_weights(engine, checkpoint, path)
         return
     program = _graph(engine, name)
-    with _refusing(f"{name} cannot have this model"):
+    with _refusing(f"{name} cannot have this model"), _writing(path):
         if name == "onnx":
             _write_onnx(program, path)
         else:
@@ -90,6 +91,15 @@ def _graph(engine: Engine, name: str) -> torch.export.ExportedProgram:
     task = engine.task.cpu().eval()
     with _refusing(f"{type(task.model).__name__} cannot be exported as a graph"):
         return graph_of(task.model, task.predict, batch)[0]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror}" if error.strerror else str(error)
+        raise UserError(problem, key="output", remedy="Name another file: output=…") from error
 
 
 @contextmanager

@@ -199,7 +199,8 @@ def _apply(override: Override, cfg: DictConfig) -> None:
     """Change the config as on a command line, where groups are already composed."""
     key, line = override.key_or_group, override.input_line
     if override.is_delete() or override.is_sweep_override() or override.package is not None:
-        raise UserError(f"{line} cannot change the config of a finished run", remedy="Write key=value.")
+        remedy = f"Write {key}=null." if override.is_delete() and "." in key else "Write key=value."
+        raise UserError(f"{line} cannot change the config of a finished run", remedy=remedy)
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):

@@ -37,6 +37,8 @@ class Advice(NamedTuple):
     """Returns a sentence that trusts the given packages, from its verb on."""
     folder: str
     """The folder whose Python files are trusted."""
+    missing: str = "Check the spelling, or install the package."
+    """How to find a module that does not exist."""
 
 
 def _quoted(names: list[str]) -> str:
@@ -123,7 +125,7 @@ class Allowlist:
         if not self._name_allowed(target):
             top_level = target.split(".")[0]
             if top_level not in sys.stdlib_module_names and _file_of(top_level) is None:
-                raise _missing(target, f"there is no module {top_level!r}", (), key)
+                raise self._no_module(target, key)
             raise self._refused(target, key)
         found, owner = self._find(target, key)
         if isinstance(found, ModuleType) and self._origin_allowed(found.__name__):
@@ -192,7 +194,7 @@ class Allowlist:
         except ModuleNotFoundError as error:
             if error.name != parts[0]:
                 raise
-            raise _missing(target, f"there is no module {parts[0]!r}", (), key) from None
+            raise self._no_module(target, key) from None
         owner: Any = None
         for index, part in enumerate(parts[1:], start=1):
             path = ".".join(parts[: index + 1])
@@ -215,6 +217,10 @@ class Allowlist:
         if self._is_untrusted(target):
             remedy = "A run directory is never trusted. If you trust this file, copy it to another folder."
         return UserError(f"a config may not instantiate {target}{where}", key=f"{key}._target_", remedy=remedy)
+
+    def _no_module(self, target: str, key: str) -> UserError:
+        problem = f"{target} does not exist: there is no module {target.split('.')[0]!r}"
+        return UserError(problem, key=f"{key}._target_", remedy=self._advice.missing)
 
     def _is_untrusted(self, target: str) -> bool:
         """Return whether a module of this name would come from an untrusted folder; imports nothing."""
@@ -282,8 +288,8 @@ def _public(found: Any) -> list[str]:
     return [name for name in (*modules, *names) if not name.startswith("_")]
 
 
-def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str | None = None) -> UserError:
-    hint = suggestion(part, known) if part is not None else "Check the spelling, or install the package."
+def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str) -> UserError:
+    hint = suggestion(part, known)
     if len(hint) > 200:
         hint = "Check the spelling."
     return UserError(f"{target} does not exist: {problem}", key=f"{key}._target_", remedy=hint)

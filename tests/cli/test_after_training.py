@@ -161,6 +161,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "evaluate empty": ("checkpoint: empty has no complete checkpoint", "Train with default_hooks.checkpoint"),
     "evaluate run checkpoint=nope.pth": ("checkpoint: there is no checkpoint file nope.pth", "Name a file"),
     "evaluate run task.model.width=8": ("checkpoint: the weights do not fit the model SmallCNN", "Use the model of"),
+    "evaluate run task.model._target_=no_module.Net": (
+        "task.model._target_: no_module.Net does not exist: there is no module 'no_module'",
+        "Run the command in the folder of the project that trained the run, or install the package.",
+    ),
     "evaluate run split=tset": ("split: there is no split 'tset'", "Did you mean test?"),
     "evaluate run data.test=null": ("data.test: there is no data set", "Use split=val."),
     "evaluate run checkpoint=": ("checkpoint: it has no value", "Write checkpoint=best|last|FILE, or leave it out."),

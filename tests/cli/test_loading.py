@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 import hydraloop
+from hydraloop.cli import exports
 from hydraloop.cli.loading import checkpoint_of
 from hydraloop.errors import UserError
 from hydraloop.tasks import Classification
@@ -101,6 +102,12 @@ def test_an_evaluation_that_draws_random_numbers_equals_that_of_the_run(runs: Pa
     assert last.validate() == result(drawing)["val_metrics"]
 
 
+def test_a_file_that_cannot_be_written_is_not_the_fault_of_the_model(run: Path, tmp_path: Path) -> None:
+    engine, file = hydraloop.load(run), checkpoint_of(run, "best")
+    with pytest.raises(UserError, match=r"^output: .*model.safetensors cannot be written: .*No such file"):
+        exports.write(engine, file, "safetensors", tmp_path / "gone" / "model.safetensors")
+
+
 def test_a_model_is_loaded_without_its_data(run: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(run, tmp_path / "moved")
     changed(moved, data__train={"_target_": "no.such.Data"}, data__test={"_target_": "no.such.Data"})
@@ -170,6 +177,11 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
             " To evaluate without this hook: hooks.mine=null.",
         ),
         ({"overrides": ["~hooks"]}, "~hooks cannot change the config of a finished run\n  Write key=value."),
+        (
+            {"overrides": ["~hooks.ema"]},
+            "~hooks.ema cannot change the config of a finished run\n  Write hooks.ema=null.",
+        ),
+        ({"overrides": ["task.model.width=abc"]}, "task.model: SmallCNN refuses its options"),
         ({"overrides": ["task.model.num_classes=7"]}, "checkpoint: the weights do not fit the model SmallCNN"),
         ({"overrides": ["splt=val"]}, "splt: there is no such option\n  Did you mean split"),
         ({"overrides": "engine.max_epoch=3"}, "engine.max_epoch: there is no such option"),
