@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
+from hydraloop.engine.checks import wrong_loss_error
 from hydraloop.engine.device.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.fsdp import local
@@ -30,6 +31,8 @@ Pair = tuple[Tensor, Any]
 
 def mean_of(pair: Pair) -> Tensor:
     """Return the mean of a sum and number of losses, a scalar tensor; 0 without losses. No host sync."""
+    if not isinstance(pair, tuple | list):
+        raise wrong_loss_error(pair)
     total, count = pair
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.accumulation import Pair, mean_of
-from hydraloop.engine.checks import no_loss_error
+from hydraloop.engine.checks import no_loss_error, wrong_loss_error
 from hydraloop.engine.messages import check_scalar_name, scalars_of
 from hydraloop.engine.records.entries import plain
 from hydraloop.errors import UserError
@@ -247,8 +247,10 @@ class Task(nn.Module):
             return
         if isinstance(loss, Tensor):
             self._averages.add_mean(LOSS, loss, samples)
-        else:
+        elif isinstance(loss, tuple | list):
             self._averages.add(LOSS, *loss)
+        else:
+            raise wrong_loss_error(loss)
         for name, value in logged.items():
             self._averages.add_mean(name, value, samples)
         missing = [name for name in (OUTPUTS, TARGETS) if name not in result]

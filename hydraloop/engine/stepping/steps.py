@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.accumulation import Pair, mean_of
-from hydraloop.engine.checks import no_loss_error
+from hydraloop.engine.checks import no_gradient_error, no_loss_error
 from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 
@@ -78,6 +78,8 @@ class Steps:
                 except (KeyError, TypeError, IndexError):
                     raise no_loss_error(engine.task, outputs, step.name) from None
                 mean = loss if isinstance(loss, Tensor) else mean_of(loss)
+                if not mean.requires_grad:
+                    raise no_gradient_error(step.name)
                 engine.precision.backward(mean if window is None else window.weigh(loss))
             if window is not None:
                 window.tally_gradient()

@@ -307,6 +307,29 @@ def test_a_step_without_a_loss_is_named(tmp_path: Path) -> None:
     assert caught.value.key == "task"
 
 
+class _Swapped(Gan):
+    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
+        outputs = super().forward(batch, step)
+        return {"loss": self.model["discriminator"](batch[0]).mean()} if step == "generator" else outputs  # type: ignore[index, operator]
+
+
+class _Item(Gan):
+    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
+        return {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (_Swapped, "the loss of the step 'generator' does not depend on the parameters of optimizer.generator"),
+        (_Item, "the loss is a float, not a tensor"),
+    ],
+)
+def test_a_loss_without_gradients_is_refused(task: type[Gan], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=problem):
+        gan_engine(tmp_path, {}, task=task).train()
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
