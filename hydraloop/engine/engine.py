@@ -6,7 +6,7 @@ for, are in `state.py`. The engine gets finished objects and builds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from torch import Tensor
 from hydraloop.engine import run_scope
 from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checkpoint import save_load
+from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
@@ -69,7 +70,9 @@ class Engine(EngineState):
                         self._call(at.after_train_epoch)
                         self._requests.act()
                     self._validate_if_due()
+                self.settle_saves()
             self._requests.act()  # the last checkpoint, asked for in after_train
+            self.settle_saves()
             run_scope.check_saved(self)
             if self.settings.test and self.loaders.test is not None and self.preempted_by is None:
                 self._test(Path(self.best.checkpoint) if self.best is not None else None)
@@ -248,24 +251,48 @@ class Engine(EngineState):
         return self.test_metrics
 
     def save_checkpoint(
-        self, path: Path, *, optimizer: bool = True, schedulers: bool = True, last: bool = False
+        self,
+        path: Path,
+        *,
+        optimizer: bool = True,
+        schedulers: bool = True,
+        last: bool = False,
+        asynchronous: bool = False,
+        delete: Sequence[Path] = (),
+        done: Callable[[bool], object] | None = None,
     ) -> bool:
         """Write the state of the run to `path`, atomically, on rank 0; call before_save_checkpoint first.
 
-        Called on every rank.
+        Called on every rank. First waits for the save before it.
 
         Args:
             path: the file.
             optimizer: whether to save the optimizer's state.
             schedulers: whether to save the states of the schedules.
             last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
+            asynchronous: write a copy in a thread while training continues; an error is raised in the next iteration.
+            delete: files that rank 0 deletes when the file is written.
+            done: called on every rank, with whether it was written, at the latest at the end of training.
 
         Returns:
-            Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged.
+            Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged. True
+            if a thread writes it.
         """
+        self.settle_saves()
         checkpoint = save_load.collect(self, optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
-        written = save_load.write_by_main(self, path, checkpoint, last=last)
-        if written:
-            self.last_checkpoint = path
-        return written
+
+        def settled(written: bool) -> None:
+            if written:
+                self.last_checkpoint = path
+            if done is not None:
+                done(written)
+
+        def write(saved: Checkpoint) -> bool:
+            return save_load.write_file(path, saved, last=last, delete=delete)
+
+        return self._saver.start(checkpoint, write, settled, asynchronous=asynchronous)
+
+    def settle_saves(self) -> bool:
+        """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
+        return self._saver.settle()

@@ -83,6 +83,10 @@ class Requests:
             self._not_agreed[tag] = (write, owner)
             self._unannounced = True
 
+    def wake(self) -> None:
+        """Act at the end of this window, although nothing is asked for: a save has failed in its thread."""
+        self.pending = True
+
     def forget_stop(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
         self._asked_to_stop = self.stop_reason = self.preempted_by = None
@@ -150,6 +154,7 @@ class Requests:
     def _act(self) -> None:
         """Write each checkpoint once, with its owner's `on_error`; requests made meanwhile are done next time."""
         self.pending = False
+        self._engine._saver.check()
         checkpoints, self._checkpoints = self._checkpoints, {}
         for write, owner in checkpoints.values():
             if owner is None:

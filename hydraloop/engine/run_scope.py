@@ -74,6 +74,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
                     raise told from error
                 raise
             finally:
+                engine._saver.close()
                 if write_result:
                     _put_result(engine, perf_counter() - start)
     finally:

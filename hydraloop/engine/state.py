@@ -15,6 +15,7 @@ from hydraloop.engine.accumulation import Window
 from hydraloop.engine.checkpoint import optimizer_state
 from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.initial_weights import load_from
+from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.checks import check_hook, check_task
 from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.precision import Precision
@@ -190,6 +191,7 @@ class EngineState(LogsRecords):
         self.evaluate_batch = self.precision.forward(self.task.evaluate)
         """The task's `evaluate`, under autocast if the run uses it."""
         self._requests = Requests(cast("Engine", self))
+        self._saver = Saver(self.distributed, self._requests.wake)
         self._move = mover(self.device, self.settings.channels_last)
         if self.accumulate > 1 or self.distributed.world_size > 1:
             self._window = Window(self.accumulate, self.epoch_length, self.distributed, share_of(loaders.train))

@@ -62,6 +62,8 @@ class CheckpointHookConf(HookConf):
     """Whether to save the optimizer's state. True: other files can only be resumed with `resume_strict=false`."""
     save_param_scheduler: bool = True
     """Whether to save the state of the schedules. True: other files can only be resumed with `resume_strict=false`."""
+    asynchronous: bool = True
+    """Whether a thread writes the files. True: training waits for a copy in memory only, not for the disk."""
 
 
 @dataclass

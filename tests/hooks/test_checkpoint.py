@@ -425,8 +425,9 @@ def test_a_resumed_run_that_is_over_writes_nothing_new(tmp_path: Path) -> None:
 class Killed(CheckpointHook):
     """Ends the run between the new file and the deletion of the old one."""
 
-    def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
-        if paths:
+    def _save(self, *where: Any, delete: Sequence[Path], **options: Any) -> None:
+        super()._save(*where, delete=(), **options)
+        if delete:
             raise KeyboardInterrupt
 
 

@@ -32,12 +32,13 @@ def in_the_way(run_dir: Path, name: str) -> Path:
 
 
 class AtVal(Hook):
-    """Does something after each validation."""
+    """Does something after each validation, once the epoch's checkpoint is written or has failed."""
 
     def __init__(self, does: Callable[[], Any]) -> None:
         self.does = does
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        engine.settle_saves()
         self.does()
 
 
@@ -102,6 +103,7 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         priority = Priority.LOWEST
 
         def before_train_epoch(self, engine: Engine) -> None:
+            engine.settle_saves()
             size = before[0] if engine.progress.epoch in (0, 3) else 1000
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,10 @@ from hydraloop.engine.checkpoint.weights import load_own_state, load_weights, ow
 from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import full
 from hydraloop.engine.hook import Hook
-from hydraloop.errors import PeerError, UserError
+from hydraloop.errors import UserError
 from hydraloop.run.changes import resumed
 from hydraloop.run.checkpoint_files import point_to, still_safe
 from hydraloop.run.environment import versions
-from hydraloop.run.result import describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -88,39 +88,29 @@ def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
     return {name: state for name, state in states.items() if name in alone or all(name in names for names in gathered)}
 
 
-def write_by_main(engine: Engine, path: Path, checkpoint: Checkpoint, *, last: bool) -> bool:
-    """Let rank 0 write the file, and continue together on all ranks.
+def write_file(path: Path, checkpoint: Checkpoint, *, last: bool, delete: Sequence[Path]) -> bool:
+    """Write a file, on rank 0, maybe in a thread; then delete others.
 
     Args:
         last: whether `resume=auto` and restarts continue from it.
+        delete: files that are not needed once it is written.
 
     Returns:
         Whether it was written. If the disk is full or the folder is read-only, a warning says what is still safe.
-
-    Raises:
-        PeerError: rank 0 raised another error.
     """
-    error: Exception | None = None
-    outcome: bool | str = True
-    if engine.distributed.is_main:
-        try:
-            write(path, checkpoint)
-            if last:
-                point_to(path)
-        except OSError as full:
-            outcome = False
-            log.warning(
-                "%s could not be written: %s; %s. Training continues, and the next save is tried.",
-                path, full.strerror or full, still_safe(path.parent),
-            )  # fmt: skip
-        except Exception as raised:
-            error, outcome = raised, describe(raised)
-    outcome = engine.distributed.from_main(outcome)
-    if error is not None:
-        raise error
-    if isinstance(outcome, str):
-        raise PeerError(f"rank 0 could not write {path}: {outcome}")
-    return outcome
+    try:
+        write(path, checkpoint)
+        if last:
+            point_to(path)
+    except OSError as full:
+        log.warning(
+            "%s could not be written: %s; %s. Training continues, and the next save is tried.",
+            path, full.strerror or full, still_safe(path.parent),
+        )  # fmt: skip
+        return False
+    for file in delete:
+        file.unlink(missing_ok=True)
+    return True
 
 
 def has_state(hook: Hook) -> bool:

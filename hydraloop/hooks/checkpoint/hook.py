@@ -46,9 +46,15 @@ class CheckpointHook(Hook):
     which runs code when a file is opened and breaks when the model's source file moves. Build the model from the config
     (it is in the file) and load `state_dict`.
 
+    A thread of rank 0 writes and flushes the file; training continues after the checkpoint is copied to memory, and
+    waits only if the save before is not done. The test and the end of the run wait for it. An error other than a full
+    disk or a read-only folder is raised in the next iteration. If the copy needs more than a quarter of the free
+    memory, training waits for the writing instead, and one line in the log says so.
+
     Priority VERY_LOW, MMEngine's: after the hooks whose state it saves, such as `param_scheduler` and `ema`. Cost:
-    writing is a host sync and copies the model to the host; other iterations cost an integer comparison. State: best
-    values and files, and which regular files are kept. Options: `CheckpointHookConf`; options and defaults are those of
+    a copy of the state to host memory, which is kept for the next save; with `asynchronous=false`, also the writing,
+    a host sync. Other iterations cost an integer comparison. State: best values and files, and which regular files are
+    kept. Options: `CheckpointHookConf`; options and defaults are those of
     MMEngine's CheckpointHook, with null instead of -1.
 
     Raises:
@@ -75,6 +81,7 @@ class CheckpointHook(Hook):
         save_begin: int = 0,
         save_optimizer: bool = True,
         save_param_scheduler: bool = True,
+        asynchronous: bool = True,
     ) -> None:
         self.by_epoch = by_epoch
         self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
@@ -83,6 +90,7 @@ class CheckpointHook(Hook):
         self.save_last = save_last
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
+        self.asynchronous = asynchronous
         self.out_dir = None if out_dir is None else Path(os.path.expanduser(out_dir))
         self._save_best = SaveBest(save_best, rule, greater_keys, less_keys)
         check_at_least(1, null=True, interval=interval, max_keep_ckpts=max_keep_ckpts)
@@ -103,7 +111,7 @@ class CheckpointHook(Hook):
         self._settled: CheckpointFolder | None = None
         self._resumed: Path | None = None
         """The file that the run was resumed from, until the first optimizer step."""
-        self._training = False
+        self._training = self._saving_best = False
 
     # The run. ------------------------------------------------------------------------------------------------------
 
@@ -161,6 +169,8 @@ class CheckpointHook(Hook):
         """Request a checkpoint for each metric with a new best value."""
         if not self._training:
             return
+        if self._saving_best:  # one that could not be written is not the best
+            engine.settle_saves()
         missing = [name for name in self._higher if name not in metrics]
         if missing:
             log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, ", ".join(missing))
@@ -205,44 +215,46 @@ class CheckpointHook(Hook):
         self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
-        path = self._folder.path / f"{self._stem(engine)}{SUFFIX}"
-        before = self._records
+        engine.settle_saves()
+        path, before = self._folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
-        self._records = before.with_regular(path, engine.progress.iteration)
-        written = False
-        try:
-            written = self._save(engine, path, last=True)
-        finally:
-            if not written:
-                self._records = before
-        if not written:
-            return
-        kept = self._records.kept
-        surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
-        self._delete(engine, kept[:surplus])
-        self._records = replace(self._records, kept=kept[surplus:])
+        self._records = saved = before.with_regular(path, engine.progress.iteration)
+        surplus = 0 if self.max_keep_ckpts is None else max(0, len(saved.kept) - self.max_keep_ckpts)
+        after = replace(saved, kept=saved.kept[surplus:])
+
+        def done(written: bool) -> None:
+            self._records = after if written else before
+
+        self._save(engine, path, done, last=True, delete=saved.kept[:surplus], keep=after)
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
+        engine.settle_saves()
         at, before = engine.progress.iteration, self._records
         found = {
             name: BestFile(value, at, self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}")
             for name, value in better.items()
         }
-        self._records = before.with_best(found)  # part of each file, so that the run can be resumed from any
-        written: dict[str, BestFile] = {}
-        try:
-            for name, best in found.items():
-                # A regular file of this iteration remains the last one.
-                if self._save(engine, best.path, last=at > before.last_saved):
-                    written[name] = best
-                    log.debug("best %s until now: %.4g, saved as %s", name, best.value, best.path.name)
-        finally:
-            self._records = before.with_best(written)
+        complete: dict[str, BestFile] = {}
+
+        def done(written: bool, name: str) -> None:
+            self._saving_best = False
+            if written:
+                complete[name] = found[name]
+                log.debug("best %s until now: %.4g, saved as %s", name, found[name].value, found[name].path.name)
+            self._records = replace(before.with_best(complete), replaced=()) if complete else before
             self._tell_best(engine)
-        self._delete(engine, self._records.replaced)
-        self._records = replace(self._records, replaced=())
+
+        for name, best in found.items():
+            engine.settle_saves()
+            self._records = before.with_best(found)  # part of each file, so that the run can be resumed from any
+            self._saving_best = True
+            keep = before.with_best({**complete, name: best})
+            # A regular file of this iteration remains the last one.
+            last = at > before.last_saved
+            self._save(engine, best.path, partial(done, name=name), last=last, delete=keep.replaced, keep=keep)
 
     def _publish(self, engine: Engine) -> None:
+        engine.settle_saves()
         last = self._records.kept[-1:] if self.save_last else ()
         for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
             if engine.distributed.is_main and path.is_file():  # a copy of a run may lack files
@@ -252,18 +264,32 @@ class CheckpointHook(Hook):
                 except OSError as error:
                     log.warning("%s is complete, but could not be published: %s", path, error.strerror or error)
 
-    def _save(self, engine: Engine, path: Path, *, last: bool) -> bool:
-        return engine.save_checkpoint(
-            path, optimizer=self.save_optimizer, schedulers=self.save_param_scheduler, last=last
-        )
-
-    def _delete(self, engine: Engine, paths: Sequence[Path]) -> None:
-        """Delete files and their published files, except a metric's best: two metrics can share a file name."""
-        in_use = {best.path for best in self._records.best.values()}
-        for path in paths:
-            if engine.distributed.is_main and path not in in_use:
-                for file in (*published_files(path), path):
-                    file.unlink(missing_ok=True)
+    def _save(
+        self,
+        engine: Engine,
+        path: Path,
+        done: Callable[[bool], object],
+        *,
+        last: bool,
+        delete: Sequence[Path],
+        keep: Records,
+    ) -> None:
+        """Save, then delete files and their published files, except a metric's best: two can share a file name."""
+        in_use = {path, *(best.path for best in keep.best.values())}
+        unused = [other for other in delete if other not in in_use]
+        try:
+            engine.save_checkpoint(
+                path,
+                optimizer=self.save_optimizer,
+                schedulers=self.save_param_scheduler,
+                last=last,
+                asynchronous=self.asynchronous,
+                delete=[file for other in unused for file in (*published_files(other), other)],
+                done=done,
+            )
+        except BaseException:
+            done(False)
+            raise
 
     @property
     def _folder(self) -> CheckpointFolder:

@@ -352,11 +352,11 @@ def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> No
 class Full(CheckpointHook):
     """A checkpoint hook whose files cannot be written."""
 
-    def _save(self, engine: Engine, path: Path, *, last: bool) -> bool:
+    def _save(self, engine: Engine, path: Path, *done: Any, **options: Any) -> None:
         if engine.distributed.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(exist_ok=True)  # no file can be put there
-        return super()._save(engine, path, last=last)
+        super()._save(engine, path, *done, **options)
 
 
 def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:

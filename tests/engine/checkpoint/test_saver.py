@@ -1,0 +1,183 @@
+"""Asynchronous saves: the file has the state of its iteration, one at a time, and errors reach the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydraloop.engine.checkpoint.saver import Saver, Staging
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from tests.hooks.tiny_runs import Stopper, engine_of, load
+
+Checkpoint = dict[str, Any]
+
+
+class Held:
+    """Writes a checkpoint to a list, once it may."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.written: list[Checkpoint] = []
+        self.settled: list[bool] = []
+
+    def __call__(self, checkpoint: Checkpoint) -> bool:
+        assert self.free.wait(60)
+        self.written.append({name: value.clone() for name, value in checkpoint.items()})
+        return True
+
+    def start(self, saver: Saver, checkpoint: Checkpoint, *, asynchronous: bool = True) -> bool:
+        return saver.start(checkpoint, self, self.settled.append, asynchronous=asynchronous)
+
+
+def saver(limit: int | None = None) -> Saver:
+    return Saver(Distributed(), lambda: None, limit)
+
+
+def test_a_change_after_the_save_does_not_change_the_file() -> None:
+    one, held, weight = saver(), Held(), torch.zeros(3)
+    held.start(one, {"weight": weight})
+    weight += 1
+    assert held.settled == []
+    held.free.set()
+    assert one.settle()
+    assert held.settled == [True]
+    assert held.written[0]["weight"].tolist() == [0, 0, 0]
+    assert one.settle(), "nothing is left to wait for"
+
+
+def test_a_copy_that_needs_too_much_memory_is_not_made(caplog: pytest.LogCaptureFixture) -> None:
+    one, held = saver(limit=100), Held()
+    held.free.set()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            held.start(one, {"small": torch.zeros(10), "large": torch.zeros(20)})
+            assert held.settled.pop(), "written at once"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "a quarter of the free memory, so training waits until checkpoints are written" in line
+
+
+def test_a_copy_keeps_ties_strides_and_containers() -> None:
+    staging, weight = Staging(), torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    state: OrderedDict[str, Any] = OrderedDict(first=weight, second=weight.view(2, 3, 4, 5), number=[1, ("a", None)])
+    state._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]  # as in a module's state dict
+    copied = staging.copy({"state_dict": state, "sparse": torch.eye(2).to_sparse()})
+    assert copied is not None
+    found = copied["state_dict"]
+    assert found["first"] is found["second"]
+    assert torch.equal(found["first"], weight)
+    assert found["first"].data_ptr() != weight.data_ptr()
+    assert found["first"].stride() == weight.stride()
+    assert (found["number"], found._metadata) == (state["number"], {"": {"version": 2}})
+    assert found["number"] is not state["number"]
+    assert torch.equal(copied["sparse"].to_dense(), torch.eye(2))
+
+
+def test_buffers_are_used_again() -> None:
+    staging, weights = Staging(), [torch.rand(3), torch.rand(3), torch.rand(2)]
+    places = [{tensor.data_ptr() for tensor in (staging.copy({"w": weights}) or {})["w"]} for _ in range(3)]
+    assert places[0] == places[1] == places[2]
+    assert len(places[0]) == 3
+    staging.copy({"w": weights[:1]})
+    assert staging._bytes == 12, "the others are freed"
+
+
+# Whole runs. ---------------------------------------------------------------------------------------------------------
+
+
+class SlowWriter(CheckpointHook):
+    """Waits in the thread until `free` is set; `fails` instead of writing."""
+
+    def __init__(self, fails: Exception | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.free, self.fails = threading.Event(), fails
+
+    def before_run(self, engine: Engine) -> None:
+        super().before_run(engine)
+        start = engine._saver.start
+
+        def held(checkpoint: Checkpoint, write: Callable[[Checkpoint], bool], *args: Any, **options: Any) -> bool:
+            def later(copied: Checkpoint) -> bool:
+                assert self.free.wait(60)
+                if self.fails is not None:
+                    raise self.fails
+                return write(copied)
+
+            return start(checkpoint, later, *args, **options)
+
+        engine._saver.start = held  # type: ignore[method-assign]
+
+
+class Freed(Hook):
+    """Notes the weights after the first epoch, and lets the thread write in a later iteration."""
+
+    def __init__(self, hook: SlowWriter, at: int) -> None:
+        self.hook, self.at = hook, at
+        self.weights: list[Tensor] = []
+        self.files: list[str] = []
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        if engine.progress.iteration == 4:
+            self.weights = [value.clone() for value in engine.model.state_dict().values()]
+        if engine.progress.iteration == self.at:
+            self.files = [path.name for path in (engine.run_dir / "checkpoints").glob("*.pth")]
+            self.hook.free.set()
+
+
+def test_training_continues_while_the_file_is_written(tmp_path: Path) -> None:
+    hook = SlowWriter()
+    freed = Freed(hook, at=6)
+    engine = engine_of(tmp_path, {"freed": freed, "checkpoint": hook}, max_epochs=2)
+    engine.train()
+    assert freed.files == [], "the first epoch's file was not there in the second epoch"
+    state = load(tmp_path / "checkpoints" / "epoch_1.pth")["state_dict"]
+    assert all(map(torch.equal, state.values(), freed.weights))
+    assert engine.last_checkpoint == tmp_path / "checkpoints" / "epoch_2.pth"
+
+
+def test_an_error_of_the_thread_ends_the_run_at_the_next_iteration(tmp_path: Path) -> None:
+    hook = SlowWriter(ValueError("on purpose"), by_epoch=False, interval=5)
+    hook.free.set()
+
+    class Waits(Hook):
+        def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+            if engine.progress.iteration == 5:  # the next iteration begins when the thread has failed
+                thread = engine._saver._thread
+                assert thread is not None
+                thread.join()
+
+    engine = engine_of(tmp_path, {"waits": Waits(), "checkpoint": hook}, max_epochs=5)
+    with pytest.raises(ValueError, match="on purpose"):
+        engine.train()
+    assert engine.progress.iteration == 6
+    assert hook.state_dict()["last_saved"] == 0
+
+
+def test_a_run_that_fails_finishes_its_save_first(tmp_path: Path) -> None:
+    hook = SlowWriter(save_best="loss")
+    hooks = {"stopper": Stopper(fail_at=7), "freed": Freed(hook, at=3), "checkpoint": hook}
+    engine = engine_of(tmp_path, hooks)
+    with pytest.raises(FloatingPointError):
+        engine.train()
+    assert {path.stem for path in (tmp_path / "checkpoints").glob("*.pth")} == {"epoch_1", "best_loss_epoch_1"}
+    assert engine.best is not None
+    assert Path(engine.best.checkpoint).stem == "best_loss_epoch_1"
+
+
+def test_a_synchronous_save_makes_no_copy(tmp_path: Path) -> None:
+    class NoThread(Hook):
+        def before_val_epoch(self, engine: Engine) -> None:
+            assert engine._saver._thread is None
+
+    engine_of(tmp_path, {"no_thread": NoThread(), "checkpoint": CheckpointHook(asynchronous=False)}).train()
+    assert len(list((tmp_path / "checkpoints").glob("*.pth"))) == 3
