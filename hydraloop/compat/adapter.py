@@ -14,7 +14,10 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
 
-_OF_A_RUN = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress", "data")
+_OF_A_RUN = (
+    *("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress", "data"),
+    "messages",
+)
 """Hydraloop's entries in a checkpoint."""
 _STATE = ("state_dict", "load_state_dict")
 

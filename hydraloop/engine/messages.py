@@ -5,7 +5,7 @@ The mean over ranks is in `distributed/mean_over_ranks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hydraloop.errors import UserError
 
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
 _TAKEN = frozenset({*RESERVED, *NUMBERS})
+_TIMES = frozenset({"time", "data_time"})
 _FOLD_AT = 256
 """Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
@@ -84,11 +85,8 @@ class Messages:
             over: the ranks over which the mean is taken; called on each of them. None: this rank alone. If only some
                 ranks have a name, the mean is over these.
         """
-        windows = {name: window for name, window in self._windows.items() if window.values or window.count}
+        windows, sums = self._folded()
         self._windows.clear()
-        for window in windows.values():
-            window.fold()
-        sums = _read([window.sums for window in windows.values()])
         means = {
             name: (window.total + on_devices) / (window.weight or window.count)
             for (name, window), on_devices in zip(windows.items(), sums, strict=True)
@@ -97,6 +95,32 @@ class Messages:
             return means
         weights = {name: window.weight for name, window in windows.items() if window.weight}
         return self._over_ranks.mean(means, over, weights)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return the sums since the last record, without times. One host sync for each device that has values."""
+        windows, sums = self._folded()
+        return {
+            name: [window.total, on_devices, window.weight, window.count]
+            for (name, window), on_devices in zip(windows.items(), sums, strict=True)
+            if name not in _TIMES
+        }
+
+    def load_state_dict(self, states: Iterable[Mapping[str, Sequence[float]]]) -> None:
+        """Replace the sums by those of the states, so that the next record is as without a stop."""
+        self._windows.clear()
+        for name, (total, on_devices, weight, count) in (item for state in states for item in state.items()):
+            window = self._windows.setdefault(name, _Window(name))
+            window.total, window.weight = window.total + total, window.weight + weight
+            window.count += int(count)
+            cpu = torch.device("cpu")
+            window.sums[cpu] = torch.tensor(on_devices, dtype=torch.float64) + window.sums.get(cpu, 0.0)
+
+    def _folded(self) -> tuple[dict[str, _Window], list[float]]:
+        """Return the windows that have values, and the sum of each over the devices."""
+        windows = {name: window for name, window in self._windows.items() if window.values or window.count}
+        for window in windows.values():
+            window.fold()
+        return windows, _read([window.sums for window in windows.values()])
 
 
 def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor]]:

@@ -18,6 +18,7 @@ precision   the gradient scaler's state in fp16
 rng         the states of all random number generators
 progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
 data        only if its position does not follow from the progress: the state of the train loader on each rank
+messages    only if there are values since the last record: their sums by name, on each rank
 """
 
 from __future__ import annotations

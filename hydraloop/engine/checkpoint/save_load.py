@@ -55,9 +55,13 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         "rng": seeding.of_all_ranks(engine.distributed.gather(seeding.rng_state())),
         "progress": engine.progress.state_dict(),
     }
-    positions = engine.distributed.gather(position.of(engine))
-    if any(state is not None for state in positions):
-        checkpoint["data"] = positions
+    of_ranks = engine.distributed.gather(
+        {"data": position.of(engine), "messages": engine.messages.state_dict() or None}
+    )
+    for entry in ("data", "messages"):
+        states = [of_rank[entry] for of_rank in of_ranks]
+        if any(state is not None for state in states):
+            checkpoint[entry] = states
     task = own_state(engine.task)
     if task:
         checkpoint["task"] = task
@@ -176,4 +180,12 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     position.check(engine, checkpoint["meta"])
     position.load(engine, checkpoint.get("data"), strict)
+    _load_messages(engine, checkpoint.get("messages", []))
     engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
+
+
+def _load_messages(engine: Engine, states: list[dict[str, Any] | None]) -> None:
+    """Continue the means of records. With another number of ranks, rank 0 has those of all."""
+    rank, ranks = engine.distributed.rank, engine.distributed.world_size
+    mine = states[rank : rank + 1] if len(states) == ranks else states if rank == 0 else []
+    engine.messages.load_state_dict(state for state in mine if state is not None)

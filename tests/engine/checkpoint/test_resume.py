@@ -7,6 +7,7 @@ checkpoints is compared.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
@@ -68,12 +69,13 @@ def _schedules(optimizer: torch.optim.Optimizer, accumulate: int, *, by_epoch: b
     }
 
 
-def _train_loader(data: InMemoryDataset, order: str) -> Any:
+def _train_loader(data: Any, order: str) -> Any:
     if order == "ready":
         return DataLoader(TensorDataset(data.inputs, data.targets), shuffle=True, batch_size=BATCH)
     weighted = WeightedRandomSampler([1.0] * 10 + [3.0] * 16, SAMPLES)
     options: dict[str, Any] = {
         "shuffled": {},
+        "drawing": {},
         "weighted": {"sampler": weighted},
         "batches": {"batch_sampler": BatchSampler(weighted, BATCH, drop_last=False)},
     }[order]
@@ -88,7 +90,7 @@ def _engine(
     inputs = torch.randn(SAMPLES, 5, generator=generator)
     data = InMemoryDataset(inputs, (inputs[:, :3] + torch.randn(SAMPLES, 3, generator=generator)).argmax(1))
     seed_everything(seed)
-    train = _train_loader(data, order)
+    train = _train_loader(Drawing(data) if order == "drawing" else data, order)
     val = build_loader(data, shuffle=False, seed=7, batch_size=10)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     optimizer: torch.optim.Optimizer
@@ -123,6 +125,27 @@ def _engine(
     )
 
 
+class Drawing(Dataset[tuple[Tensor, Tensor]]):
+    """Augments the samples of another data set with numbers from every generator."""
+
+    def __init__(self, data: InMemoryDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.data[index]
+        return inputs + 0.1 * (random.gauss() + np.random.randn() + torch.randn(())), target
+
+
+def _records(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of training without times."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    times = {"time", "data_time", "eta", "timestamp", "memory"}
+    return [{name: value for name, value in line.items() if name not in times} for line in lines]
+
+
 def _last(run_dir: Path, name: str) -> dict[str, Any]:
     """What the last checkpoint holds of the run itself: no clock, no file names."""
     checkpoint: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, weights_only=True)
@@ -147,6 +170,9 @@ def _compare(tmp_path: Path, cuts: list[str], last: str, **options: Any) -> None
         assert list(differences(_last(resumed, last), expected)) == [], cut
         assert engine.metrics == uncut.metrics, cut
         assert engine.test_metrics == uncut.test_metrics, cut
+        records = _records(resumed)
+        assert records, cut
+        assert records == _records(straight)[-len(records) :], cut
 
 
 @pytest.mark.parametrize("by_epoch", [False, True], ids=["schedule by step", "schedule by epoch"])
@@ -167,7 +193,7 @@ def test_cut_inside_an_epoch(tmp_path: Path, accumulate: int) -> None:
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=accumulate, save_by_epoch=False)
 
 
-@pytest.mark.parametrize("order", ["weighted", "batches", "ready"])
+@pytest.mark.parametrize("order", ["weighted", "batches", "ready", "drawing"])
 def test_cut_with_another_order(tmp_path: Path, order: str) -> None:
     cuts = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=3, save_by_epoch=False, order=order)
