@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "engine.activation_checkpointing=[Block]": ("engine.activation_checkpointing", "Conv2d"),
     "engine.channels_last=maybe": ("engine.channels_last", "auto, true or false"),
     "load_from=/nonexistent.pth": ("load_from", "Name a file"),
-    "load_from=train.py": ("load_from", "earlier"),
+    "load_from=train.py": ("load_from", "Name another checkpoint"),
     "init.checkpoint=/nonexistent.pth": ("init.checkpoint", "Name a file"),
 }
 
