@@ -17,6 +17,7 @@ from hydraloop.engine import run_scope
 from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checkpoint import save_load
 from hydraloop.engine.checkpoint.format import Checkpoint
+from hydraloop.engine.checkpoint.rollback import Rollback, go_back
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
@@ -62,14 +63,18 @@ class Engine(EngineState):
                 self._requests.act()
                 self._validate_if_due()
                 while progress.iteration < self.max_iters and not self.stopping:
-                    self.epoch_begun = progress.epoch + 1
-                    self.resumed_in_epoch = progress.batch_in_epoch > 0
-                    self._call(at.before_train_epoch)
-                    self._train_epoch()
-                    if progress.batch_in_epoch == 0:
-                        self._call(at.after_train_epoch)
-                        self._requests.act()
-                    self._validate_if_due()
+                    try:
+                        self.epoch_begun = progress.epoch + 1
+                        self.resumed_in_epoch = progress.batch_in_epoch > 0
+                        self._call(at.before_train_epoch)
+                        self._train_epoch()
+                        if progress.batch_in_epoch == 0:
+                            self._call(at.after_train_epoch)
+                            self._requests.act()
+                        self._validate_if_due()
+                    except Rollback as rollback:
+                        go_back(self, rollback.checkpoint)
+                        self._validate_if_due()
                 self.settle_saves()
             self._requests.act()  # the last checkpoint, asked for in after_train
             self.settle_saves()
@@ -84,7 +89,11 @@ class Engine(EngineState):
         at, progress, requests = self.stages, self.progress, self._requests
         by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
         train_iter = self.train_iter if self._steps is None else self._steps.train_iter
+        left_out = self.left_out.get(progress.epoch, ())
         for batch_idx, batch in enumerate(self._train_batches(first), start=first):
+            if left_out and batch_idx in left_out:
+                progress.batch_in_epoch = batch_idx + 1
+                continue
             for call in at.before_train_iter:
                 call(self, batch_idx, batch)
             outputs = train_iter(batch_idx, batch)
@@ -98,6 +107,8 @@ class Engine(EngineState):
                 self._validate_if_due()
             if progress.iteration >= self.max_iters or requests.stop_reason is not None:
                 break
+        while progress.batch_in_epoch in left_out:  # at the end of training
+            progress.batch_in_epoch += 1
         check_epoch(self)
         if progress.batch_in_epoch == self.epoch_length:
             progress.epoch, progress.batch_in_epoch = progress.epoch + 1, 0

@@ -92,6 +92,14 @@ class Requests:
         self._asked_to_stop = self.stop_reason = self.preempted_by = None
         self._stops = False
 
+    def forget_checkpoints(self) -> None:
+        """Forget all requests for checkpoints, after a rollback; called on every rank between two exchanges."""
+        self._checkpoints.clear()
+        self._not_agreed.clear()
+        self._unannounced = False
+        if not self._alone:
+            self.next_exchange = 0  # iterations are counted from an earlier one
+
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
     def act(self) -> None:

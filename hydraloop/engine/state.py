@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 from pathlib import Path
@@ -101,6 +101,10 @@ class EngineState(LogsRecords):
     """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
     began_at: int = 0
     """The iteration at which this process began or resumed."""
+    resumed_from: Path | None = None
+    """The checkpoint whose state was restored last: that of `resume`, or after a rollback an earlier one."""
+    left_out: Mapping[int, Collection[int]]
+    """By epoch (from 0), the batches that are not trained on (`leave_out`)."""
     asked_at: float = 0.0
     """When training asked for its current batch (`perf_counter`)."""
     deadline: float = math.inf
@@ -170,7 +174,7 @@ class EngineState(LogsRecords):
             check_hook(hook, f"hooks.{name}")
             hook.name, hook.key = name, hook.key or f"hooks.{name}"
         self.stages = Stages(self.hooks, slots, on_error, rank=self.distributed.rank)
-        self.messages, self.progress = Messages(), Progress()
+        self.messages, self.progress, self.left_out = Messages(), Progress(), {}
         self.accumulate = self.settings.accumulate
         self.epoch_length = self.settings.limited("train", len(self.train_loader or ()))
         self.max_iters, self.max_epochs = self.settings.training_length(self.epoch_length, self.progress)
@@ -344,6 +348,19 @@ class EngineState(LogsRecords):
     def stop_reason(self) -> str | None:
         """Why training stops early; None if it does not."""
         return self._requests.stop_reason
+
+    def leave_out(self, batches: Mapping[int, Collection[int]]) -> None:
+        """Do not train on batches, whole accumulation windows. They are loaded, and do not count as iterations.
+
+        Called on every rank in after_load_checkpoint, before which the run's length does not consider any.
+
+        Args:
+            batches: by epoch, their indices in it; both from 0.
+        """
+        self.left_out = batches
+        if self.settings.max_iters is None:
+            here = (self.progress.epoch, self.progress.batch_in_epoch)
+            self.max_iters -= sum((epoch, index) >= here for epoch, found in batches.items() for index in found)
 
     def report_best(self, best: Best) -> None:
         """Set the best validation, for `result.json`; the test uses its checkpoint."""

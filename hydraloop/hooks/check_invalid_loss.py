@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
-from hydraloop.engine.loaders import Ordered
 from hydraloop.errors import PeerError
+from hydraloop.hooks.shared.losses import Seen, samples_of
 from hydraloop.hooks.shared.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
@@ -32,18 +30,6 @@ class InvalidLossError(FloatingPointError):
     """The batch's indices in the data set; None if the loader does not know them."""
     norms: dict[str, float]
     """By parameter, when the loss was checked."""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The loss of an iteration: one value of any shape, on its device."""
-
-    iteration: int
-    epoch: int
-    batch_idx: int
-    loss: Tensor
-    step: str
-    """Of the task, if it has steps."""
 
 
 class CheckInvalidLossHook(Hook):
@@ -66,7 +52,7 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, *, interval: int = 50) -> None:
         check_at_least(1, interval=interval)
         self._due = Every(interval).due
-        self._seen: list[_Seen] = []
+        self._seen: list[Seen] = []
 
     def before_train(self, engine: Engine) -> None:
         """Forget the losses of an earlier training of this engine."""
@@ -80,7 +66,7 @@ class CheckInvalidLossHook(Hook):
             PeerError: one is not finite on another rank.
         """
         iteration = engine.progress.iteration + 1  # the counters move after the step
-        self._seen.append(_Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"], engine.step))
+        self._seen.append(Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"], engine.step))
         if self._due(iteration, last=iteration == engine.max_iters):
             self._check(engine)
 
@@ -119,8 +105,8 @@ class CheckInvalidLossHook(Hook):
         raise error
 
 
-def _error(engine: Engine, seen: _Seen, loss: float, norms: dict[str, float], *, noticed: int) -> InvalidLossError:
-    samples = _samples(engine, seen)
+def _error(engine: Engine, seen: Seen, loss: float, norms: dict[str, float], *, noticed: int) -> InvalidLossError:
+    samples = samples_of(engine, seen)
     later = "" if noticed == seen.iteration else f", noticed at iteration {noticed}"
     if samples is None:
         which = "this loader does not know its samples"
@@ -135,15 +121,6 @@ def _error(engine: Engine, seen: _Seen, loss: float, norms: dict[str, float], *,
     )
     error.iteration, error.batch_idx, error.samples, error.norms = seen.iteration, seen.batch_idx, samples, norms
     return error
-
-
-def _samples(engine: Engine, seen: _Seen) -> list[int] | None:
-    loader: object = engine.loaders.train
-    if not isinstance(loader, Ordered):
-        return None
-    # With `default_hooks.sampler_seed=null`, the loader's epoch is not set.
-    follows = loader.epoch == engine.progress.epoch
-    return loader.indices_at(seen.batch_idx, seen.epoch if follows else loader.epoch)
 
 
 def _norms(engine: Engine) -> dict[str, float]:

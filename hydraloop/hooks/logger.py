@@ -21,7 +21,7 @@ from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
-from hydraloop.tracking.cursor import wait_for_followers
+from hydraloop.tracking.cursor import is_followed, wait_for_followers
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +85,22 @@ class LoggerHook(Hook):
         path = engine.run_dir / FILENAME
         engine.messages.provide("record_log", lambda: path)
 
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, remove the records after its checkpoint from the file, unless a tracker has sent them."""
+        if self._training and engine.distributed.is_main and not is_followed(engine.run_dir):
+            self._cut(engine)
+
     def before_train(self, engine: Engine) -> None:
         """In a resumed run, remove the records after its checkpoint from the file."""
         if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
-            progress = engine.progress
             wait_for_followers(engine.run_dir)
-            cut_after(
-                engine.run_dir / FILENAME,
-                iteration=progress.iteration,
-                last_validation=progress.last_validation,
-            )
+            self._cut(engine)
         self._resumed = self._training = True
+
+    def _cut(self, engine: Engine) -> None:
+        progress = engine.progress
+        path = engine.run_dir / FILENAME
+        cut_after(path, iteration=progress.iteration, last_validation=progress.last_validation)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record every `interval` iterations."""

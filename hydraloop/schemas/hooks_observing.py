@@ -40,6 +40,7 @@ class LoggerHookConf(HookConf):
     default_priority: ClassVar[int] = 60
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
+        "after_load_checkpoint",
         "before_train",
         "after_train_iter",
         "on_log",

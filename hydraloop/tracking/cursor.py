@@ -130,6 +130,11 @@ def wait_for_followers(run_dir: Path) -> bool:
     return not sending
 
 
+def is_followed(run_dir: Path) -> bool:
+    """Return whether a follower reads the log of a run now."""
+    return any(not is_free(run_dir, path.stem, 0.0) for path in (run_dir / FOLDER).glob("*.lock"))
+
+
 def has_ended(run_dir: Path, name: str) -> bool:
     """Return whether a follower has had the lock and does not have it now."""
     return _holder(run_dir, name).exists() and is_free(run_dir, name, 0.0)

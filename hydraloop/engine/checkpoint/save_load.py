@@ -137,25 +137,38 @@ def load(engine: Engine) -> dict[str, Any] | None:
     engine.loaded = True
     rng: dict[str, Any] | None = None
     if settings.resume is not None:
-        checkpoint = load_file(settings.resume, key="resume")
-        check_resumable(checkpoint, settings.resume)
-        if engine.distributed.is_main:
-            now = {**settings.metadata, "versions": versions(), "git": engine.git}
-            for line in resumed(checkpoint["meta"], now):
-                log.info("%s", line)
-        _resume(engine, checkpoint)
-        rng = seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
+        rng = restore(engine, settings.resume)
         done = engine.progress.iteration
         log.info("resumed from %s, iteration %d", settings.resume, done)
         if done >= engine.max_iters:
             log.warning("the resumed run has already trained for %d iterations; set engine.max_epochs higher", done)
     elif engine.loaded_from is not None:
         checkpoint, engine.loaded_from = engine.loaded_from, None
-    else:
-        return None
+        for call in engine.stages.after_load_checkpoint:
+            call(engine, checkpoint)
+    return rng
+
+
+def restore(engine: Engine, path: Path) -> dict[str, Any] | None:
+    """Restore the state of the run in a checkpoint, then call after_load_checkpoint.
+
+    Returns:
+        The saved states of this rank's random generators, which are not restored; None if that run had fewer ranks.
+
+    Raises:
+        UserError: the file does not fit the run; names the entry.
+    """
+    checkpoint = load_file(path, key="resume")
+    check_resumable(checkpoint, path)
+    if engine.distributed.is_main and engine.resumed_from is None:  # not after a rollback
+        now = {**engine.settings.metadata, "versions": versions(), "git": engine.git}
+        for line in resumed(checkpoint["meta"], now):
+            log.info("%s", line)
+    _resume(engine, checkpoint)
+    engine.resumed_from = path
     for call in engine.stages.after_load_checkpoint:
         call(engine, checkpoint)
-    return rng
+    return seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
 
 
 def _resume(engine: Engine, checkpoint: Checkpoint) -> None:

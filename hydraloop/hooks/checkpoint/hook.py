@@ -137,7 +137,7 @@ class CheckpointHook(Hook):
             else:
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
         self._tell_best(engine)
-        self._resumed = engine.settings.resume
+        self._resumed = engine.resumed_from
 
     def before_train(self, engine: Engine) -> None:
         """Start to count validations; request the best files that were not written before the run was killed."""
@@ -290,6 +290,11 @@ class CheckpointHook(Hook):
         except BaseException:
             done(False)
             raise
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoints, from before_run on."""
+        return self._folder.path
 
     @property
     def _folder(self) -> CheckpointFolder:

@@ -1,0 +1,200 @@
+"""RollbackHook: a run with a planted bad batch ends as one without that batch, to the last bit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, LoggerHook, RollbackHook
+from hydraloop.hooks.check_invalid_loss import InvalidLossError
+from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from tests.helpers import differences
+from tests.hooks.tiny_runs import batches, bits, engine_of, load, model
+from tests.ranks import on_ranks
+
+
+def hooks(**options: Any) -> dict[str, Any]:
+    return {
+        "runtime_info": RuntimeInfoHook(),
+        "ema": EMAHook(),
+        "rollback": RollbackHook(**{"window": 6, "interval": 3, **options}),
+        "logger": LoggerHook(interval=2),
+        "checkpoint": CheckpointHook(by_epoch=False, interval=3),
+    }
+
+
+def planted(epoch: list[Any], at: int, factor: float) -> list[Any]:
+    return [*epoch[:at], (epoch[at][0], epoch[at][1] * factor), *epoch[at + 1 :]]
+
+
+def final(run_dir: Path, name: str) -> dict[str, Any]:
+    found = load(run_dir / "checkpoints" / f"{name}.pth")
+    return {entry: found[entry] for entry in ("state_dict", "optimizer", "rng")} | {"ema": found["hooks"]["ema"]}
+
+
+def records(run_dir: Path) -> list[str]:
+    import json
+
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [str((one["mode"], one["iteration"], one.get("loss"))) for one in lines]
+
+
+@pytest.mark.parametrize(
+    ("factor", "accumulate", "at", "left_out"),
+    [
+        (100.0, 1, 13, [13]),
+        (float("nan"), 1, 13, [13]),
+        (float("inf"), 3, 13, [12, 13, 14]),
+        (100.0, 1, 10, [10]),
+        (100.0, 1, 19, [19]),
+    ],
+)
+def test_a_bad_batch_is_left_out_to_the_last_bit(
+    factor: float, accumulate: int, at: int, left_out: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, options = batches(20), {"accumulate": accumulate, "val": False}
+    without = [batch for index, batch in enumerate(good) if index not in left_out]
+    engine_of(tmp_path / "without", hooks(), train=without, max_epochs=1, **options).train()
+    bad = planted(good, at, factor)
+    with caplog.at_level(logging.WARNING, "hydraloop.hooks.rollback"):
+        engine = engine_of(tmp_path / "run", hooks(), train=bad, max_epochs=1, **options)
+        assert engine.train().status == "finished"
+    assert engine.progress.batch_in_epoch == 0
+    assert engine.progress.iteration == len(without)
+    (line,) = [line for line in caplog.messages if "back to" in line]
+    assert line.endswith("left out (rollback 1 of 3)")
+    name = f"iter_{len(without)}"
+    assert not list(differences(final(tmp_path / "run", name), final(tmp_path / "without", name)))
+    assert records(tmp_path / "run") == records(tmp_path / "without")
+
+
+def on_rank(distributed: Distributed, run_dir: str, factor: float) -> dict[str, Any]:
+    """Train with a batch that is bad on rank 1 only."""
+    good = [(inputs, inputs.sum(1, keepdim=True).expand(4, 5)) for inputs, _ in batches(12, seed=distributed.rank)]
+    if not factor:
+        train = [batch for index, batch in enumerate(good) if index != 8]
+    else:
+        train = planted(good, 8, factor) if distributed.rank else good
+    net = model()[0]  # without batch statistics, which each rank has for itself
+    options: dict[str, Any] = {"max_epochs": 1, "val": False, "distributed": distributed, "net": net}
+    engine = engine_of(Path(run_dir), hooks(), train=train, **options)
+    engine.train()
+    return {"weights": bits(engine.model), "iteration": engine.progress.iteration, "left_out": dict(engine.left_out)}
+
+
+@pytest.mark.slow
+def test_all_ranks_go_back_if_one_has_a_bad_loss(tmp_path: Path) -> None:
+    expected = on_ranks(2, on_rank, str(tmp_path / "without"), 0.0)
+    for name, factor in (("spike", 1e3), ("nan", float("nan"))):
+        found = on_ranks(2, on_rank, str(tmp_path / name), factor)
+        for one, other in zip(found, expected, strict=True):
+            assert one["left_out"] == {0: {8}}
+            assert not list(differences({**one, "left_out": {}}, {**other, "left_out": {}}))
+
+
+def test_a_bad_batch_in_a_later_epoch_of_a_run_by_epoch(tmp_path: Path) -> None:
+    """The epoch's checkpoint would have the bad weights, so it is not written; the epochs keep their ends."""
+    found = {"rollback": RollbackHook(interval=100, window=4), "checkpoint": CheckpointHook(save_best="loss")}
+    epoch = batches(6)
+
+    class Second(list[Any]):
+        passes = 0
+
+        def __iter__(self) -> Any:
+            self.passes += 1
+            return iter(planted(epoch, 5, 1e3) if self.passes in (2, 3) else epoch)
+
+    engine = engine_of(tmp_path, found, train=Second(epoch), max_epochs=3)
+    assert engine.train().status == "finished"
+    assert (engine.progress.iteration, engine.progress.epoch, engine.progress.last_validation) == (17, 3, 17)
+    assert {path.stem for path in (tmp_path / "checkpoints").glob("epoch_*.pth")} == {"epoch_1", "epoch_2", "epoch_3"}
+    state = load(tmp_path / "checkpoints" / "epoch_3.pth")["hooks"]["rollback"]
+    assert (state["left_out"], state["rollbacks"], len(state["losses"][""])) == ({1: [5]}, 1, 4)
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
+
+
+def test_a_resumed_run_leaves_the_same_batches_out(tmp_path: Path) -> None:
+    bad = planted(batches(20), 13, 100.0)
+    first = engine_of(tmp_path / "run", hooks(), train=bad, max_epochs=1, val=False)
+    first.train()
+    folder = tmp_path / "run" / "checkpoints"
+    resumed = engine_of(tmp_path / "again", hooks(), train=bad, max_epochs=2, val=False, resume=folder / "iter_15.pth")
+    resumed.train()
+    assert resumed.progress.iteration == 38, "in the second epoch, it goes back again"
+    assert not list(differences(final(tmp_path / "again", "iter_18"), final(tmp_path / "run", "iter_18")))
+
+
+@pytest.mark.parametrize(
+    ("at", "options", "why"),
+    [
+        (1, {}, "no checkpoint is from before it"),
+        (13, {"skip_samples": False, "max_rollbacks": 2}, "has gone back 2 times already"),
+    ],
+)
+def test_what_ends_the_run(at: int, options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    bad = planted(batches(20), at, float("nan"))
+    with pytest.raises(InvalidLossError, match=rf"loss is nan at iteration {at + 1}, and .*{why}") as caught:
+        engine_of(tmp_path, hooks(**options), train=bad, max_epochs=1, val=False).train()
+    assert caught.value.batch_idx == at
+    assert all(load(path)["progress"]["iteration"] <= at for path in (tmp_path / "checkpoints").glob("*.pth"))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from tests.helpers import at
+
+    def damage(engine: Any) -> None:
+        path = tmp_path / "checkpoints" / "iter_12.pth"
+        path.write_bytes(path.read_bytes()[:-9])
+
+    found = {**hooks(), "damaging": at("before_train_iter", damage, nth=14)}
+    bad = planted(batches(20), 13, 100.0)
+    engine_of(tmp_path, found, train=bad, max_epochs=1, val=False).train()
+    assert "back to " + str(tmp_path / "checkpoints" / "iter_9.pth") in caplog.text
+    caplog.clear()
+    resume = tmp_path / "checkpoints" / "iter_12.pth"  # written after the rollback, and before the batch
+    again = engine_of(tmp_path / "again", hooks(), train=bad, max_epochs=1, val=False, resume=resume)
+    again.train()
+    assert "back to" not in caplog.text
+    assert again.progress.iteration == 19
+
+
+def test_only_what_is_named_is_bad(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad = planted(batches(20), 13, 100.0)
+    engine_of(tmp_path, hooks(on=["nan"]), train=bad, max_epochs=1, val=False).train()
+    assert "back to" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"on": []}, "on"), ({"on": ["jump"]}, "on"), ({"factor": 1.0}, "factor"), ({"window": 1}, "window")],
+)
+def test_options(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        RollbackHook(**options)
+    assert caught.value.key == key
+
+
+def test_without_checkpoints_a_bad_loss_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(InvalidLossError, match="no checkpoint is from before it"):
+        engine_of(tmp_path, {"rollback": RollbackHook()}, train=planted(batches(4), 1, float("nan"))).train()
+
+
+def test_batches_of_a_stream_cannot_be_left_out(tmp_path: Path) -> None:
+    class Stream(list[Any]):
+        def begin(self, first: int, iteration: int) -> Any:
+            return self[first:]
+
+        def state_at(self, first: int, iteration: int) -> None: ...
+
+        def load_state(self, state: Any, first: int, iteration: int) -> None: ...
+
+    with pytest.raises(UserError, match="batches of a stream") as caught:
+        engine_of(tmp_path, {"rollback": RollbackHook()}, train=Stream(batches(4))).train()
+    assert caught.value.key == "hooks.rollback.skip_samples"
+    engine_of(tmp_path, {"rollback": RollbackHook(skip_samples=False)}, train=Stream(batches(4))).train()
