@@ -13,10 +13,14 @@ from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def seconds_of(given: Any, key: str = "engine.max_time") -> float:
-    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `1-12:00:00` (days) or a number; infinity for None.
+    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `1-12:00:00` (days), `30min` or a number.
+
+    None is infinity.
 
     Raises:
         UserError: it is not a time above 0.
@@ -24,16 +28,20 @@ def seconds_of(given: Any, key: str = "engine.max_time") -> float:
     if given is None:
         return math.inf
     clock = _CLOCK.fullmatch(str(given))
-    if clock is not None:
+    amount = _AMOUNT.fullmatch(str(given))
+    if amount is not None:
+        found: float = float(amount[1]) * _UNITS[amount[2]]
+    elif clock is not None:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        found: float = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     else:  # YAML reads 1:30:00 as 5400
         found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
     if not found > 0:
         raise UserError(
             f"{given!r} is not a time above 0",
             key=key,
-            remedy="Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), or seconds (1800).",
+            remedy="Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), a number with s, min, "
+            "h or d (30min), or seconds (1800).",
         )
     return found
 

@@ -42,8 +42,8 @@ class EngineConf:
     on all data."""
     max_time: Any = None
     """Time after which training stops in order, with a checkpoint, the test and exit code 0: `0:30:00`, `1-12:00:00`
-    (with days), or seconds. It adds no validation, so that a resumed run equals one that was not stopped. Counted from
-    the start of training in each process, so leave time for these last steps. Null: no limit."""
+    (with days), `30min`, or seconds. It adds no validation, so that a resumed run equals one that was not stopped.
+    Counted from the start of training in each process, so leave time for these last steps. Null: no limit."""
     requeue_after: Any = None
     """Time after which the run saves and ends with exit code 75, so that a scheduler can start the same command line
     again with `resume=auto`. Written and counted as `max_time`. No validation and no test follow. Null: never."""

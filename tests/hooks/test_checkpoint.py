@@ -15,7 +15,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.run.checkpoint_files import newest_intact
-from tests.helpers import failing
+from tests.helpers import at, failing
 from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 
 
@@ -162,6 +162,40 @@ def test_a_run_that_stops_at_the_end_of_an_epoch_does_not_save_it_twice(
 def test_max_iters_inside_an_epoch_is_saved_as_that_iteration(tmp_path: Path) -> None:
     run(tmp_path, CheckpointHook(), max_iters=6)
     assert files(tmp_path) == {"epoch_1", "iter_6"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"interval": None, "time_interval": "30s"}, {"iter_3", "iter_6"}),
+        ({"interval": None, "time_interval": "40s"}, {"epoch_1", "epoch_2"}),
+        ({"interval": None, "time_interval": 40, "by_epoch": False}, {"iter_4", "iter_8"}),
+        # A checkpoint at the interval starts the time again.
+        ({"interval": 1, "time_interval": "0.5min"}, {"iter_3", "epoch_1", "iter_7", "epoch_2"}),
+        ({"interval": 2, "by_epoch": False, "time_interval": "0:00:30"}, {"iter_2", "iter_4", "iter_6", "iter_8"}),
+    ],
+)
+def test_checkpoints_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: set[str]
+) -> None:
+    now = 0.0
+
+    def ten_seconds(engine: Engine) -> None:
+        nonlocal now
+        now += 10
+
+    monkeypatch.setattr("hydraloop.hooks.checkpoint.hook.perf_counter", lambda: now)
+    hooks = {
+        "slow": at("before_train_iter", ten_seconds, nth=0),
+        "checkpoint": CheckpointHook(save_last=False, **options),
+    }
+    engine_of(tmp_path, hooks, max_epochs=2).train()
+    assert files(tmp_path) == expected
+
+
+def test_a_time_interval_that_is_no_time_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'15 minutes' is not a time above 0"):
+        CheckpointHook(time_interval="15 minutes")
 
 
 @pytest.mark.parametrize("by_epoch", [True, False])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
+from hydraloop.engine.settings import seconds_of
 from hydraloop.hooks.checkpoint.best_metrics import SaveBest
 from hydraloop.hooks.checkpoint.file_records import BestFile, Records
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
@@ -28,14 +31,16 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointHook(Hook):
-    """Writes checkpoints: every `interval` epochs (or iterations), at the end, and for the best value of each metric.
+    """Writes checkpoints: every `interval` epochs (or iterations), by time, at the end, and for the best validations.
 
     Files in `out_dir`: `epoch_5.pth`, or `iter_500.pth` (by iteration, or if an epoch was cut off); the best checkpoint
     as `best_<metric>_epoch_5.pth` (the previous one is deleted); `<stem>_published.pth` and `.safetensors`, deleted
     with the file that they are made from. A checkpoint that falls inside an accumulation window is written at the end
     of the window and has that iteration's number. The epoch's checkpoint is written before its validation, the best one
-    after it. After an error nothing is written. If the disk is full or the folder is read-only, a warning says which
-    checkpoint is still safe, training continues, and the next save is tried.
+    after it. With `time_interval`, a checkpoint is written when that time has passed since the last regular one on all
+    ranks; they agree within two exchanges (`distributed.agree_interval`). After an error nothing is written. If the
+    disk is full or the folder is read-only, a warning says which checkpoint is still safe, training continues, and the
+    next save is tried.
 
     The text file `last_checkpoint` names the file from which `resume=auto` and restarts continue: the newest regular
     file, or a best file of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, from the first
@@ -69,6 +74,7 @@ class CheckpointHook(Hook):
         self,
         *,
         interval: int | None = 1,
+        time_interval: Any = None,
         by_epoch: bool = True,
         max_keep_ckpts: int | None = None,
         save_best: str | bool | Sequence[str] | None = None,
@@ -84,7 +90,12 @@ class CheckpointHook(Hook):
         asynchronous: bool = True,
     ) -> None:
         self.by_epoch = by_epoch
-        self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
+        self._seconds = seconds_of(time_interval, "time_interval")
+        self._next_save = math.inf
+        """When a checkpoint is requested because of `time_interval` (`perf_counter`)."""
+        self._timed = time_interval is not None
+        by_iter = self._timed or not by_epoch
+        self.idle_points = (*(() if by_iter else ("after_train_iter",)), *(() if by_epoch else ("after_train_epoch",)))
         self.max_keep_ckpts = max_keep_ckpts
         self.published_keys = [str(entry) for entry in published_keys or ()]
         self.save_last = save_last
@@ -144,6 +155,7 @@ class CheckpointHook(Hook):
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
         self._training = True
+        self._next_save = perf_counter() + self._seconds
         if self._unwritten:
             self._request(engine, "best", partial(self._write_best, better=self._unwritten))
             self._unwritten = {}
@@ -160,7 +172,12 @@ class CheckpointHook(Hook):
             self._request(engine, "regular", self._write_regular)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Request the iteration's checkpoint, at the interval."""
+        """Request the iteration's checkpoint, at the interval, or at the end of the time interval on this rank."""
+        if self._timed and perf_counter() >= self._next_save:
+            self._next_save = math.inf
+            engine.request_checkpoint(f"{self.name}: by time", self._write_regular, self)
+        if self.by_epoch:
+            return
         last = self.save_last and engine.progress.iteration >= engine.max_iters
         if self._every.due(engine.progress.iteration, last=last):
             self._request(engine, "regular", self._write_regular)
@@ -216,7 +233,10 @@ class CheckpointHook(Hook):
 
     def _write_regular(self, engine: Engine) -> None:
         engine.settle_saves()
+        self._next_save = perf_counter() + self._seconds
         path, before = self._folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
+        if engine.progress.iteration == before.last_saved:  # asked for by `interval` and by `time_interval`
+            return
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
         self._records = saved = before.with_regular(path, engine.progress.iteration)
         surplus = 0 if self.max_keep_ckpts is None else max(0, len(saved.kept) - self.max_keep_ckpts)
