@@ -33,9 +33,12 @@ from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_yaml, remember_config
+from hydraloop.run.record_cuts import cut_after
+from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
+from hydraloop.tracking.cursor import wait_for_followers
 from hydraloop.validate import check_strategy, check_trace_paths, validate
 
 
@@ -76,6 +79,9 @@ def build(
         parts.check(position.given, f"hydraloop.build({compose}")
     engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
     if distributed.is_main:
+        if settled.checkpoint is None and (resumed is not None or cfg.resume == "auto"):
+            wait_for_followers(directory)  # the directory may be that of an attempt that was killed
+            cut_after(directory / FILENAME, iteration=-1, last_validation=-1)
         engine.lock = lock_of(cfg, directory) if resumed is None else None
         _record(cfg, engine, resumed=settled.checkpoint is not None, recorded=resumed is not None)
     return engine

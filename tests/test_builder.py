@@ -20,6 +20,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
 from hydraloop.parts import Parts
+from hydraloop.run.resume import Resumed
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 from tests.ranks import on_ranks
@@ -46,6 +47,19 @@ def error_of(cfg: DictConfig, run_dir: Path) -> UserError:
     with pytest.raises(UserError) as caught:
         build(cfg, run_dir=run_dir)
     return caught.value
+
+
+def test_a_run_that_begins_again_removes_the_records_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:
+    records = tmp_path / "metrics.jsonl"
+    killed = '{"mode": "train", "epoch": 1, "iteration": 3, "loss": 0.5}\n'
+    for name, cfg, resumed in (
+        ("cut_1", composed("resume=auto"), None),
+        ("cut_2", composed(), Resumed(tmp_path, None)),  # of a restart
+    ):
+        records.write_text(killed)
+        build(cfg, run_dir=tmp_path, resumed=resumed)
+        assert records.read_text() == ""
+        assert records.with_name(f"metrics.{name}.jsonl").read_text() == killed
 
 
 def test_everything_is_built_from_the_config(tmp_path: Path) -> None:

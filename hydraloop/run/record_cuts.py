@@ -46,7 +46,7 @@ def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None
 
     Args:
         path: path of the log.
-        iteration: iteration of the checkpoint.
+        iteration: iteration of the checkpoint; -1: there is none, and all records are moved.
         last_validation: iteration of the last validation before the checkpoint.
 
     Returns:
@@ -76,7 +76,7 @@ def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None
     with path.open("rb+") as opened:
         opened.truncate(kept.offset)
     count = f"{cut.records} record{'s' if cut.records > 1 else ''}"
-    log.info("%s after iteration %d moved from %s to %s", count, iteration, path.name, file)
+    log.info("%s after iteration %d moved from %s to %s", count, max(iteration, 0), path.name, file)
     return cut
 
 

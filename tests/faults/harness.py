@@ -43,7 +43,7 @@ optimizer:
   body: {lr: 1e-2}
   head: {match: "head.*", lr: 1e-1, momentum: 0.9}
 default_hooks:
-  logger: {interval: 1}
+  logger: {interval: 4}
   checkpoint: {interval: 1, by_epoch: false, save_best: loss}
 hooks:
   ledger: {_target_: my_project.faults.Ledger, path: "${hydra:runtime.output_dir}/ledger"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,8 +33,8 @@ def main(runs: int = 200, seed: int = 0) -> int:
             counts[kind]["runs"] += 1
             try:
                 outcome = train(project, f"killed_{number}", kind, kills)
-            except AssertionError as error:
-                found = [str(error)]
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                found = [str(error), str(getattr(error, "output", None) or "")]
             else:
                 found = differences(whole[kind], outcome.run)
                 counts[kind]["kills"] += outcome.kills
