@@ -177,7 +177,7 @@ class RollbackHook(Hook):
         if "spike" not in self.on or len(good) < self.window / 2:
             return None
         middle = median(good)
-        return f", {loss / middle:.1f} times the median" if loss > self.factor * middle > 0 else None
+        return f", {loss / middle:.4g} times the median" if loss > self.factor * middle > 0 else None
 
     def _go_back(self, engine: Engine, bad: Seen, problem: str) -> None:
         engine.settle_saves()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
@@ -15,7 +16,7 @@ from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from tests.helpers import differences
-from tests.hooks.tiny_runs import batches, bits, engine_of, load, model
+from tests.hooks.tiny_runs import Stopper, batches, bits, engine_of, load, model
 from tests.ranks import on_ranks
 
 
@@ -69,6 +70,7 @@ def test_a_bad_batch_is_left_out_to_the_last_bit(
     assert engine.progress.iteration == len(without)
     (line,) = [line for line in caplog.messages if "back to" in line]
     assert line.endswith("left out (rollback 1 of 3)")
+    assert ("times the median" in line) == (factor == 100)
     name = f"iter_{len(without)}"
     assert not list(differences(final(tmp_path / "run", name), final(tmp_path / "without", name)))
     assert records(tmp_path / "run") == records(tmp_path / "without")
@@ -145,10 +147,30 @@ def test_what_ends_the_run(at: int, options: dict[str, Any], why: str, tmp_path:
     assert all(load(path)["progress"]["iteration"] <= at for path in (tmp_path / "checkpoints").glob("*.pth"))
 
 
+def test_a_run_that_stops_at_a_bad_loss_does_not_save_it(tmp_path: Path) -> None:
+    found = {**hooks(interval=100), "stopper": Stopper(stop_at=14)}
+    with pytest.raises(InvalidLossError, match="the loss is nan at iteration 14, and training has ended"):
+        engine_of(tmp_path, found, train=planted(batches(20), 13, float("nan")), max_epochs=1, val=False).train()
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "iter_12.pth\n"
+
+
+def test_an_engine_that_trains_again_does_not_check_earlier_losses(tmp_path: Path) -> None:
+    stopper, net = Stopper(stop_at=2), model()
+    found = {"rollback": RollbackHook(interval=100), "stopper": stopper}
+    options: dict[str, Any] = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
+    bad = planted(batches(4), 1, float("nan"))
+    engine = engine_of(tmp_path, found, train=bad, max_epochs=1, val=False, **options)
+    engine.train()
+    stopper.stop_at = 0
+    net.load_state_dict(model().state_dict())
+    assert engine.train().status == "finished"
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from tests.helpers import at
 
     def damage(engine: Any) -> None:
+        engine.settle_saves()
         path = tmp_path / "checkpoints" / "iter_12.pth"
         path.write_bytes(path.read_bytes()[:-9])
 
