@@ -14,8 +14,8 @@ from hydraloop.data.loader_options import check_ranges
 from hydraloop.data.order import Drawn, index, indices, made_for
 from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
 from hydraloop.data.seeded import Seeded, as_is
+from hydraloop.data.worker_signals import QuietWorker, ended_at_exit
 from hydraloop.engine.device.batch_transfer import has_streams
-from hydraloop.engine.interruption.signals import QuietWorker
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 
@@ -68,7 +68,7 @@ class PartLoader:
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
         self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
-        return explained(iter(self._torch), self, first)
+        return explained(ended_at_exit(iter(self._torch)), self, first)
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""

@@ -17,9 +17,9 @@ from hydraloop.data.collate import Collate
 from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
+from hydraloop.data.worker_signals import QuietWorker, ended_at_exit
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.device.batch_transfer import has_streams
-from hydraloop.engine.interruption.signals import QuietWorker
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 
@@ -85,7 +85,8 @@ class StreamLoader:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
         drawer = self._drawer(self._sources, **where)
         try:
-            for drawn in DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options):
+            loader = DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options)
+            for drawn in ended_at_exit(iter(loader)):
                 if drawn is not None:
                     yield _checked(drawn)
         except RuntimeError as error:

@@ -103,7 +103,7 @@ def end_workers(loader: object) -> None:
     iterator, loader._iterator = loader._iterator, None  # torch has no public function; __iter__ creates the next one
     if iterator is not None:
         iterator._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator class with workers
-        for worker in iterator._workers:  # type: ignore[attr-defined]  # it ignores torch's SIGTERM (`QuietWorker`)
+        for worker in iterator._workers:  # type: ignore[attr-defined]  # hydraloop's ignore torch's SIGTERM
             worker.kill()
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -83,31 +83,6 @@ class _Handler:
                 earlier(number, frame)
             else:
                 _send_default(number)
-
-
-class QuietWorker:
-    """A `worker_init_fn`: the first signal that preempts a run does not end this worker, since the run needs it.
-
-    Slurm and terminals send signals to all processes. A second SIGTERM ends the worker: at the end of the process,
-    Python sends it to workers that have not ended.
-
-    Args:
-        init: called with the worker's number; None: nothing is called.
-    """
-
-    def __init__(self, init: Callable[[int], object] | None) -> None:
-        self.init = init
-
-    def __call__(self, number: int) -> None:
-        for one in SIGNALS:
-            signal.signal(one, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _ignore_once)
-        if self.init is not None:
-            self.init(number)
-
-
-def _ignore_once(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
 
 
 def _send_default(number: int) -> None:
