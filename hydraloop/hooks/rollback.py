@@ -114,7 +114,8 @@ class RollbackHook(Hook):
             InvalidLossError: one is bad, and there is nothing to go back to, or it has happened too often.
         """
         iteration = engine.progress.iteration
-        self._wanted = self._wanted or self._due(iteration, last=iteration == engine.max_iters)
+        last = iteration == engine.max_iters or engine.preempted_by is not None
+        self._wanted = self._wanted or self._due(iteration, last=last)
         if self._wanted and engine.window_closed:
             self._check(engine)
 

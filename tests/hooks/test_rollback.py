@@ -15,7 +15,7 @@ from hydraloop.hooks import CheckpointHook, LoggerHook, RollbackHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from tests.helpers import differences
+from tests.helpers import at, differences
 from tests.hooks.tiny_runs import Stopper, batches, bits, engine_of, load, model
 from tests.ranks import on_ranks
 
@@ -154,6 +154,15 @@ def test_a_run_that_stops_at_a_bad_loss_does_not_save_it(tmp_path: Path) -> None
     assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "iter_12.pth\n"
 
 
+def test_a_preempted_run_goes_back_before_it_saves(tmp_path: Path) -> None:
+    found = {**hooks(interval=100), "signal": at("before_train_iter", lambda engine: engine.preempt("SIGTERM"), nth=14)}
+    engine = engine_of(tmp_path, found, train=planted(batches(20), 13, float("nan")), max_epochs=1, val=False)
+    engine.train()
+    assert engine.preempted_by == "SIGTERM"
+    assert (engine.progress.iteration, dict(engine.left_out)) == (13, {0: {13}})
+    assert load(tmp_path / "checkpoints" / "iter_13.pth")["hooks"]["rollback"]["left_out"] == {0: [13]}
+
+
 def test_an_engine_that_trains_again_does_not_check_earlier_losses(tmp_path: Path) -> None:
     stopper, net = Stopper(stop_at=2), model()
     found = {"rollback": RollbackHook(interval=100), "stopper": stopper}
@@ -167,8 +176,6 @@ def test_an_engine_that_trains_again_does_not_check_earlier_losses(tmp_path: Pat
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from tests.helpers import at
-
     def damage(engine: Any) -> None:
         engine.settle_saves()
         path = tmp_path / "checkpoints" / "iter_12.pth"
