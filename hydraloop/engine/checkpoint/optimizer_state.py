@@ -28,7 +28,8 @@ def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state dict of the same kind of optimizer; its tensors are sharded as the parameters are.
 
     The implementation flags (`fused`) stay those of this optimizer. Each moment gets the memory layout of its
-    parameter, because fused kernels step through both in memory order and ignore strides.
+    parameter, because fused kernels step through both in memory order and ignore strides. On a CPU, torch keeps the
+    given tensors, which may be in a file that is mapped to memory, so they are copied.
 
     Raises:
         ValueError: the numbers of groups or parameters differ.
@@ -43,7 +44,7 @@ def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     for parameter, entry in optimizer.state.items():
         for name, value in entry.items():
             if isinstance(parameter, Tensor) and isinstance(value, Tensor):
-                entry[name] = _laid_out_like(value, parameter)
+                entry[name] = _laid_out_like(value.clone() if value.device.type == "cpu" else value, parameter)
 
 
 def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ def restore(engine: Engine, path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file does not fit the run; names the entry.
     """
-    checkpoint = load_file(path, key="resume")
+    checkpoint = load_file(path, key="resume", mmap=True)
     check_resumable(checkpoint, path)
     if engine.distributed.is_main and engine.resumed_from is None:  # not after a rollback
         now = {**engine.settings.metadata, "versions": versions(), "git": engine.git}
@@ -168,7 +169,7 @@ def restore(engine: Engine, path: Path) -> dict[str, Any] | None:
     engine.resumed_from = path
     for call in engine.stages.after_load_checkpoint:
         call(engine, checkpoint)
-    return seeding.of_rank(checkpoint["rng"], engine.distributed.rank)
+    return deepcopy(seeding.of_rank(checkpoint["rng"], engine.distributed.rank))  # the file is mapped to memory
 
 
 def _resume(engine: Engine, checkpoint: Checkpoint) -> None:

@@ -95,7 +95,7 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
         yield
         return
     engine.distributed.barrier()  # rank 0 may still be writing it
-    checkpoint = load_file(path, key="test")
+    checkpoint = load_file(path, key="test", mmap=True)
     model, own = (_copied(state) for state in (engine.model.state_dict(), own_state(engine.task)))
     try:
         load_for_evaluation(engine, checkpoint, "test")

@@ -18,10 +18,12 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.optim import Cosine, Schedule
 from hydraloop.tasks.task import Task
 from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
+from tests.hooks.tiny_runs import engine_of, model
 
 
 class Counting(Hook):
@@ -373,3 +375,26 @@ def test_the_state_of_a_train_loader_is_saved_and_given_back(tmp_path: Path, cap
     with caplog.at_level(logging.WARNING):
         engine(resume=path, resume_strict=False).train()
     assert "cannot be read again; the batches differ from those of the saved run" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux only")
+def test_a_file_is_mapped_to_memory_while_it_is_loaded_and_not_after(tmp_path: Path) -> None:
+    def mapped(engine: Engine) -> bool:
+        return str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    def run(hooks: dict[str, Hook], **settings: Any) -> None:
+        net = model()
+        adam = torch.optim.Adam(net.parameters())
+        engine_of(
+            tmp_path, {"ema": EMAHook(), "checkpoint": CheckpointHook(), **hooks}, net=net, optimizer=adam, **settings
+        ).train()
+
+    path = tmp_path / "checkpoints" / "epoch_1.pth"
+    run({}, max_epochs=1)
+    found: list[bool] = []
+    hooks = {
+        "loads": at("after_load_checkpoint", lambda engine: found.append(mapped(engine))),
+        "trains": at("before_train_iter", lambda engine: found.append(mapped(engine))),
+    }
+    run(hooks, resume=path, max_epochs=2)
+    assert found == [True, False]
