@@ -117,15 +117,17 @@ def evaluate_batches(
         try:
             task.reset_metrics()
             for batch_idx, batch in enumerate(engine.on_device(loader, count=end if end < length else None)):
+                if perf_counter() > engine.requeue_at:
+                    engine.preempt(engine.settings.requeue)
+                if share is not None:  # all ranks have equally many batches
+                    engine._requests.exchange_in_evaluation(batch_idx)
+                if engine.preempted_by is not None:
+                    raise Preempted
                 if share is not None and share(batch_idx)[0] == 0:  # only other ranks have samples in this batch
                     if ranks.sharded:  # they need this rank's shard
                         with task.uncounted():
                             engine.evaluate_batch(batch)
                     continue
-                if perf_counter() > engine.requeue_at:
-                    engine.preempt(engine.settings.requeue)
-                if engine.preempted_by is not None:
-                    raise Preempted
                 for call in before:
                     call(engine, batch_idx, batch)
                 outputs = engine.evaluate_batch(batch)

@@ -4,9 +4,10 @@ A single process acts after the hooks of the current mount point. With several r
 signal, a clock), so the ranks agree first:
 
 * At the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests (`act`).
-* Inside an epoch, they exchange one flag in the background every `agree_interval` iterations (`exchange`). It is read
-  one interval later, when it has arrived, so neither host nor device waits for it. If it is set on any rank, the ranks
-  exchange the requests.
+* Inside an epoch, they exchange one flag in the background every `agree_interval` iterations, or every 5 s if these
+  take longer (`exchange`). It is read one interval later, when it has arrived, so neither host nor device waits for it.
+  If it is set on any rank, the ranks exchange the requests. The flag also has the interval that each rank proposes; the
+  smallest one counts. In an evaluation, they do the same every few batches, and act after it.
 
 A request with `agreed=True` needs no exchange: the hook asks on every rank at the same point.
 """
@@ -17,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from hydraloop.engine.hook import Hook
 
 log = logging.getLogger(__name__)
+
+_SECONDS = 5.0
+"""The longest time between two exchanges of the flag, unless an iteration takes longer."""
 
 Write = Callable[["Engine"], object]
 
@@ -44,8 +49,11 @@ class Requests:
         self._unannounced = False  # whether `_not_agreed` has checkpoints that the other ranks do not know of
         self._asked_to_stop: str | None = None
         self._stops = False  # whether all ranks have agreed to stop
-        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._flag = torch.zeros(2, dtype=torch.int32)  # whether there is news; minus the proposed interval
         self._running: Pending | None = None  # the exchange of the flag
+        self._interval, self._next_batch = 1, 0
+        # The iteration or batch, in which mode, and the time of the last exchange.
+        self._sent, self._sent_in, self._sent_at = 0, "", 0.0
         self.preempted_by: str | None = None
         """Why this process asks to save and end the run, if it does."""
         self.stop_reason: str | None = None
@@ -111,17 +119,40 @@ class Requests:
             self._act()
 
     def exchange(self, iteration: int) -> None:
-        """Inside an epoch, between windows: act on what is agreed; every `agree_interval` iterations, send the flag."""
+        """Inside an epoch, between windows: act on what is agreed; at each interval, send the flag."""
         if iteration >= self.next_exchange:
-            if self._read_flag():
-                self._agree()
-            stops = self._asked_to_stop is not None and self.stop_reason is None
-            news = stops or self._unannounced or bool(self._engine.stages.newly_disabled)
-            self._flag = torch.tensor([int(news)], dtype=torch.int32)
-            self._running = self._engine.distributed.start_max(self._flag)
-            self.next_exchange = iteration + self._engine.distributed.agree_interval
+            self._exchange(iteration)
+            self.next_exchange = iteration + self._interval
         if self.pending:
             self._act()
+
+    def exchange_in_evaluation(self, batch_idx: int) -> None:
+        """Before a batch of an evaluation in which all ranks have equally many: agree on a preemption."""
+        if self._alone:
+            return
+        if batch_idx == 0:
+            self._next_batch = 0
+        if batch_idx >= self._next_batch:
+            self._exchange(batch_idx)
+            self._next_batch = batch_idx + self._interval
+
+    def _exchange(self, at: int) -> None:
+        """Read the flag that was sent last, and agree if it is set; send the next one.
+
+        Args:
+            at: the iteration, or the batch of an evaluation.
+        """
+        if self._read_flag():
+            self._agree()
+        now, mode = perf_counter(), self._engine.mode
+        steps = at - self._sent if mode == self._sent_in else 0
+        proposed = int(min(self._engine.distributed.agree_interval, _SECONDS * steps / max(now - self._sent_at, 1e-9)))
+        proposed = max(1, proposed)
+        self._sent, self._sent_in, self._sent_at = at, mode, now
+        stops = self._asked_to_stop is not None and self.stop_reason is None
+        news = stops or self._unannounced or bool(self._engine.stages.newly_disabled)
+        self._flag = torch.tensor([int(news), -proposed], dtype=torch.int32)
+        self._running = self._engine.distributed.start_max(self._flag)
 
     def _read_flag(self) -> bool:
         """Finish the running exchange; return whether any rank has set the flag."""
@@ -129,7 +160,9 @@ class Requests:
             return False
         self._running.wait()
         self._running = None
-        return bool(self._flag.item())
+        news, interval = self._flag.tolist()
+        self._interval = -interval
+        return bool(news)
 
     def _agree(self) -> None:
         """Exchange the requests and the names of disabled hooks with all ranks."""

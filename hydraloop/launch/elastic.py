@@ -8,9 +8,13 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+
+import psutil
 
 from hydraloop.errors import UserError
 from hydraloop.launch import rank_log
@@ -22,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that torch's launcher handles. It does not restore the handlers."""
+_PREEMPTING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that preempt a job. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
 
 
 def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
@@ -54,14 +60,17 @@ def _launch(job: Job, processes: int) -> Ended:
         error: BaseException | None = None
         exit_codes: dict[int, int] = {}
         try:
-            exit_codes, number = _run(processes, name, "-P", str(Path(__file__).with_name("worker.py")), name)
-            if number:
-                error = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
-        except KeyboardInterrupt as told:  # before the launcher handled signals
+            worker = str(Path(__file__).with_name("worker.py"))
+            with _passing_on(name) as passed_on:
+                exit_codes, number = _run(processes, name, "-P", worker, name, passed_on=_PREEMPTING)
+            error = _interrupt(number) if number else None
+        except KeyboardInterrupt as told:  # before there were ranks
             error = told
         failures = _failures(job, folder, processes, exit_codes)
         if error is None and not failures:
             return Ended.with_result(Path(job.run_dir))
+        if error is None and passed_on and cause(failures).kind not in ("mistake", "error"):  # it came too early
+            error = _interrupt(passed_on[0])
         return Ended(error=error or _error(failures), trained=any(failure.trained for failure in failures))
 
 
@@ -75,8 +84,53 @@ def run_module(arguments: Sequence[str], processes: int) -> int:
     return 128 + number if number else int(bool(exit_codes))
 
 
-def _run(processes: int, folder: str, *arguments: str) -> tuple[dict[int, int], int]:
-    """Run Python on several ranks. Returns the exit codes other than 0 by rank, and the signal that ended them or 0."""
+def _interrupt(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+
+
+@contextlib.contextmanager
+def _passing_on(folder: str) -> Iterator[list[int]]:
+    """In the body, pass on the signals that preempt a job to its ranks. Yields the numbers of those that have come.
+
+    Args:
+        folder: an argument in the command line of each rank.
+    """
+    passed_on: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        ranks = [child for child in psutil.Process().children() if folder in _command_line(child)]
+        if not ranks:
+            raise _interrupt(number)
+        passed_on.append(number)
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.send_signal(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _PREEMPTING if is_main}
+    earlier = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    for number in earlier:
+        signal.signal(number, handle)
+    try:
+        yield passed_on
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return []
+
+
+def _run(processes: int, folder: str, *arguments: str, passed_on: Sequence[int] = ()) -> tuple[dict[int, int], int]:
+    """Run Python on several ranks. Returns the exit codes other than 0 by rank, and the signal that ended them or 0.
+
+    Args:
+        passed_on: the signals that the caller handles.
+    """
     with uncollected():
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -94,7 +148,9 @@ def _run(processes: int, folder: str, *arguments: str) -> tuple[dict[int, int], 
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         # A signal that is ignored (nohup) stays ignored.
-        signals_to_handle=",".join(one.name for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN),
+        signals_to_handle=",".join(
+            one.name for one in _SIGNALS if one not in passed_on and signal.getsignal(one) is not signal.SIG_IGN
+        ),
     )
     try:
         with _around_launcher():

@@ -64,6 +64,8 @@ class TerminationHandler:
         """Whether the run is ending, so that a signal must not interrupt it."""
         self.is_saving: Callable[[], bool] = lambda: False
         """Whether the run was preempted and saves. Until it has ended or failed, there is no limit of time."""
+        self.has_lost: Callable[[], bool] = lambda: False
+        """Called from another thread while the run saves: whether another rank has failed, so that it cannot save."""
         self._last, self._orphaned, self._grace, self._launched = last, orphaned, grace, launched
         self._parent = os.getppid()
         self._deadline: float | None = None
@@ -131,7 +133,7 @@ class TerminationHandler:
                 orphaned = True
                 self._orphaned()
                 os.kill(os.getpid(), signal.SIGTERM)
-            if self._deadline is not None and self.is_saving():
+            if self._deadline is not None and self.is_saving() and not self.has_lost():
                 self._deadline = time.monotonic() + self._grace
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._last(self.received or signal.SIGTERM)

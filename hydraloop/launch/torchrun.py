@@ -100,7 +100,16 @@ class Leader:
                     failure = _cause(_store(_ENDING_WAIT), failure, job, self._launcher)
                 close(Ended.by(failure))
 
-        failure = train(job, 0, TerminationHandler(last).start())
+        def has_lost() -> bool:  # then torchrun has sent the signal
+            try:
+                watched = _store(_ENDING_WAIT)
+                return watched.check(["cause"]) or _killed(watched, job) is not None
+            except (RuntimeError, OSError):  # torchrun has ended
+                return True
+
+        handler = TerminationHandler(last)
+        handler.has_lost = has_lost
+        failure = train(job, 0, handler.start())
         if failure is None:
             self._ended = Ended.with_result(Path(job.run_dir))
         else:

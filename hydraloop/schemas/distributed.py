@@ -42,8 +42,8 @@ class DistributedConf:
     """Seconds that a rank waits for the others. 1800, torch's default, for checkpoints of large models. A rank that
     dies is noticed at once."""
     agree_interval: int = 10
-    """Iterations between two exchanges of the requests of hooks (stop, checkpoint) between ranks. 10 iterations usually
-    take seconds at most; the exchange runs in the background."""
+    """Iterations, or batches of an evaluation, between two exchanges of requests (stop, checkpoint, preemption) between
+    ranks. Fewer if these take longer than 5 s. The exchange runs in the background."""
     bucket_cap_mb: Optional[float] = None
     """DDP: MiB of gradients that are averaged together. Null: torch's default (25, and a smaller first bucket)."""
     find_unused_parameters: bool = False

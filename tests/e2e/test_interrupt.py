@@ -242,7 +242,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(ranks: int, project
     assert "on_exception Terminated" not in noted(project)
     process.send_signal(signal.SIGTERM)
     ended(process)
-    assert process.returncode == (75 if ranks == 1 else 143)
+    assert process.returncode == 75
     assert project.run.result["status"] == "interrupted"
 
 

@@ -247,7 +247,7 @@ def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     wait_for_checkpoint(project, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert output.count("interrupted by SIGTERM") == 1, output
+    assert output.count("interrupted: preempted by SIGTERM") == 1, output
     assert project.run.result["status"] == "interrupted"
     wait_for_none(project)
 
@@ -293,8 +293,8 @@ def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        (signal.SIGINT, 130, "interrupted by Ctrl-C (SIGINT)"),
-        (signal.SIGTERM, 143, "interrupted by SIGTERM"),
+        (signal.SIGINT, 130, "interrupted: preempted by SIGINT"),
+        (signal.SIGTERM, 75, "interrupted: preempted by SIGTERM"),
         (signal.SIGHUP, 129, "interrupted by SIGHUP"),
     ],
 )

@@ -29,9 +29,9 @@ def preemptible(engine: Engine) -> Iterator[None]:
     """In the body, let signals preempt the training. Ignored signals, and those that C code handles, stay as they are.
 
     After the body, if a signal has come, the Python function that handled it before is called: with Ctrl-C, Python's
-    own, which raises KeyboardInterrupt. Outside the main thread, and with several ranks, nothing changes.
+    own, which raises KeyboardInterrupt. Outside the main thread, nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread() or engine.distributed.world_size > 1:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     handler = _Handler(engine)
@@ -71,6 +71,7 @@ class _Handler:
             _send_default(number)
         elif self._received:
             if number == signal.SIGINT and time.monotonic() > self._at + _COPY:
+                self._at = time.monotonic()
                 raise KeyboardInterrupt
         elif engine.preemptible and engine.error is None:
             self._received, self._at = number, time.monotonic()

@@ -1,25 +1,33 @@
-"""A run that is preempted saves and ends; the resumed run equals one that was never stopped. In one process."""
+"""A run that is preempted saves and ends; the resumed run equals one that was never stopped."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from hydraloop.data.loader import build_loader
 from hydraloop.engine import engine as engine_module
-from hydraloop.engine import evaluation
+from hydraloop.engine import evaluation, hook_requests
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, EMAHook
+from hydraloop.tasks import Regression
+from tests.engine.distributed.test_equality import dataset, network
 from tests.helpers import batches, differences, make_engine
+from tests.ranks import on_ranks
 
 
 class Sends(Hook):
@@ -204,3 +212,63 @@ def test_requeue_after_leaves_a_validation(tmp_path: Path, monkeypatch: pytest.M
     assert engine.train().status == "interrupted"
     assert (engine.progress.iteration, engine.progress.last_validation, engine.metrics) == (7, 0, {})
     assert torch.is_grad_enabled()
+
+
+# Several ranks. ------------------------------------------------------------------------------------------------------
+
+
+def _preempted_on(distributed: Distributed, run_dir: str, rank: int) -> dict[str, Any]:
+    """Train an epoch of 4 global batches and validate 24 of them; one rank asks before the third batch of these."""
+    task = Regression(network(), torch.nn.MSELoss())
+    part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": 2}
+    seen: list[int] = []
+
+    class Asks(Hook):
+        def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+            seen.append(batch_idx)
+            if batch_idx == 2 and distributed.rank == rank:
+                engine.preempt("a test")
+
+    engine = Engine(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(
+            build_loader(dataset(16), shuffle=True, **part), build_loader(dataset(96), shuffle=False, **part)
+        ),
+        hooks={"asks": Asks(), "checkpoint": CheckpointHook(interval=1)},
+        settings=Settings(device="cpu", max_epochs=2),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    result = engine.train()
+    at = engine.progress
+    return {"result": (result.status, result.reason), "at": (at.iteration, at.last_validation), "batches": len(seen)}
+
+
+def test_ranks_leave_a_validation_together(tmp_path: Path) -> None:
+    one, other = on_ranks(2, _preempted_on, str(tmp_path), 1)
+    assert one == other
+    assert one["result"] == ("interrupted", "preempted by a test")
+    assert one["at"] == (4, 0)
+    assert 3 <= one["batches"] < 24
+
+
+@pytest.mark.parametrize(("seconds", "interval"), [(0.01, 10), (2.0, 2), (60.0, 1)])
+def test_ranks_exchange_at_least_every_5_seconds(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, interval: int
+) -> None:
+    class Two(Distributed):
+        world_size = 2
+
+    now = 0.0
+    monkeypatch.setattr(hook_requests, "perf_counter", lambda: now)
+    stages = SimpleNamespace(newly_disabled=set())
+    requests = hook_requests.Requests(cast("Engine", SimpleNamespace(distributed=Two(), mode="train", stages=stages)))
+    exchanged = []
+    for iteration in range(1, 60):
+        now += seconds
+        if iteration >= requests.next_exchange:
+            requests.exchange(iteration)
+            exchanged.append(iteration)
+    assert exchanged[:2] == [1, 2], "until the time of an iteration is known"
+    assert {later - earlier for earlier, later in itertools.pairwise(exchanged[3:])} == {interval}
