@@ -118,8 +118,8 @@ def assemble(
         initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules))
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
-    hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     settings = _settings(cfg, checkpoint, parts, channels_last=channels_last)
+    hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     engine = Engine(
         task=task,
         optimizer=optimizer,

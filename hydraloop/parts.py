@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydraloop.engine.checks import check_hook
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
@@ -32,6 +33,8 @@ class Parts:
                 key = "train" if name == "loaders" else "mine"
                 remedy = f'Give them by name: {name}={{"{key}": …}}'
                 raise UserError(f"{type(given).__name__} is not a mapping", key=name, remedy=remedy)
+        for name, hook in self.hooks.items():
+            check_hook(hook, f"hooks.{name}")
 
     @property
     def names(self) -> list[str]:

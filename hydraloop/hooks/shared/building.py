@@ -43,7 +43,6 @@ def build_hooks(
         key = f"hooks.{name}"
         if name in hooks:
             raise UserError(f"the config has a hook {name!r}, too", key=key, remedy="Give it another name.")
-        check_hook(hook, key)
         if hook.key:
             problem = f"this {type(hook).__name__} has been given to an engine before, and has its state"
             raise UserError(problem, key=key, remedy="Make a new one for each engine.")
