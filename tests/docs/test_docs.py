@@ -23,6 +23,7 @@ LEFT_OUT = {
     "scripts/test.sh": "runs the tests",
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
+    "python -m hydraloop diff": "needs two runs; tests/cli/test_diff.py covers it",
     "wandb sync": "needs the network and an account",
     "torchrun --nnodes=2": "needs two machines",
     "python train.py engine.compile=true": "compiling takes a minute; tests/engine covers it",
