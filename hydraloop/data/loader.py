@@ -14,8 +14,8 @@ from hydraloop.data.loader_options import check_ranges
 from hydraloop.data.order import Drawn, index, indices, made_for
 from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
 from hydraloop.data.seeded import Seeded, as_is
-from hydraloop.data.worker_signals import QuietWorker, ended_at_exit
 from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.interruption.worker_signals import QuietWorker, ended_at_exit
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 

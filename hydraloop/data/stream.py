@@ -17,9 +17,9 @@ from hydraloop.data.collate import Collate
 from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
-from hydraloop.data.worker_signals import QuietWorker, ended_at_exit
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.interruption.worker_signals import QuietWorker, ended_at_exit
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 
