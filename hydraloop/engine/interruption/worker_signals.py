@@ -46,6 +46,8 @@ def ended_at_exit(batches: _Batches) -> _Batches:
     workers: list[Any] = getattr(batches, "_workers", [])  # the iterator of the class without workers has none
     if workers:
         _iterators.add(batches)
+        for worker in workers:
+            worker.terminate = worker.kill  # torch ends a worker that hangs with SIGTERM, at which it does nothing
         _started[:] = [*(worker for worker in _started if worker.is_alive()), *workers]
     return batches
 
