@@ -25,7 +25,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("engine.limit_train_batches", 0, "from 1"),
     ("engine.limit_val_batches", 1.5, "a share up to 1.0"),
     ("engine.limit_test_batches", -0.5, "null for all"),
-    ("engine.max_time", "30 min", "0:30:00"),
+    ("engine.max_time", "30 minutes", "0:30:00"),
     ("distributed.strategy", "dpp", "auto, ddp or fsdp2"),
     ("distributed.nproc_per_node", 0, "1 or more"),
     ("distributed.max_restarts", -1, "no restart"),

@@ -465,6 +465,17 @@ CUSTOM_HOOKS = (
         """,
     ),
     _row(
+        "hydraloop",
+        "return to the last checkpoint after a bad loss",
+        "`rollback`",
+        "engine.max_epochs=2 hooks=[rollback]",
+        tests="""
+        hooks/test_rollback.py::test_a_bad_batch_is_left_out_to_the_last_bit
+        test_all_ranks_go_back_if_one_has_a_bad_loss
+        test_what_ends_the_run
+        """,
+    ),
+    _row(
         "MMDet",
         "MemoryProfilerHook",
         "`memory_profiler`",

@@ -130,8 +130,9 @@ def test_a_checkpoint_asked_for_on_one_rank_is_written_by_rank_0(at: str, tmp_pa
     on_ranks(2, run, str(tmp_path), {"asks": Asks(1, "checkpoint", at, 2)}, agree_interval=3)
     checkpoint = torch.load(tmp_path / "checkpoints" / "asked.pth", weights_only=True)
     assert len(checkpoint["rng"]["other_ranks"]) == 1
-    expected = 18 if at == "epoch" else 7  # 2: requested; 4: the flag is exchanged; 7: it has arrived
-    assert checkpoint["progress"]["iteration"] == expected
+    # At iteration 2 it is requested; two exchanges, at most 3 iterations apart, tell the other rank.
+    expected = (18,) if at == "epoch" else range(3, 9)
+    assert checkpoint["progress"]["iteration"] in expected
 
 
 def test_a_writer_of_a_hooks_own_waits_for_all_ranks(tmp_path: Path) -> None:
