@@ -510,6 +510,18 @@ def test_checkpoints_are_not_written_where_python_reads_pth_files(tmp_path: Path
     assert not (tmp_path / "lib").exists()
 
 
+def test_what_a_kill_left_unfinished_is_removed_when_training_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    (folder / ".epoch_2.pth.7.part").mkdir(parents=True)
+    (folder / ".epoch_2.pth.7.part" / "epoch_2").write_bytes(b"cut")
+    (folder / ".epoch_1_published.safetensors.7.part").write_bytes(b"cut")
+    (folder / ".film.part").write_bytes(b"of the user")
+    engine_of(tmp_path, {"checkpoint": CheckpointHook()}).validate()
+    assert len(list(folder.glob(".*"))) == 3, "another process may train"
+    run(tmp_path, CheckpointHook(), max_epochs=1)
+    assert [path.name for path in folder.glob(".*")] == [".film.part"]
+
+
 def test_the_files_of_another_run_are_not_overwritten(tmp_path: Path) -> None:
     run(tmp_path / "one", CheckpointHook(out_dir=tmp_path / "disk"), max_epochs=1)
     before = load(tmp_path / "disk" / "epoch_1.pth")["meta"]["time"]

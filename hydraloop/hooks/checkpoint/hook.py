@@ -151,9 +151,11 @@ class CheckpointHook(Hook):
         self._resumed = engine.resumed_from
 
     def before_train(self, engine: Engine) -> None:
-        """Start to count validations; request the best files that were not written before the run was killed."""
+        """Start to count validations; remove unfinished files, and request best ones, of a run that was killed."""
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
+        if engine.distributed.is_main:
+            self._folder.remove_unfinished()
         self._training = True
         self._next_save = perf_counter() + self._seconds
         if self._unwritten:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,12 @@ from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run import directory as run_directory
 from hydraloop.run.checkpoint_files import RUN_DIR_FILE, SUFFIX, point_to
+from hydraloop.run.integrity import SAFETENSORS
+
+log = logging.getLogger(__name__)
+
+_UNFINISHED = re.compile(rf"\..+({re.escape(SUFFIX)}|{re.escape(SAFETENSORS)})\.\d+\.part")
+"""Names from `atomic.replacing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,22 @@ class CheckpointFolder:
                 remedy="Use a separate folder for each run.",
             )
         atomic.write_text(self.path / RUN_DIR_FILE, f"{run_dir}\n")
+
+    def remove_unfinished(self) -> None:
+        """Remove checkpoints and published files that a killed process left unfinished.
+
+        Only the process that trains in the run directory may call it, before its first save.
+        """
+        for part in self.path.glob(".*.part"):
+            if not _UNFINISHED.fullmatch(part.name):
+                continue
+            try:
+                if part.is_dir():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink()
+            except OSError as error:
+                log.warning("%s, unfinished, could not be removed: %s", part, error.strerror or error)
 
     def resume_from(self, path: Path, run_dir: Path) -> None:
         """Make later starts resume from `path`, even if this run is killed before its first checkpoint.
