@@ -1,7 +1,7 @@
 """`python -m hydraloop …`: train with conf/ of the working directory, or a command for runs.
 
-`sync …` sends trackers what they do not have; `diff …` compares two runs; `evaluate …`, `predict …` and `export …` use
-a finished run.
+`resume …` continues a run; `evaluate …`, `predict …` and `export …` use a finished run; `diff …` compares two runs;
+`sync …` sends trackers what they do not have.
 """
 
 import sys
@@ -22,8 +22,13 @@ if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export"):
 
     sys.exit(after_training(sys.argv[1:]))
 
-if not Path("conf").is_dir() and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:]):
-    usage = """python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
+if (
+    sys.argv[1:2] != ["resume"]
+    and not Path("conf").is_dir()
+    and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:])
+):
+    usage = """python -m hydraloop resume <run>     continue a run with its saved config
+python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
 python -m hydraloop predict <run>    write its predictions
 python -m hydraloop export <run>     write its model
 python -m hydraloop diff <run> <run> print what differs between two runs

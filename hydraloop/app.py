@@ -6,6 +6,7 @@ imported when it starts, so that --help and --dry-run are fast.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydraloop.cli import arguments
+from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.command import check_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
@@ -110,6 +111,8 @@ class _App:
                 key="--experimental-rerun",
                 remedy="Use resume=… or --config-dir.",
             )
+        if args.overrides[:1] == [resume_command.NAME]:
+            return self._resume(args)
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
@@ -138,3 +141,21 @@ class _App:
         if arguments.is_for_hydra(args) or args.cfg is not None:
             return hydra_run.show([*flags, *overrides], folder, name)
         return jobs.run_sweep(command, flags, folder, name)
+
+    def _resume(self, args: argparse.Namespace) -> None:
+        """Continue a run with its saved config, or show its plan."""
+        if args.help:
+            return print(resume_command.HELP)
+        environment.set_command([*environment.script(), *args.overrides[:2]])
+        with opened(self.project, resume_command.BASE) as composer:
+            command = resume_command.check_resume(args, composer)
+            if args.dry_run:
+                return print(format_plan(command.cfg))
+            from hydraloop.launch.jobs import Jobs
+
+            jobs = Jobs(self.project, self.trusted, self.reports, self.leader)
+            jobs.check(command.cfg)
+            if args.pdb:
+                launch_checks.check_debugger(command.cfg, is_sweep=False)
+                self.reports.with_debugger = True
+            return jobs.run_once(command, resume_command.BASE)

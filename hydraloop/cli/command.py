@@ -87,7 +87,7 @@ def compose_job(
     _check_groups(arguments.parse(lines), composer)
     cfg = _explained(composer.compose, lines, composer)
     remember_names(cfg)
-    _check_hydra(cfg, lines if typed is None else typed)
+    check_hydra_node(cfg, lines if typed is None else typed)
     validate(cfg, trains=trains)
     return cfg
 
@@ -95,7 +95,7 @@ def compose_job(
 def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
     """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher."""
     cfg = _explained(composer.compose_sweep, lines, composer)
-    _check_hydra(cfg, lines)
+    check_hydra_node(cfg, lines)
     return cfg
 
 
@@ -145,7 +145,8 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
-def _check_hydra(cfg: DictConfig, lines: Sequence[str]) -> None:
+def check_hydra_node(cfg: DictConfig, lines: Sequence[str]) -> None:
+    """Refuse what Hydra would call or write for a config, unless it is allowed or `lines` has typed it."""
     keys = keys_of(lines)
     hydra_targets.check_hydra(cfg, keys)
     config_file_limits.check_limits(cfg, keys)

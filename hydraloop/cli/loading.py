@@ -6,14 +6,12 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf import DictConfig
 
 from hydraloop.builder import assemble, connected
-from hydraloop.cli import arguments
+from hydraloop.cli.run_config import config_of
 from hydraloop.data.building import check_splits
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation
@@ -22,16 +20,13 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError
 from hydraloop.parts import Parts
-from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
-from hydraloop.run.config_yaml import remember_config, resolved
-from hydraloop.run.directory import CONFIG, checkpoint_folders, config_file, holds_run
+from hydraloop.run.directory import checkpoint_folders, holds_run
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
-from hydraloop.schemas.root import Config
 from hydraloop.tasks.task import Task
 from hydraloop.validate import HOOK_GROUPS, validate
 
@@ -64,7 +59,9 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
         )
     file = checkpoint_of(run_dir, checkpoint)
     saved = load_file(file, key="checkpoint", mmap=True)
-    return Found(run_dir, file, saved, config_of(run_dir, overrides, saved.get("meta") or {}))
+    cfg = config_of(run_dir, overrides, lambda: saved.get("meta") or {})
+    cfg.resume = cfg.load_from = cfg.init.checkpoint = None
+    return Found(run_dir, file, saved, cfg)
 
 
 def load_found(
@@ -151,89 +148,3 @@ def _best(run_dir: Path, folders: Sequence[Path]) -> Path | None:
         problem = f"the run has not ended, and has several best checkpoints: {', '.join(file.name for file in files)}"
         raise UserError(problem, key="checkpoint", remedy=f"Name one: checkpoint={files[0].name}.")
     return files[0] if files else None
-
-
-def config_of(run_dir: Path, overrides: Sequence[str], meta: Mapping[str, Any]) -> DictConfig:
-    """Return the config of a run, or of its newest resumption, resolved, for evaluation in any number of processes.
-
-    Options that a newer version has added have their defaults.
-
-    Args:
-        overrides: `key=value`, for keys of the config; `+key=value` adds one.
-        meta: of the checkpoint. An interpolation that does not resolve here (a resolver of the user's train.py, an
-            environment variable) has the value that it had in the run.
-
-    Raises:
-        UserError: the config does not fit this version, or an override does not fit the config.
-    """
-    file = config_file(run_dir)
-    if file is None:
-        raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
-    try:
-        cfg = _typed(OmegaConf.load(file))
-    except OmegaConfBaseException as error:
-        raise UserError(
-            f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",
-            key=error.full_key or None,
-            remedy=f"Change {file}, or use the version that trained the run.",
-        ) from error
-    OmegaConf.set_struct(cfg, True)
-    for override in arguments.parse(overrides):
-        _apply(override, cfg)
-    cfg.resume = cfg.load_from = cfg.init.checkpoint = None
-    _fill(cfg, cast("DictConfig", OmegaConf.create(meta.get("config", ""))))
-    cfg = _typed(resolved(cfg))
-    remember_config(cfg)
-    return cfg
-
-
-def _typed(config: Any) -> DictConfig:
-    schema = OmegaConf.structured(Config)
-    OmegaConf.set_struct(schema, False)  # a run may have keys of the user's own
-    cfg = OmegaConf.merge(schema, config)
-    assert isinstance(cfg, DictConfig)
-    return cfg
-
-
-def _apply(override: Override, cfg: DictConfig) -> None:
-    """Change the config as on a command line, where groups are already composed."""
-    key, line = override.key_or_group, override.input_line
-    if override.is_delete() or override.is_sweep_override() or override.package is not None:
-        remedy = f"Write {key}=null." if override.is_delete() and "." in key else "Write key=value."
-        raise UserError(f"{line} cannot change the config of a finished run", remedy=remedy)
-    parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(cfg, parent) if parent else cfg
-    if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):
-        arguments_of_commands = () if parent else ("split", "checkpoint")
-        near = suggestion(name, [*_names(node), *arguments_of_commands]) if isinstance(node, DictConfig) else ""
-        add = "" if isinstance(node, DictConfig) and OmegaConf.get_type(node) is not dict else f" To add it: +{line}"
-        raise UserError("there is no such option", key=key, remedy=f"{near}{add}".strip())
-    value = override.value()
-    if isinstance(OmegaConf.select(cfg, key), DictConfig) and isinstance(value, str | list):
-        raise UserError(
-            "an option of a group cannot be selected: the config of a finished run is composed",
-            key=key,
-            remedy=f"Change its keys, {key}.…=…",
-        )
-    try:
-        OmegaConf.update(cfg, key, value, merge=True, force_add=True)
-    except OmegaConfBaseException as error:
-        raise UserError(str(error).splitlines()[0], key=key, remedy="Give it another value.") from error
-
-
-def _names(node: DictConfig | ListConfig) -> list[str]:
-    return [str(name) for name in (node if isinstance(node, DictConfig) else range(len(node)))]
-
-
-def _fill(node: DictConfig | ListConfig, run: DictConfig, prefix: str = "") -> None:
-    """Replace each interpolation that does not resolve by its value in `run`, if it has one."""
-    for name in range(len(node)) if isinstance(node, ListConfig) else list(node):
-        key = f"{prefix}{name!s}"
-        try:
-            value = node[name]
-        except InterpolationResolutionError:
-            value = OmegaConf.select(run, key)
-            if value is not None:
-                node[name] = value
-        if isinstance(value, DictConfig | ListConfig) and not OmegaConf.is_interpolation(node, name):
-            _fill(value, run, f"{key}.")

@@ -97,6 +97,13 @@ def command() -> list[str]:
     return list(_command or script())
 
 
+def resume_command(run_dir: Path) -> list[str]:
+    """Return the command that continues a run: `python train.py resume outputs/<run>`."""
+    words = command() if _command else ["python", "-m", "hydraloop"]  # a script that calls `build` reads no arguments
+    words = words[: words.index("resume")] if "resume" in words else words
+    return [*(word for word in words if not word.startswith("--config-")), "resume", shown(run_dir)]
+
+
 def set_command(words: Sequence[str]) -> None:
     """Set what `command` returns, to add flags, or in a rank that another process has started."""
     global _command

@@ -75,6 +75,24 @@ def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Pro
     assert Run(project.run.path / ".hydra/resume_1").result["status"] == "failed"
 
 
+def test_a_run_is_continued_with_its_saved_config(project: Project) -> None:
+    assert project.train(*QUICK, "hooks=[ema]", "+wandb_api_key=hunter2hunter2", "optimizer.lr=2e-3").code == 0
+    run = project.run
+    name = str(run.path.relative_to(project.path))
+    command = ("-m", "hydraloop", "resume", name, "engine.max_epochs=2")
+    refused = project.python(*command)
+    assert (refused.code, "error: wandb_api_key: its value is a secret" in refused.err) == (2, True), refused.text
+    done = project.python(*command, "wandb_api_key=hunter2hunter2", "hooks.ema.momentum=0.5")
+    assert done.code == 0, done.text
+    assert "\nengine.max_epochs: 1 -> 2\nhooks.ema.momentum: 0.0002 -> 0.5\n" in done.out
+    assert run.result["progress"]["epoch"] == 2
+    attempt = run.path / ".hydra" / "resume_1"
+    found = OmegaConf.load(attempt / "config.yaml")
+    assert (found.hooks.ema.momentum, found.optimizer.lr, found.wandb_api_key) == (0.5, 2e-3, "***")
+    assert OmegaConf.load(attempt / "overrides.yaml")[1] == "wandb_api_key=***"
+    assert OmegaConf.load(attempt / "hydra.yaml").hydra.run.dir == name
+
+
 @pytest.mark.slow
 def test_runs_from_python_and_from_the_command_line_find_each_other(project: Project) -> None:
     script = "import hydraloop\ncfg = hydraloop.compose({lines})\nprint(hydraloop.build(cfg{more}).train().status)\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sized
 from math import isfinite
@@ -12,18 +13,14 @@ from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
-from hydraloop.run.attempts import typed_overrides
-from hydraloop.run.environment import command, shown
+from hydraloop.run.environment import resume_command, shown
 from hydraloop.run.result import describe
-from hydraloop.safety.secrets import mask_command
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
     from hydraloop.engine.report.timing import Timing
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_REPLACED = ("resume", "load_from")
-"""Options that the command to continue a run replaces by its own `resume=…`."""
 _MOST_HOOKS = 3
 """Hooks that the summary lists with their time, the most expensive first."""
 
@@ -166,10 +163,10 @@ def _what_next(engine: Engine) -> dict[str, str]:
     if (
         engine.result is not None
         and engine.result.status != "finished"
+        and "given" not in engine.settings.metadata  # objects from Python, which a command does not have
         and any((engine.run_dir / "checkpoints").glob("*.pth"))
     ):
-        typed = [line for line in typed_overrides(engine.run_dir) if line.partition("=")[0] not in _REPLACED]
-        rows["continue"] = mask_command([*command(), *typed, f"resume={shown(engine.run_dir)}"])
+        rows["continue"] = shlex.join(resume_command(engine.run_dir))
     return rows
 
 

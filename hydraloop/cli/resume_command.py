@@ -1,0 +1,119 @@
+"""`python train.py resume <run> [overrides]`: continue a run with its saved config. Imports no torch, except for a run
+that was started from Python, or whose config does not resolve here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hydraloop.cli import arguments
+from hydraloop.cli.command import Command, check_hydra_node
+from hydraloop.cli.compose import Composer
+from hydraloop.cli.run_config import config_of
+from hydraloop.errors import UserError
+from hydraloop.run.checkpoint_files import newest_intact
+from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, run_of
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.secrets import MASK
+from hydraloop.validate import validate
+
+NAME = "resume"
+BASE = "hydraloop"
+"""The primary config, which has no options of the user."""
+HELP = """usage: resume RUN [KEY=VALUE …] [--dry-run] [--pdb]
+
+Continue a run with its saved config. RUN is a run directory, outputs/<date>/<run>, or a checkpoint file in it.
+KEY=VALUE changes an option, and +KEY=VALUE adds one. The run prints each change."""
+
+
+def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
+    """Return the command that continues a run, with its saved config and the node `hydra`, checked.
+
+    Args:
+        args: the overrides are `resume`, the run, and changes of its config.
+        composer: of the config BASE.
+
+    Raises:
+        UserError: there is no run, or it cannot be continued from its config, or a mistake in the overrides.
+    """
+    if args.multirun or args.cfg is not None or not args.overrides[1:]:
+        raise UserError(
+            "it takes a run directory, overrides, --dry-run and --pdb",
+            key=NAME,
+            remedy="Write resume outputs/<date>/<run> engine.max_epochs=4.",
+        )
+    path, lines = Path(args.overrides[1]), args.overrides[2:]
+    run_dir = run_of(path) if path.exists() else None
+    if run_dir is None or not holds_run(run_dir):
+        raise UserError(
+            f"{path} is neither a run directory nor a checkpoint of one",
+            key=NAME,
+            remedy="Name one, outputs/<date>/<run>.",
+        )
+    ALLOWLIST.distrust(run_dir)
+    is_hydra = [override.key_or_group.partition(".")[0] == "hydra" for override in arguments.parse(lines)]
+    hydra_lines = [line for line, its in zip(lines, is_hydra, strict=True) if its]
+    own_lines = [line for line, its in zip(lines, is_hydra, strict=True) if not its]
+
+    @cache
+    def meta() -> Mapping[str, Any]:
+        return _meta(path if path.is_file() else newest_intact(*checkpoint_folders(run_dir)))
+
+    cfg = config_of(run_dir, own_lines, meta)
+    _check_given(run_dir, meta)
+    _check_secrets(cfg)
+    cfg.resume, cfg.load_from = str(path), None
+    composed = composer.compose(hydra_lines)
+    with open_dict(cfg):
+        cfg.hydra = composed.hydra
+    with read_write(cfg.hydra):
+        cfg.hydra.overrides.task = lines
+    check_hydra_node(cfg, hydra_lines)
+    validate(cfg)
+    return Command(lines, cfg)
+
+
+def _meta(checkpoint: Path | None) -> Mapping[str, Any]:
+    if checkpoint is None:
+        return {}  # that the run has no checkpoint is reported when its directory is determined
+    from hydraloop.engine.checkpoint.format import load  # imports torch
+
+    found: Mapping[str, Any] = load(checkpoint, mmap=True).get("meta") or {}
+    return found
+
+
+def _check_given(run_dir: Path, meta: Any) -> None:
+    """Refuse a run that got objects from Python. Hydra's records show that a run was started from the command line."""
+    file = config_file(run_dir)
+    if file is None or file.with_name("hydra.yaml").exists():
+        return
+    given: Sequence[str] = meta().get("given", ())
+    if given:
+        raise UserError(
+            f"the run in {run_dir} got {', '.join(given)} as objects from Python, which its config does not describe",
+            key=NAME,
+            remedy=f"Continue it from Python: hydraloop.build(hydraloop.compose(['resume={run_dir}']), …).",
+        )
+
+
+def _check_secrets(cfg: DictConfig) -> None:
+    """Refuse a config with a masked secret: `***` must not be used as its value."""
+    for key in _masked(OmegaConf.to_container(cfg), ""):
+        raise UserError(
+            "its value is a secret, which is masked in the files of the run",
+            key=key,
+            remedy=f"Add the option {key} with its value to the command.",
+        )
+
+
+def _masked(node: Any, key: str) -> Iterator[str]:
+    if isinstance(node, dict | list):
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _masked(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, str) and MASK in node:
+        yield key

@@ -1,0 +1,71 @@
+"""Mistakes in `resume <run>`, before anything is written. tests/e2e/test_resume.py continues a run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hydraloop.cli import arguments
+from hydraloop.cli.command import Command
+from hydraloop.cli.compose import opened
+from hydraloop.cli.notebook import compose
+from hydraloop.cli.resume_command import BASE, check_resume
+from hydraloop.engine.checkpoint.format import write
+from hydraloop.errors import UserError
+from tests.e2e.projects import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that was started from the command line, without checkpoints."""
+    path = tmp_path_factory.mktemp("run")
+    (path / ".hydra").mkdir()
+    cfg = compose(["hooks=[ema]", "+mine=${engine.max_epochs}", "engine.max_epochs=3"], folder=REPOSITORY)
+    (path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
+    (path / ".hydra" / "hydra.yaml").touch()
+    return path
+
+
+def check(*words: str) -> Command:
+    with opened(REPOSITORY, BASE) as composer:
+        return check_resume(arguments.read(["resume", *words]), composer)
+
+
+def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
+    command = check(str(run), "engine.max_epochs=4", "hooks.ema=null", "hydra.verbose=true")
+    assert (command.cfg.resume, command.cfg.mine, command.cfg.hooks.ema) == (str(run), 4, None)
+    assert command.cfg.hydra.verbose is True
+    assert command.typed == ["engine.max_epochs", "hooks.ema", "hydra.verbose"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "it takes a run directory"),
+        (["-m", "RUN"], "it takes a run directory"),
+        (["gone"], "gone is neither a run directory nor a checkpoint of one"),
+        (["RUN", "engine.max_epoch=1"], "engine.max_epoch: there is no such option"),
+        (["RUN", "hooks=[profiler]"], "hooks: an option of a group cannot be selected"),
+        (["RUN", "engine.max_epochs=0"], "engine.max_epochs: "),
+        (["RUN", "+hooks.ema.password=***"], "hooks.ema.password: its value is a secret"),
+    ],
+)
+def test_mistakes(words: list[str], message: str, run: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        check(*(word.replace("RUN", str(run)) for word in words))
+    assert message in str(caught.value)
+
+
+def test_a_run_with_objects_from_python_is_continued_from_python(run: Path, tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    shutil.copy(run / ".hydra" / "config.yaml", tmp_path / ".hydra")
+    checkpoint = tmp_path / "checkpoints" / "epoch_1.pth"
+    write(checkpoint, {"meta": {"given": ["task", "data.train"]}, "state_dict": {}})
+    for path in (tmp_path, checkpoint):
+        with pytest.raises(UserError, match=r"got task, data.train as objects from Python"):
+            check(str(path))
+    write(checkpoint, {"meta": {}, "state_dict": {}})
+    assert check(str(checkpoint)).cfg.resume == str(checkpoint)
