@@ -19,9 +19,8 @@ from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.command import check_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.help import format_help
+from hydraloop.cli.help import format_help, format_plan
 from hydraloop.cli.hydra_targets import check_search_path
-from hydraloop.cli.plan import format_plan
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import torchrun

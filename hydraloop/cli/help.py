@@ -1,4 +1,4 @@
-"""The text of `--help`, from the schemas and the project's config folder."""
+"""The texts of `--help` and `--dry-run`, from the schemas, the project's config folder and the composed config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from hydraloop.cli.compose import Composer
+from hydraloop.engine.report.hook_table import format_order
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
@@ -17,6 +20,7 @@ from hydraloop.schemas.engine import EngineConf
 from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.scheduler import _Schedule
+from hydraloop.validate import slots_of
 
 _WIDTH = 110
 _SELECTION = re.compile(r"`\S+=\S+`(?:: |, (?=the default))")
@@ -50,9 +54,26 @@ Examples
   {command} experiment=char_lm precision=bf16 engine.accumulate=2
   {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
-  {command} resume=auto                                      continue the latest run; repeat its options
+  {command} resume outputs/<run> engine.max_epochs=30        continue a run with its options
   python -m hydraloop evaluate outputs/<run>                 a finished run; also predict and export
 """
+
+
+def format_plan(cfg: DictConfig) -> str:
+    """Return what `--dry-run` prints: the composed config, and the hooks by mount point. No hook is imported."""
+    shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    waits_for_job = "${hydra:" in str(OmegaConf.to_container(shown))  # ${hydra:job.num} has no value yet
+    return "\n".join(
+        [
+            "# The composed config",
+            OmegaConf.to_yaml(shown, resolve=not waits_for_job).rstrip(),
+            "",
+            "# Hooks by mount point, in the order they are called (priority)",
+            format_order(slots_of(cfg)),
+            "",
+            "Nothing was trained or written. Leave --dry-run out to start.",
+        ]
+    )
 
 
 def format_help(composer: Composer, command: str) -> str:

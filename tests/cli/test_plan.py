@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import hydraloop
-from hydraloop.cli import command, plan
+from hydraloop.cli import command
+from hydraloop.cli.help import format_plan
 from hydraloop.engine.report.hook_table import by_mount_point
 from hydraloop.validate import slots_of
 from tests.config.composed import REPOSITORY, composer
@@ -55,7 +56,7 @@ def test_the_order_by_hand() -> None:
 
 def test_a_hook_without_a_schema_stands_apart() -> None:
     with composer() as opened:
-        text = plan.format_plan(command.compose_job(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
+        text = format_plan(command.compose_job(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
     assert "class not imported" in text
     line = next(line for line in text.splitlines() if "class not imported" in line)
     assert line.endswith("mine (50)")
@@ -64,14 +65,14 @@ def test_a_hook_without_a_schema_stands_apart() -> None:
 def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
     with composer() as opened:
         cfg = command.compose_job(["optimizer.lr=${optimizer.eps}"], opened)
-        assert "lr: 1.0e-08" in plan.format_plan(cfg)
+        assert "lr: 1.0e-08" in format_plan(cfg)
         cfg = command.compose_job(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
-        assert "load_from: ${hydra:runtime.output_dir}/x.pth" in plan.format_plan(cfg)
+        assert "load_from: ${hydra:runtime.output_dir}/x.pth" in format_plan(cfg)
 
 
 def test_the_plan_has_no_node_of_hydras() -> None:
     with composer() as opened:
-        text = plan.format_plan(command.compose_job([], opened))
+        text = format_plan(command.compose_job([], opened))
     assert "\nhydra:" not in text
     assert text.splitlines()[0] == "# The composed config"
 
