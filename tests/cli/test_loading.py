@@ -176,10 +176,10 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
             {"overrides": ["+hooks.mine._target_=my_project.Gone"]},
             " To evaluate without this hook: hooks.mine=null.",
         ),
-        ({"overrides": ["~hooks"]}, "~hooks cannot change the config of a finished run\n  Write key=value."),
+        ({"overrides": ["~hooks"]}, "~hooks cannot change the config of a run\n  Write key=value."),
         (
             {"overrides": ["~hooks.ema"]},
-            "~hooks.ema cannot change the config of a finished run\n  Write hooks.ema=null.",
+            "~hooks.ema cannot change the config of a run\n  Write hooks.ema=null.",
         ),
         ({"overrides": ["task.model.width=abc"]}, "task.model: SmallCNN refuses its options"),
         ({"overrides": ["task.model.num_classes=7"]}, "checkpoint: the weights do not fit the model SmallCNN"),
