@@ -46,6 +46,8 @@ def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
     [
         ([], "it takes a run directory"),
         (["-m", "RUN"], "it takes a run directory"),
+        (["RUN", "--info"], "it takes a run directory"),
+        (["RUN", "--config-name=mine"], "it takes a run directory"),
         (["gone"], "gone is neither a run directory nor a checkpoint of one"),
         (["RUN", "engine.max_epoch=1"], "engine.max_epoch: there is no such option"),
         (["RUN", "hooks=[profiler]"], "hooks: an option of a group cannot be selected"),
