@@ -18,7 +18,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_three_kills_change_nothing(project: Project) -> None:
-    kills = [Kill("iteration", 4, 0.0), Kill("resume", 0, 0.0), Kill("save", 2, 0.002)]
+    kills = [Kill("iteration", 9, 0.0), Kill("resume", 0, 0.0), Kill("save", 2, 0.002)]
     killed = train(project, "killed", "one process", kills)
     assert killed.kills == 3
     whole = train(project, "whole", "one process", [])
