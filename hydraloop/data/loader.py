@@ -68,7 +68,7 @@ class PartLoader:
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
         self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
-        return explained(ended_at_exit(iter(self._torch)), self, first)
+        return explained(ended_at_exit(self._torch), self, first)
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""

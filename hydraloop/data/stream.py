@@ -86,7 +86,7 @@ class StreamLoader:
         drawer = self._drawer(self._sources, **where)
         try:
             loader = DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options)
-            for drawn in ended_at_exit(iter(loader)):
+            for drawn in ended_at_exit(loader):
                 if drawn is not None:
                     yield _checked(drawn)
         except RuntimeError as error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import os
 import signal
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from hydraloop.engine.interruption.signals import SIGNALS
 
-_Batches = TypeVar("_Batches")
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 _started: list[BaseProcess] = []
 
@@ -21,7 +23,8 @@ class QuietWorker:
     """A `worker_init_fn`: the worker then does nothing at a signal that preempts a run.
 
     Slurm and terminals send signals to all processes. The run still needs its workers, for the iterations before it
-    saves. Processes that a data set starts receive signals as usual.
+    saves. Processes that a data set starts receive signals as usual. A worker whose training process was killed before
+    this call ends: torch's watchdog would take the adopting process for its parent.
 
     Args:
         init: called with the worker's number; None: nothing is called.
@@ -34,21 +37,33 @@ class QuietWorker:
         for number in SIGNALS:
             signal.signal(number, _do_nothing)  # SIG_IGN would also hold in processes that the data set starts
             signal.siginterrupt(number, False)
+        parent, server = (
+            multiprocessing.parent_process(),
+            isinstance(multiprocessing.current_process(), ForkServerProcess),
+        )
+        if parent is not None and not server and os.getppid() != parent.pid:
+            os._exit(1)
         if self.init is not None:
             self.init(worker)
 
 
-def ended_at_exit(batches: _Batches) -> _Batches:
+def ended_at_exit(loader: Iterable[Any]) -> Any:
     """Return the iterator of a DataLoader. If its workers still run when this process exits, they are ended.
 
-    Otherwise `multiprocessing` would send them SIGTERM and wait forever.
+    Otherwise `multiprocessing` would send them SIGTERM and wait forever. This includes workers that had started when
+    the iterator failed.
     """
-    workers: list[Any] = getattr(batches, "_workers", [])  # the iterator of the class without workers has none
-    if workers:
-        _iterators.add(batches)
-        for worker in workers:
+    before = multiprocessing.active_children()
+    try:
+        batches = iter(loader)
+    finally:
+        started: list[Any] = [child for child in multiprocessing.active_children() if child not in before]
+        for worker in started:
             worker.terminate = worker.kill  # torch ends a worker that hangs with SIGTERM, at which it does nothing
-        _started[:] = [*(worker for worker in _started if worker.is_alive()), *workers]
+        if started:  # a worker, which has its parent's list, starts none
+            _started[:] = [*(worker for worker in _started if worker.is_alive()), *started]
+    if hasattr(batches, "_workers"):  # the iterator of the class without workers has none
+        _iterators.add(batches)
     return batches
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
+from hydraloop.engine.interruption.worker_signals import QuietWorker
 from tests.data.streams import stream_loader
 
 
@@ -48,6 +50,65 @@ def test_a_worker_continues_after_signals(kind: str) -> None:
         os.kill(worker.pid or 0, number)
     found += [batch.tolist() for batch in batches]
     assert found == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 0]]
+
+
+def begin_late(pipe: int) -> None:
+    """The start of a worker whose parent is killed before torch's watchdog notes the parent."""
+    parent = os.getppid()
+    os.write(pipe, b"started ")
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    QuietWorker(None)(0)
+    os.write(pipe, b"lives")
+
+
+def test_a_worker_whose_parent_was_killed_first_ends() -> None:
+    context = multiprocessing.get_context("fork")
+    read, write = os.pipe()
+    if (parent := os.fork()) == 0:
+        try:
+            context.Process(target=begin_late, args=(write,)).start()
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(write)
+    assert os.read(read, 100) == b"started "
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(read, 100) == b""  # its end
+    os.close(read)
+
+
+FAILED = """
+import multiprocessing
+from multiprocessing.process import BaseProcess
+from hydraloop.data import build_loader
+
+ready, start, started = multiprocessing.Event(), BaseProcess.start, []
+
+def fail_second(process):
+    if started:
+        assert ready.wait(30)
+        raise RuntimeError("as the handler of SIGCHLD in torch")
+    start(process)
+    started.append(process)
+
+BaseProcess.start = fail_second
+loader = build_loader(
+    list(range(9)), shuffle=False, batch_size=2, num_workers=2, worker_init_fn=lambda number: ready.set()
+)
+try:
+    iter(loader)
+except RuntimeError as error:
+    print(error)
+    failed = error  # with its frames, and so with the iterator of torch, up to the end
+"""
+
+
+@pytest.mark.slow
+def test_a_process_exits_after_an_error_while_workers_start() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILED], timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "as the handler of SIGCHLD in torch\n"), done.stderr
 
 
 @pytest.mark.slow
