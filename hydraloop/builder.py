@@ -36,6 +36,7 @@ from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
+from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers
@@ -111,7 +112,8 @@ def assemble(
     torch.set_num_threads(cfg.engine.threads or _default_threads())
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
-    loaders = build_loaders(cfg, device, distributed, parts.loaders)
+    of_run = None if position is None else position.meta
+    loaders = build_loaders(cfg, device, distributed, parts.loaders, of_run=of_run)
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)
@@ -167,6 +169,8 @@ def _default_threads() -> int:
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
     engine = {entry.name: cfg.engine[entry.name] for entry in fields(Settings) if entry.name in cfg.engine}
     metadata = {"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)}
+    if "data.train" not in parts.names:
+        metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
     return Settings(
         **{**engine, "channels_last": channels_last},
         resume=resume,

@@ -309,13 +309,25 @@ def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *o
     return engine.progress.optimizer_step, engine.optimizer.param_groups[0]["lr"]
 
 
-def test_a_run_resumed_with_more_ranks_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
-    steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")
+def test_a_run_resumed_with_more_ranks_keeps_its_length_and_its_schedule(tmp_path: Path) -> None:
+    """Its global batches stay, so the second half has as many steps as the first."""
+    steps, _ = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")
+    whole, expected = lr_at_the_end(Distributed(), str(tmp_path / "whole"), None, "engine.max_epochs=4")
+    assert 0 < expected < 1e-4
+    resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
+    for found, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
+        assert found == whole == 2 * steps
+        assert lr == pytest.approx(expected)
+
+
+def test_a_run_resumed_with_larger_batches_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
+    steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2", "data.loader.batch_size=16")
     assert 0 < lr < 1e-4
     resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
-    for more, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
-        assert steps < more < 2 * steps
-        assert 0 < lr < 1e-4
+    larger = ("engine.max_epochs=4", "data.loader.batch_size=32")
+    more, lr = lr_at_the_end(Distributed(), str(tmp_path), resume, *larger)
+    assert steps < more < 2 * steps
+    assert 0 < lr < 1e-4
 
 
 @pytest.mark.parametrize("own", [None, ":16:8"])

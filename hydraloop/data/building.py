@@ -30,7 +30,12 @@ _ORDERS = ("sampler", "batch_sampler")
 
 
 def build_loaders(
-    cfg: DictConfig, device: torch.device, distributed: Distributed, given: Loaders | Mapping[str, Any] | None = None
+    cfg: DictConfig,
+    device: torch.device,
+    distributed: Distributed,
+    given: Loaders | Mapping[str, Any] | None = None,
+    *,
+    of_run: Mapping[str, Any] | None = None,
 ) -> Loaders:
     """Return a loader for each of `data.train`, `data.val` and `data.test` that is not null.
 
@@ -41,6 +46,8 @@ def build_loaders(
         device: where batches are copied to.
         distributed: the ranks that share the samples.
         given: all loaders, or those of some splits (null: no loader), used instead of those of the config.
+        of_run: `meta` of the checkpoint that is resumed (see `engine/checkpoint/format.py`). The global batches of
+            training stay as they are there, with any number of ranks, unless the batch size is another one now.
 
     Raises:
         UserError: a data set or an option of the loader; names its key.
@@ -50,7 +57,7 @@ def build_loaders(
     loaders: dict[str, Any] = dict(given or {})
     check_splits(loaders, "loaders")
     if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None and "train" not in loaders:
-        return replace(_overfit(cfg, device, distributed), **loaders)
+        return replace(_overfit(cfg, device, distributed, of_run or {}), **loaders)
     for split in SPLITS:
         node = cfg.data.get(split)
         if node is not None and split not in loaders:
@@ -58,7 +65,7 @@ def build_loaders(
             loaders[split] = {
                 name: _loader(cfg, split, each, f"data.{split}.{name}", device, distributed)
                 for name, each in sets.items()
-            } or _loader(cfg, split, node, f"data.{split}", device, distributed)
+            } or _loader(cfg, split, node, f"data.{split}", device, distributed, of_run)
     return Loaders(**loaders)
 
 
@@ -69,7 +76,7 @@ def check_splits(splits: Iterable[str], key: str) -> None:
             raise UserError(f"{split!r} is not a split", key=key, remedy=f"Use {any_of(SPLITS)}.")
 
 
-def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed) -> Loaders:
+def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed, of_run: Mapping[str, Any]) -> Loaders:
     """Return loaders of the first samples of the train data, for training and for each validation."""
     whole: Any = _loader(cfg, "train", cfg.data.train, "data.train", device, distributed)
     if not isinstance(whole, PartLoader):
@@ -80,13 +87,17 @@ def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed) ->
         )
     given = cfg.engine.overfit_batches
     batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
-    samples = batches * options_of(cfg.data, "train")[0]["batch_size"] * distributed.world_size
+    options = options_of(cfg.data, "train")[0]
+    global_batch = _global_batch({**options, "batch_sampler": None}, of_run)
+    samples = batches * (global_batch or options["batch_size"] * distributed.world_size)
     few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
     of: dict[str, Any] = {}
     for split in ("train", "val"):
         options, keys = options_of(cfg.data, split)
         of_loader = {name: value for name, value in options.items() if name not in (*_OF_STREAMS, *_ORDERS)}
         of_loader |= {"rank": distributed.rank, "world_size": distributed.world_size, "device": device, "keys": keys}
+        if split == "train":
+            of_loader["global_batch"] = global_batch
         of[split] = build_loader(few, shuffle=split == "train", seed=cfg.seed, key="data.train", **of_loader)
     if cfg.data.get("val") is None:
         return Loaders(of["train"])
@@ -115,7 +126,30 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
     return sets
 
 
-def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.device, distributed: Distributed) -> Loader:
+def _global_batch(options: Mapping[str, Any], of_run: Mapping[str, Any]) -> int | None:
+    """Return the size of the global batches of a resumed run, in batches if there is a batch sampler; None: a new one.
+
+    Args:
+        options: of the train loader.
+        of_run: `meta` of the checkpoint; empty: nothing is resumed.
+    """
+    size: int | None = of_run.get("batch_size")
+    if options["batch_sampler"] is not None:
+        size = of_run.get("batches")
+    elif options["batch_size"] != of_run.get("batch_size_per_rank"):
+        size = None
+    return size
+
+
+def _loader(
+    cfg: DictConfig,
+    split: str,
+    node: Any,
+    key: str,
+    device: torch.device,
+    distributed: Distributed,
+    of_run: Mapping[str, Any] | None = None,
+) -> Loader:
     train, order = split == "train", None
     several = _named(node, key) if train else {}
     if several:
@@ -166,6 +200,8 @@ def _loader(cfg: DictConfig, split: str, node: Any, key: str, device: torch.devi
     of_loader = {name: value for name, value in options.items() if name not in _OF_STREAMS}
     if split == "test":  # a single pass
         of_loader["persistent_workers"] = False
+    if train:
+        of_loader["global_batch"] = _global_batch(options, of_run or {})
     return build_loader(data, shuffle=train, **common, **of_loader)
 
 

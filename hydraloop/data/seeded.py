@@ -37,13 +37,13 @@ class Seeded:
     def __init__(self, dataset: Any, collate: Collate, seed: int, *, repeats: bool) -> None:
         self.dataset, self.collate = dataset, collate
         self.by_batch = _by_batch(dataset)
-        self._seed, self._repeats, self._draws = seed, repeats, _draws(dataset)
+        self.draws, self._seed, self._repeats = _draws(dataset), seed, repeats
         self._epoch: int | None = None
         self._told: list[Any] | None = None  # data sets with `set_epoch`
 
     def __getitems__(self, request: Request) -> Any:
         """Return the batch of a request."""
-        draws = self._draws or self.collate.given
+        draws = self.draws or self.collate.given
         if not draws and request.epoch == self._epoch:
             return self.collate(self._samples(request))
         with private_generators(exact=not draws):
@@ -61,7 +61,7 @@ class Seeded:
         indices, epoch, number = request
         if epoch != self._epoch:
             self._set_epoch(epoch)
-        dataset, draws = self.dataset, self._draws
+        dataset, draws = self.dataset, self.draws
         if self.by_batch:
             if draws:
                 seed_generators(mix_seed(self._seed, epoch or 0, _BATCH, number))

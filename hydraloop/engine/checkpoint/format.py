@@ -3,6 +3,8 @@
 format      1
 meta        experiment_name, time, versions, git, seed, the config as YAML, the names of metrics, progress;
             ranks, ranks_per_node: the number of ranks that trained, in all and on one machine;
+            batch_size, batch_size_per_rank: samples of a global batch, and the option when the run set this size;
+            batches: of a batch sampler in a global batch;
             optimizer: its class; with several optimizers, {name: class};
             hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;
@@ -27,7 +29,7 @@ import pickle
 import re
 import shlex
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Thread
@@ -214,8 +216,14 @@ class Position(NamedTuple):
     progress: Progress
     skipped: int
     """Optimizer steps that fp16 skipped."""
-    given: Sequence[str]
-    """The keys of the parts that the run got as finished objects from Python."""
+    meta: Mapping[str, Any]
+    """The entry `meta` of the checkpoint."""
+
+    @property
+    def given(self) -> Sequence[str]:
+        """The keys of the parts that the run got as finished objects from Python."""
+        found: Sequence[str] = self.meta.get("given", ())
+        return found
 
 
 def peek(path: Path, *, key: str) -> Position | None:
@@ -230,7 +238,7 @@ def peek(path: Path, *, key: str) -> Position | None:
     progress = Progress()
     progress.load_state_dict(checkpoint["progress"])
     skipped = checkpoint.get("precision", {}).get("skipped", 0)
-    return Position(progress, skipped, (checkpoint.get("meta") or {}).get("given", ()))
+    return Position(progress, skipped, checkpoint.get("meta") or {})
 
 
 def evaluation_weights(checkpoint: Checkpoint, weights: str = "averaged") -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.engine.loaders import share_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,10 +20,12 @@ def of(engine: Engine) -> dict[str, Any] | None:
     return None if loader is None else loader.state_at(progress.batch_in_epoch, progress.iteration)
 
 
-def global_batch_size(engine: Engine) -> int | None:
-    """Return the samples of all ranks in a full batch; None if the loader has no `batch_size` (a list)."""
-    batch_size = getattr(engine.loaders.train, "batch_size", None)
-    return None if batch_size is None else batch_size * engine.distributed.world_size
+def sizes(engine: Engine) -> dict[str, int | None]:
+    """Return the entries of `meta` about global batches; see `format.py`."""
+    loader, ranks = engine.loaders.train, engine.distributed.world_size
+    each = getattr(loader, "batch_size", None)
+    size = getattr(loader, "global_batch", None) or (None if each is None else each * ranks)
+    return {"batch_size": size, "batches": getattr(getattr(loader, "order", None), "batches", None)}
 
 
 def check(engine: Engine, meta: dict[str, Any]) -> None:
@@ -36,13 +39,16 @@ def check(engine: Engine, meta: dict[str, Any]) -> None:
             key="seed",
             remedy=f"Use seed={seed}, {or_end}",
         )
-    if batch and batch_size is not None and batch_size != global_batch_size(engine):
-        size, rest = divmod(batch_size, engine.distributed.world_size)
+    now, ranks = sizes(engine)["batch_size"], engine.distributed.world_size
+    if batch and batch_size is not None and batch_size != now:
+        of_rank, rest = meta.get("batch_size_per_rank"), 0
+        if of_rank is None or share_of(engine.loaders.train) is None:
+            of_rank, rest = divmod(batch_size, ranks)
         raise UserError(
             f"the checkpoint is inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
-            f"{global_batch_size(engine)} now",
+            f"{now} now",
             key=key,
-            remedy=f"Use {'a number of ranks that divides them' if rest else f'{key}={size}'}, {or_end}",
+            remedy=f"Use {'a number of ranks that divides them' if rest else f'{key}={of_rank}'}, {or_end}",
         )
     if batch and epoch_length != engine.epoch_length:
         raise UserError(
@@ -51,6 +57,22 @@ def check(engine: Engine, meta: dict[str, Any]) -> None:
             key=key,
             remedy=f"Use the data and the batch size of the run, {or_end}",
         )
+    if engine.distributed.is_main and meta.get("ranks", ranks) != ranks:
+        _tell(engine, meta)
+
+
+def _tell(engine: Engine, meta: dict[str, Any]) -> None:
+    """Log how another number of ranks shares the global batch, and what differs."""
+    loader, ranks = engine.loaders.train, engine.distributed.world_size
+    size = getattr(loader, "global_batch", None)
+    if size is not None and size == meta.get("batch_size"):
+        shares = [size // ranks + (rank < size % ranks) for rank in range(ranks)]
+        found = " and ".join(f"{share} on {shares.count(share)}" for share in sorted({*shares}, reverse=True))
+        log.info("the global batch stays %d samples: %s of %d ranks", size, found, ranks)
+    seeded = getattr(loader, "seeded", None)
+    if seeded is not None and seeded.by_batch and seeded.draws:
+        text = "data.train: %s draws by batch, so its augmentation differs from that of %d ranks"
+        log.warning(text, type(seeded.dataset).__name__, meta["ranks"])
 
 
 def load(engine: Engine, states: list[dict[str, Any] | None] | None, strict: bool) -> None:

@@ -46,7 +46,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "epoch": engine.progress.epoch,
             "iteration": engine.progress.iteration,
             "epoch_length": engine.epoch_length,
-            "batch_size": position.global_batch_size(engine),
+            **position.sizes(engine),
             "ranks": engine.distributed.world_size,
             "ranks_per_node": engine.distributed.local_world_size,
         },

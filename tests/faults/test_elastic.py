@@ -1,0 +1,84 @@
+"""A run that continues on another number of ranks has the same global batches, and the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hydraloop
+from hydraloop.builder import build
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from tests.config.composed import REPOSITORY
+from tests.ranks import on_ranks
+
+LINE = (
+    "engine.device=cpu", "engine.max_epochs=2", "engine.accumulate=3", "engine.val_interval=null", "engine.test=false",
+    "experiment=diabetes", "task.model.dropout=0.0", "data.loader.batch_size=25", "optimizer=sgd", "optimizer.lr=1e-5",
+    "default_hooks.progress=null", "scheduler=[]",
+    "default_hooks.checkpoint.by_epoch=false", "default_hooks.checkpoint.interval=1",
+)  # fmt: skip
+Part = tuple[dict[int, list[int]], dict[str, torch.Tensor]]
+
+
+class _KilledError(Exception):
+    """The end of an attempt."""
+
+
+class _Ledger(hydraloop.Hook):
+    """Notes the samples of each iteration on this rank, and ends the attempt."""
+
+    def __init__(self, until: int) -> None:
+        self.until, self.seen = until, dict[int, list[int]]()
+
+    def after_train_iter(self, engine: hydraloop.Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        loader: Any = engine.loaders.train
+        mine = loader.samples_at(batch_idx)[0]
+        self.seen[engine.progress.iteration] = loader.indices_at(batch_idx, loader.epoch)[:mine]
+        assert len(batch[0]) == mine or mine == 0
+        if engine.progress.iteration == self.until:
+            raise _KilledError
+
+
+def attempt(distributed: Distributed, run_dir: str, until: int, *overrides: str) -> Part:
+    """Train up to an iteration. Returns the samples of this rank, and the weights."""
+    cfg = hydraloop.compose([*LINE, *overrides], folder=REPOSITORY)
+    ledger = _Ledger(until)
+    parts = hydraloop.parts.Parts(hooks={"ledger": ledger})
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=parts)
+    with contextlib.suppress(_KilledError):
+        engine.train()
+    return ledger.seen, dict(engine.model.state_dict())
+
+
+def joined(parts: list[Part], ledger: dict[int, list[int]]) -> dict[str, torch.Tensor]:
+    """Add what all ranks saw in an attempt, in rank order; an iteration that was done again counts once."""
+    for iteration in parts[0][0]:
+        ledger[iteration] = [sample for seen, _ in parts for sample in seen[iteration]]
+    return parts[0][1]
+
+
+@pytest.mark.slow
+def test_one_two_three_and_one_ranks_see_the_batches_of_one(tmp_path: Path) -> None:
+    whole: dict[int, list[int]] = {}
+    expected = joined(on_ranks(1, attempt, str(tmp_path / "whole"), 99), whole)
+    assert len(whole) > 20
+    found: dict[int, list[int]] = {}
+    run_dir, resume = str(tmp_path / "run"), ()
+    for ranks, until in ((1, 5), (2, 11), (3, 20), (1, 99)):
+        weights = joined(on_ranks(ranks, attempt, run_dir, until, *resume), found)
+        resume = (f"resume={run_dir}",)
+    assert found == whole
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
+
+
+def test_another_global_batch_inside_an_epoch_is_refused(tmp_path: Path) -> None:
+    attempt(Distributed(), str(tmp_path), 5)
+    with pytest.raises(UserError, match="inside an epoch of batches of 25 samples") as caught:
+        attempt(Distributed(), str(tmp_path), 99, f"resume={tmp_path}", "data.loader.batch_size=50")
+    assert caught.value.remedy.startswith("Use data.loader.batch_size=25, or")
