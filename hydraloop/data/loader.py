@@ -46,7 +46,7 @@ class PartLoader:
         self, seeded: Seeded, order: EpochSampler | EpochBatches, *, batch_size: int | None, global_batch: int | None,
         seed: int, key: str, keys: Mapping[str, str], **options: Any
     ) -> None:  # fmt: skip
-        self.dataset, self.collate_fn, self.seeded, self.order = seeded.dataset, seeded.collate, seeded, order
+        self.dataset, self.seeded, self.order = seeded.dataset, seeded, order
         self.batch_size, self.global_batch, self.key, self.keys = batch_size, global_batch, key, keys
         self.num_workers: int = options["num_workers"]
         self._seed, self._generator = seed, torch.Generator()
@@ -57,6 +57,11 @@ class PartLoader:
             generator=self._generator,
             **options,
         )
+
+    @property
+    def collate_fn(self) -> Collate:
+        """Makes a batch of a list of samples. It cannot be replaced: workers have copies of it."""
+        return self.seeded.collate
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch (from 0) of the next iteration, on which its order and its draws depend."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import TensorDataset, default_collate
 
 from hydraloop.data.loader import build_loader
-from hydraloop.data.tensors import InMemoryDataset
 from hydraloop.engine.device.batch_transfer import leaves_of, mover, tensors_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -168,12 +169,16 @@ def train(distributed: Distributed, run_dir: str) -> dict[str, list[Tensor]]:
     return {form: _train(distributed, form, Path(run_dir)) for form in FORMS}
 
 
+def _collate(form: str, samples: list[Any]) -> Any:
+    return FORMS[form][0](*default_collate(samples))
+
+
 def _train(distributed: Distributed, form: str, run_dir: Path) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    data = InMemoryDataset(torch.randn(17, 3, generator=generator), torch.randn(17, 1, generator=generator))
-    loader = build_loader(data, shuffle=True, batch_size=2, rank=distributed.rank, world_size=distributed.world_size)
-    collate = loader.collate_fn
-    loader.collate_fn = lambda samples: FORMS[form][0](*collate(samples))
+    data = TensorDataset(torch.randn(17, 3, generator=generator), torch.randn(17, 1, generator=generator))
+    ranks = {"rank": distributed.rank, "world_size": distributed.world_size}
+    collate = partial(_collate, form)
+    loader = build_loader(data, shuffle=True, batch_size=2, collate_fn=collate, **ranks)
     task, average = AnyForm(form), EMAHook()
     engine = Engine(
         task=task,
