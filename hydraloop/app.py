@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.command import check_command
@@ -22,13 +23,15 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
-from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Requeue, Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
+
+if TYPE_CHECKING:
+    from hydraloop.launch.jobs import Jobs
 
 
 def main(
@@ -104,12 +107,6 @@ class _App:
         args = arguments.read(argv)
         remember_overrides(args.overrides)
         environment.set_command([*environment.script(), *arguments.config_flags(args)])
-        if args.experimental_rerun is not None:
-            raise UserError(
-                "this flag loads a pickle file, which can run code",
-                key="--experimental-rerun",
-                remedy="Use resume=… or --config-dir.",
-            )
         if args.overrides[:1] == [resume_command.NAME]:
             return self._resume(args)
         name = args.config_name or self.name
@@ -125,13 +122,10 @@ class _App:
             elif args.cfg is not None:
                 overrides = check_command(args, composer, trains=False).overrides
             else:
-                from hydraloop.launch.jobs import Jobs
-
-                jobs = Jobs(self.project, self.trusted, self.reports, self.leader)
+                jobs = self._jobs()
                 command = check_command(args, composer, check_job=jobs.check)
                 if args.pdb:
-                    launch_checks.check_debugger(command.cfg, is_sweep=command.is_sweep)
-                    self.reports.with_debugger = True
+                    jobs.use_debugger(command)
                 if not command.is_sweep:
                     return jobs.run_once(command, name)
         from hydraloop.cli import hydra_run
@@ -150,11 +144,13 @@ class _App:
             command = resume_command.check_resume(args, composer)
             if args.dry_run:
                 return print(format_plan(command.cfg))
-            from hydraloop.launch.jobs import Jobs
-
-            jobs = Jobs(self.project, self.trusted, self.reports, self.leader)
+            jobs = self._jobs()
             jobs.check(command.cfg)
             if args.pdb:
-                launch_checks.check_debugger(command.cfg, is_sweep=False)
-                self.reports.with_debugger = True
+                jobs.use_debugger(command)
             return jobs.run_once(command, resume_command.BASE)
+
+    def _jobs(self) -> Jobs:
+        from hydraloop.launch.jobs import Jobs
+
+        return Jobs(self.project, self.trusted, self.reports, self.leader)

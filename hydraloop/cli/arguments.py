@@ -24,11 +24,23 @@ _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags and the overrides. Raises SystemExit with argparse's message, as Hydra does."""
+    """Return the flags and the overrides.
+
+    Raises:
+        SystemExit: with argparse's message, as Hydra does.
+        UserError: a flag of Hydra's that runs code.
+    """
     parser: argparse.ArgumentParser = get_args_parser()
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--pdb", action="store_true")
-    return parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
+    args = parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
+    if args.experimental_rerun is not None:
+        raise UserError(
+            "this flag loads a pickle file, which can run code",
+            key="--experimental-rerun",
+            remedy="Use resume=… or --config-dir.",
+        )
+    return args
 
 
 def is_for_hydra(args: argparse.Namespace) -> bool:

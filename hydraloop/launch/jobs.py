@@ -48,6 +48,11 @@ class Jobs:
         launch_checks.check(cfg)
         self.trackers.jobs += 1
 
+    def use_debugger(self, command: Command) -> None:
+        """Open the debugger after an error of the run, or refuse to."""
+        launch_checks.check_debugger(command.cfg, is_sweep=command.is_sweep)
+        self.reports.with_debugger = True
+
     def run_once(self, command: Command, name: str) -> None:
         """Train once, in the directory that the config names. A composer has to be open. An error has been reported."""
         with ExitStack() as locks:
