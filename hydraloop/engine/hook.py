@@ -94,36 +94,6 @@ class Priority(IntEnum):
         return int(value)
 
 
-MOUNT_POINTS: tuple[str, ...] = (
-    "before_run",
-    "after_load_checkpoint",
-    "before_train",
-    "before_train_epoch",
-    "before_train_iter",
-    "after_backward",
-    "before_optimizer_step",
-    "after_train_iter",
-    "on_log",
-    "after_train_epoch",
-    "before_save_checkpoint",
-    "before_val",
-    "before_val_epoch",
-    "before_val_iter",
-    "after_val_iter",
-    "after_val_epoch",
-    "after_val",
-    "on_exception",
-    "after_train",
-    "before_test",
-    "before_test_epoch",
-    "before_test_iter",
-    "after_test_iter",
-    "after_test_epoch",
-    "after_test",
-    "after_run",
-)
-"""All 26, in the order of a run."""
-
 GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
     general: tuple((f"{when}_{mode}_{what}", mode) for mode in ("train", "val", "test"))
     for general, when, what in (
@@ -170,41 +140,19 @@ class Hook:
         super().__init_subclass__(**kwargs)
         _refuse_misspelt_mount_points(cls)
 
-    # The run. ------------------------------------------------------------------------------------------------------
+    # Mount points, in the order of a run. ----------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
         """Called first, when everything is built and nothing is loaded. Check options against the run here."""
 
-    def after_run(self, engine: Engine) -> None:
-        """Called last, always; `engine.error` is the error that ended the run. Close files and trackers here."""
-
-    def on_exception(self, engine: Engine, error: BaseException) -> None:
-        """Called after an error (also a KeyboardInterrupt); after_train and after_run still follow."""
-
-    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Called on rank 0 with each record: plain numbers and strings."""
-
-    # Checkpoints. --------------------------------------------------------------------------------------------------
-
-    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Called before a checkpoint is written. Add metadata to it here; state belongs in `state_dict`."""
-
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Called after a checkpoint was loaded, model and hook states included."""
-
-    # Training. -----------------------------------------------------------------------------------------------------
 
     def before_train(self, engine: Engine) -> None:
         """Called once before the first epoch, after loading."""
 
-    def after_train(self, engine: Engine) -> None:
-        """Called once after the last epoch, always; `engine.error` is the error that ended training, or None."""
-
     def before_train_epoch(self, engine: Engine) -> None:
         """Before each epoch, and when a run resumes inside an epoch (`engine.resumed_in_epoch`)."""
-
-    def after_train_epoch(self, engine: Engine) -> None:
-        """After each epoch; `engine.progress.epoch` includes it."""
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before the forward pass; `batch_idx` counts from 0 within the epoch; `batch` is on the device."""
@@ -221,19 +169,20 @@ class Hook:
         detached loss, a scalar tensor on the device. With steps of the task, it is the sum of their losses, and the
         outputs of each step are named `<step>/<name>`."""
 
-    # Validation and test. ------------------------------------------------------------------------------------------
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        """Called on rank 0 with each record: plain numbers and strings."""
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        """After each epoch; `engine.progress.epoch` includes it."""
+
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Called before a checkpoint is written. Add metadata to it here; state belongs in `state_dict`."""
 
     def before_val(self, engine: Engine) -> None:
         """Before a validation."""
 
-    def after_val(self, engine: Engine) -> None:
-        """After a validation."""
-
     def before_val_epoch(self, engine: Engine) -> None:
         """Before the validation loop."""
-
-    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """After the validation loop, with its metrics over all ranks; the model has the training weights again."""
 
     def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before a validation batch."""
@@ -241,23 +190,38 @@ class Hook:
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """After a validation batch, with what the task's `evaluate` returned."""
 
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """After the validation loop, with its metrics over all ranks; the model has the training weights again."""
+
+    def after_val(self, engine: Engine) -> None:
+        """After a validation."""
+
+    def on_exception(self, engine: Engine, error: BaseException) -> None:
+        """Called after an error (also a KeyboardInterrupt); after_train and after_run still follow."""
+
+    def after_train(self, engine: Engine) -> None:
+        """Called once after the last epoch, always; `engine.error` is the error that ended training, or None."""
+
     def before_test(self, engine: Engine) -> None:
         """Before the test."""
 
-    def after_test(self, engine: Engine) -> None:
-        """After the test."""
-
     def before_test_epoch(self, engine: Engine) -> None:
         """Before the test loop."""
-
-    def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """After the test loop, with its metrics over all ranks; the model has the training weights again."""
 
     def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before a test batch."""
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """After a test batch, with what the task's `evaluate` returned."""
+
+    def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        """After the test loop, with its metrics over all ranks; the model has the training weights again."""
+
+    def after_test(self, engine: Engine) -> None:
+        """After the test."""
+
+    def after_run(self, engine: Engine) -> None:
+        """Called last, always; `engine.error` is the error that ended the run. Close files and trackers here."""
 
     # General points, called in training, validation and test. --------------------------------------------------------
 
@@ -316,15 +280,17 @@ class Hook:
         return engine.progress.iteration >= engine.max_iters
 
 
-_POINT_NAMES = frozenset(MOUNT_POINTS) | frozenset(GENERAL_POINTS)
-_HELPERS = frozenset(name for name in vars(Hook) if not name.startswith("_")) - _POINT_NAMES
 _PREFIXES = ("before_", "after_", "on_")
+_METHODS = [name for name, value in vars(Hook).items() if inspect.isfunction(value)]
+_POINT_NAMES = [name for name in _METHODS if name.startswith(_PREFIXES)]
+MOUNT_POINTS = tuple(name for name in _POINT_NAMES if name not in GENERAL_POINTS)
+"""All 26, in the order of a run."""
 
 
 def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
     """Refuse methods of `cls` with a misspelled mount point name, which would never be called."""
     for name, value in vars(cls).items():
-        if name in _POINT_NAMES or name in _HELPERS or not inspect.isfunction(value):
+        if name in _METHODS or not inspect.isfunction(value):
             continue
         close = close_names(name, _POINT_NAMES, most=1)
         looks_like_one = name.startswith(_PREFIXES) or (bool(close) and _almost_equal(name, close[0]))
