@@ -5,13 +5,11 @@ Each part is instantiated through the allowlist (`hydraloop/safety/`). Errors na
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.building import build_loaders
@@ -19,7 +17,7 @@ from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision
-from hydraloop.engine.device.seeding import rng_state, seed_everything, use_deterministic_kernels
+from hydraloop.engine.device.seeding import rng_state, seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
@@ -109,7 +107,7 @@ def assemble(
     use_deterministic_kernels(cfg.engine.deterministic)
     device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
-    torch.set_num_threads(cfg.engine.threads or _default_threads())
+    use_threads(cfg.engine.threads)
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
     of_run = None if position is None else position.meta
@@ -158,12 +156,6 @@ def _record(cfg: DictConfig, engine: Engine, *, resumed: bool, recorded: bool) -
     checkpointing = [hook for hook in engine.hooks.values() if isinstance(hook, CheckpointHook)]
     out_dirs = [hook.out_dir for hook in checkpointing if hook.out_dir is not None]
     run_directory.record(cfg, engine.run_dir, out_dirs, resumed=resumed, recorded=recorded)
-
-
-@functools.cache
-def _default_threads() -> int:
-    """Return torch's number of threads before the first run of this process."""
-    return torch.get_num_threads()
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:

@@ -1,45 +1,35 @@
 """Engine: trains, validates and tests a task, and calls hooks at every mount point.
 
-`train` is the whole run; `_train_epoch` and `train_iter` are its inner loops. The constructor, and what hooks can ask
-for, are in `state.py`. The engine gets finished objects and builds nothing.
+`train` is the whole run; `_train_epoch` and `train_iter` are its inner loops. The constructor is in `state.py`, and
+what hooks can ask for in `hook_api.py`. The engine gets finished objects and builds nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
 from torch import Tensor
 
-from hydraloop.engine import run_scope
-from hydraloop.engine.accumulation import Pair, mean_of
+from hydraloop.engine import evaluation, run_scope
 from hydraloop.engine.checkpoint import save_load
-from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.rollback import Rollback, go_back
 from hydraloop.engine.checkpoint.weights import weights_of
-from hydraloop.engine.checks import check_epoch, check_evaluable, check_lengths, check_trainable, no_loss_error
+from hydraloop.engine.checks import check_epoch, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
-from hydraloop.engine.evaluation import (
-    evaluate,
-    evaluating,
-    in_mode,
-    only_test_set,
-    predict_batches,
-    unless_preempted,
-    validation_due,
-)
+from hydraloop.engine.hook_api import HookApi
 from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader
-from hydraloop.engine.state import EngineState
+from hydraloop.engine.stepping.accumulation import Pair, mean_of
 from hydraloop.engine.train_mode import begin_training
 from hydraloop.run.result import Result
 
 Outputs = dict[str, Any]
 
 
-class Engine(EngineState):
+class Engine(HookApi):
     """One run: `train()` loads, trains, validates, tests and writes `result.json`. Arguments: see `EngineState`."""
 
     def train(self) -> Result:
@@ -186,10 +176,7 @@ class Engine(EngineState):
         Raises:
             UserError: there is no validation data.
         """
-        check_evaluable(self.loaders.val, "data.val")
-        with run_scope.run(self, write_result=False):
-            check_lengths(self)
-            save_load.load(self)
+        with run_scope.without_training(self, "val"):
             return self._validate()
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
@@ -201,10 +188,7 @@ class Engine(EngineState):
         Raises:
             UserError: there is no test data, or the file does not fit.
         """
-        check_evaluable(self.loaders.test, "data.test")
-        with run_scope.run(self, write_result=False):
-            check_lengths(self)
-            save_load.load(self)
+        with run_scope.without_training(self, "test"):
             return self._test(checkpoint)
 
     def predict(self, loader: Loader | Literal["test"] = "test") -> Iterator[Any]:
@@ -224,20 +208,22 @@ class Engine(EngineState):
             UserError: there is no test data, or several sets of it; the predictions have no entry for each sample; or,
                 with several ranks, the loader does not say which samples each one gets.
         """
-        return predict_batches(self, only_test_set(self.loaders) if isinstance(loader, str) else loader)
+        return evaluation.predict_batches(
+            self, evaluation.only_test_set(self.loaders) if isinstance(loader, str) else loader
+        )
 
     def _validate_if_due(self) -> None:
-        """Validate if `validation_due`. A resumed run begins with it, and so runs a validation that was missed."""
-        if validation_due(self):
+        """Validate if it is time to. A resumed run begins with it, and so runs a validation that was missed."""
+        if evaluation.validation_due(self):
             self._validate()
 
     def _validate(self) -> dict[str, float]:
         at = self.stages
-        with unless_preempted(self), in_mode(self, "val"):
+        with evaluation.unless_preempted(self), evaluation.in_mode(self, "val"):
             self._call(at.before_val)
-            with evaluating(self):
+            with evaluation.evaluating(self):
                 self._call(at.before_val_epoch)
-                metrics = evaluate(self, self.loaders.val, at.before_val_iter, at.after_val_iter)
+                metrics = evaluation.evaluate(self, self.loaders.val, at.before_val_iter, at.after_val_iter)
             self.metrics = metrics
             self.progress.last_validation = self.progress.iteration
             self._call(at.after_val_epoch, metrics)
@@ -247,11 +233,11 @@ class Engine(EngineState):
 
     def _test(self, checkpoint: Path | None) -> dict[str, float]:
         at, completed = self.stages, False
-        with unless_preempted(self), in_mode(self, "test"), weights_of(self, checkpoint):
+        with evaluation.unless_preempted(self), evaluation.in_mode(self, "test"), weights_of(self, checkpoint):
             self._call(at.before_test)
-            with evaluating(self):
+            with evaluation.evaluating(self):
                 self._call(at.before_test_epoch)
-                metrics = evaluate(self, self.loaders.test, at.before_test_iter, at.after_test_iter)
+                metrics = evaluation.evaluate(self, self.loaders.test, at.before_test_iter, at.after_test_iter)
             self.test_metrics = metrics
             self._call(at.after_test_epoch, metrics)
             self._call(at.after_test)
@@ -260,50 +246,3 @@ class Engine(EngineState):
         if completed:  # nothing is left for a resumed run
             self.preempted_by = None
         return self.test_metrics
-
-    def save_checkpoint(
-        self,
-        path: Path,
-        *,
-        optimizer: bool = True,
-        schedulers: bool = True,
-        last: bool = False,
-        asynchronous: bool = False,
-        delete: Sequence[Path] = (),
-        done: Callable[[bool], object] | None = None,
-    ) -> bool:
-        """Write the state of the run to `path`, atomically, on rank 0; call before_save_checkpoint first.
-
-        Called on every rank. First waits for the save before it.
-
-        Args:
-            path: the file.
-            optimizer: whether to save the optimizer's state.
-            schedulers: whether to save the states of the schedules.
-            last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
-            asynchronous: write a copy in a thread while training continues; an error is raised in the next iteration.
-            delete: files that rank 0 deletes when the file is written.
-            done: called on every rank, with whether it was written, at the latest at the end of training.
-
-        Returns:
-            Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged. True
-            if a thread writes it.
-        """
-        self.settle_saves()
-        checkpoint = save_load.collect(self, optimizer=optimizer, schedulers=schedulers)
-        self._call(self.stages.before_save_checkpoint, checkpoint)
-
-        def settled(written: bool) -> None:
-            if written:
-                self.last_checkpoint = path
-            if done is not None:
-                done(written)
-
-        def write(saved: Checkpoint) -> bool:
-            return save_load.write_file(path, saved, last=last, delete=delete)
-
-        return self._saver.start(checkpoint, write, settled, asynchronous=asynchronous)
-
-    def settle_saves(self) -> bool:
-        """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
-        return self._saver.settle()

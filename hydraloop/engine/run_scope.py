@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hydraloop.engine import sanity
+from hydraloop.engine.checkpoint import save_load
+from hydraloop.engine.checks import check_evaluable, check_lengths
 from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
 from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.engine.report.summary import format_start, format_summary
@@ -93,6 +95,20 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
             log.info("%s", format_summary(engine, perf_counter() - start))
+
+
+@contextmanager
+def without_training(engine: Engine, split: Literal["val", "test"]) -> Iterator[None]:
+    """Do in the body a validation or test that is not part of a training run, from before_run to after_run.
+
+    Raises:
+        UserError: there is no data for it.
+    """
+    check_evaluable(engine.loaders.val if split == "val" else engine.loaders.test, f"data.{split}")
+    with run(engine, write_result=False):
+        check_lengths(engine)
+        save_load.load(engine)
+        yield
 
 
 @contextmanager

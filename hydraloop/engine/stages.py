@@ -1,20 +1,16 @@
-"""The call table: the hooks that the loop calls at each mount point, and what an error in a hook does."""
+"""The call table: the hooks that the loop calls at each mount point."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, OnError
+from hydraloop.engine.hook_errors import Policy
 from hydraloop.engine.hook_order import Slot, in_order, overrides, slot_of
-from hydraloop.engine.loaders import failed_worker
-from hydraloop.errors import UserError
-from hydraloop.run.result import describe
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +51,12 @@ class Stages:
         """The same for all hooks together."""
         self.newly_disabled: set[str] = set()
         """Hooks that `on_error=disable` has switched off on this rank, before the other ranks were told."""
-        self._policies: dict[str, _Policy] = {}
+        self._policies: dict[str, Policy] = {}
         table: dict[str, list[_Entry]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
             hook = hooks[slot.name]
             rule = hook.on_error if on_error is None else on_error[slot.name]
-            policy = self._policies[slot.name] = _Policy(slot.name, rule, self.newly_disabled)
+            policy = self._policies[slot.name] = Policy(slot.name, rule, self.newly_disabled)
             if not hook.rank_zero_only or rank == 0:
                 for point, method in _methods(hook):
                     table[point].append((method, policy, self.seconds[slot.name]))
@@ -120,65 +116,7 @@ def _without_metrics(method: Call, engine: Any, _metrics: Any = None, *, mode: s
     method(engine, mode=mode)
 
 
-@dataclass(slots=True)
-class _Policy:
-    """What an error in a hook does."""
-
-    name: str
-    on_error: OnError
-    newly_disabled: set[str]
-    disabled: bool = False
-    _first: dict[tuple[object, ...], str] = field(default_factory=dict)
-    """By cause (type and place), the first error of this run as text."""
-    _repeated: Counter[tuple[object, ...]] = field(default_factory=Counter)
-    """By cause, the number of later errors, which are only counted."""
-
-    def handle(self, error: Exception, point: str) -> None:
-        """Raise the error, or log it with its traceback the first time, and let the run continue."""
-        killed = failed_worker(error)  # not the hook's error
-        if killed is not None:
-            raise killed from error
-        if self.on_error == "raise" or isinstance(error, UserError):  # a user's mistake always ends the run
-            error.add_note(f"hydraloop: raised in the hook {self.name!r} at {point}")
-            raise error
-        if self.on_error == "disable":
-            self.disabled = True
-            self.newly_disabled.add(self.name)
-        cause = _cause(error)
-        if cause in self._first:
-            self._repeated[cause] += 1
-            return
-        self._first[cause] = describe(error).partition("\n")[0]
-        then = "it is switched off" if self.disabled else "the run continues"
-        log.warning(
-            "hook %s failed at %s; %s (on_error=%s): %s: %s",
-            self.name, point, then, self.on_error, type(error).__name__, error, exc_info=error,
-        )  # fmt: skip
-
-    def report_repeated(self) -> None:
-        """Log the number of errors that were only counted, in one line, and forget all errors."""
-        if self._repeated:
-            ((most, _),) = self._repeated.most_common(1)
-            kinds = len(self._repeated)
-            text = "this kind" if kinds == 1 else f"{kinds} kinds, the most frequent"
-            log.warning(
-                "%s: %d more error%s of %s: %s",
-                self.name, self._repeated.total(), "s" if self._repeated.total() > 1 else "", text, self._first[most],
-            )  # fmt: skip
-        self._first.clear()
-        self._repeated.clear()
-
-
-def _cause(error: Exception) -> tuple[object, ...]:
-    """Return what repeated errors have in common: the type, the system's error number, and the place in the code."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    where = () if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
-    return (type(error), getattr(error, "errno", None), *where)
-
-
-_Entry = tuple[Call, _Policy, list[float]]
+_Entry = tuple[Call, Policy, list[float]]
 """A bound method, its hook's policy, and the list with its hook's seconds."""
 
 

@@ -1,17 +1,16 @@
-"""EngineState: the parts and the state of an engine, and what hooks can ask it to do. The loop is in `engine.py`."""
+"""EngineState: the parts and the state of an engine. The loop is in `engine.py`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import nn, optim
 
-from hydraloop.engine.accumulation import Window
 from hydraloop.engine.checkpoint import optimizer_state
 from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.initial_weights import load_from
@@ -32,6 +31,7 @@ from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.records.objects import LogsRecords
 from hydraloop.engine.settings import Settings, seconds_of
 from hydraloop.engine.stages import Call, Stages
+from hydraloop.engine.stepping.accumulation import Window
 from hydraloop.engine.stepping.closure import Closure, closure_of
 from hydraloop.engine.stepping.groups import Group, describe
 from hydraloop.engine.stepping.several import parts
@@ -276,36 +276,6 @@ class EngineState(LogsRecords):
         self.forward = self.evaluate_batch  # so that `wrap` can free the old wrapper
         self.forward = self.precision.forward(self.distributed.wrap(self.task, again=True))
 
-    # What hooks ask for. ---------------------------------------------------------------------------------------------
-
-    def request_stop(self, reason: str, *, agreed: bool = False) -> None:
-        """Ask to end training after this accumulation window; the last validation, checkpoint and test follow.
-
-        If one rank asks, all ranks stop together: at the end of the epoch or validation, or inside an epoch within two
-        exchanges (`distributed.agree_interval`).
-
-        Args:
-            reason: for the log and `result.json`; the first one counts.
-            agreed: every rank asks at the same mount point of the same iteration, so all stop at once.
-        """
-        self._requests.stop(reason, agreed=agreed)
-
-    def preempt(self, reason: str) -> None:
-        """Ask to save and end the run after this accumulation window, so that the same command line continues it.
-
-        No validation and no test follow, and a validation or test is left. `result.json` has the status `interrupted`.
-        One rank is enough; see `request_stop`. Signal handlers may call it.
-
-        Args:
-            reason: for `result.json`: `preempted by …`; the first one counts.
-        """
-        self._requests.preempt(reason)
-
-    @property
-    def preempting(self) -> bool:
-        """Whether this process has called `preempt`; other ranks may not know it yet."""
-        return self._requests.preempted_by is not None
-
     def _start_clock(self, now: float) -> None:
         """From now on (`perf_counter`), count `max_time` and `requeue_after`, and let signals preempt the run."""
         self.preemptible = True
@@ -315,66 +285,9 @@ class EngineState(LogsRecords):
     def _end_by_time(self) -> None:
         """Ask for what `requeue_after` or `max_time` says, whichever comes first."""
         if self.deadline == self.requeue_at:
-            self.preempt(self.settings.requeue)
+            self._requests.preempt(self.settings.requeue)
         else:
-            self.request_stop(self.settings.out_of_time)
-
-    def request_checkpoint(
-        self,
-        tag: str,
-        write: Callable[[Engine], object] | None = None,
-        owner: Hook | None = None,
-        *,
-        agreed: bool = False,
-    ) -> None:
-        """Ask for a checkpoint. It is written after all hooks of this mount point, once the window is closed.
-
-        One rank is enough, but with `write` all ranks must ask. When the ranks act: see `request_stop`.
-
-        Args:
-            tag: one checkpoint is written for each tag; without `write`, it is the file's stem.
-            write: called on every rank to write it; None writes `<run_dir>/checkpoints/<tag>.pth`.
-            owner: the hook whose `on_error` and time apply to the writing.
-            agreed: every rank asks at the same mount point of the same iteration, so it is written at once.
-        """
-        self._requests.checkpoint(tag, write, owner, agreed=agreed)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether all ranks have agreed to stop."""
-        return self._requests.stop_reason is not None
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why training stops early; None if it does not."""
-        return self._requests.stop_reason
-
-    def leave_out(self, batches: Mapping[int, Collection[int]]) -> None:
-        """Do not train on batches, whole accumulation windows. They are loaded, and do not count as iterations.
-
-        Called on every rank in after_load_checkpoint, before which the run's length does not consider any.
-
-        Args:
-            batches: by epoch, their indices in it; both from 0.
-        """
-        self.left_out = batches
-        if self.settings.max_iters is None:
-            here = (self.progress.epoch, self.progress.batch_in_epoch)
-            self.max_iters -= sum((epoch, index) >= here for epoch, found in batches.items() for index in found)
-
-    def report_best(self, best: Best) -> None:
-        """Set the best validation, for `result.json`; the test uses its checkpoint."""
-        self.best = best
-
-    def during_evaluation(self, context: AbstractContextManager[Any]) -> None:
-        """Enter `context` now, and leave it after the last iteration of this validation or test, also after an error.
-
-        Raises:
-            RuntimeError: not called in before_val_epoch or before_test_epoch.
-        """
-        if self._evaluation is None:
-            raise RuntimeError("call during_evaluation in before_val_epoch or before_test_epoch")
-        self._evaluation.enter_context(context)
+            self._requests.stop(self.settings.out_of_time)
 
     def _call(self, calls: Sequence[Call], *args: Any) -> None:
         for call in calls:

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hydraloop.engine.accumulation import Share
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import share_of
 from hydraloop.engine.messages import scalars_of
 from hydraloop.engine.report.optimizer_table import group_names
+from hydraloop.engine.stepping.accumulation import Share
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from hydraloop.engine.names import matching
+from hydraloop.engine.checkpoint.names import matching
 from hydraloop.errors import UserError, any_of, suggestion
 
 Places: TypeAlias = dict[nn.Parameter, list[tuple[str, nn.Module]]]

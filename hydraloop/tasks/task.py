@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checks import no_loss_error, wrong_loss_error
 from hydraloop.engine.messages import check_scalar_name, scalars_of
 from hydraloop.engine.records.entries import plain
+from hydraloop.engine.stepping.accumulation import Pair, mean_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states
 from hydraloop.tasks.values import Averages, numbers_and_matrices, samples_in, shown

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.foreign import find_weights
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.engine.checkpoint.names import close_to, compiled, matching
 from hydraloop.engine.checkpoint.weights import load_weights
-from hydraloop.engine.names import close_to, compiled, matching
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

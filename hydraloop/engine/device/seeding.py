@@ -1,7 +1,8 @@
-"""Seeds, deterministic kernels, and saving and restoring the states of all random number generators."""
+"""Seeds, deterministic kernels, threads, and saving and restoring the states of all random number generators."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -26,6 +27,16 @@ def use_deterministic_kernels(wanted: bool) -> None:
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
     if wanted != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(wanted)  # imports torch's compiler, 1 s
+
+
+def use_threads(count: int | None) -> None:
+    """Set torch's number of threads; None: as before the first run of this process."""
+    torch.set_num_threads(count or _default_threads())
+
+
+@functools.cache
+def _default_threads() -> int:
+    return torch.get_num_threads()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, optim
 
-from hydraloop.engine.accumulation import Pair, mean_of
+from hydraloop.engine.stepping.accumulation import Pair, mean_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.accumulation import Pair, mean_of
 from hydraloop.engine.checks import no_gradient_error, no_loss_error
+from hydraloop.engine.stepping.accumulation import Pair, mean_of
 from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 
