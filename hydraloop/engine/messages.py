@@ -5,7 +5,7 @@ The mean over ranks is in `distributed/mean_over_ranks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hydraloop.errors import UserError
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
 _TAKEN = frozenset({*RESERVED, *NUMBERS})
 _TIMES = frozenset({"time", "data_time"})
+_CPU = torch.device("cpu")
 _FOLD_AT = 256
 """Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
@@ -52,7 +53,7 @@ class Messages:
 
     # Scalars. --------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, value: float | Tensor, weight: float | None = None) -> None:
+    def add(self, name: str, value: float | Tensor, weight: float | None = None, share: float = 1.0) -> None:
         """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
 
         Any other value is a `UserError` at the next record, because a check here would cost more than the addition.
@@ -60,8 +61,9 @@ class Messages:
         Args:
             name: in the record.
             value: of this rank.
-            weight: of the value in the mean, such as its number of samples, above 0. None: each iteration and each rank
-                has the same weight.
+            weight: of the value in the mean, such as its number of samples, above 0. None: each iteration has the same
+                weight, which the ranks share.
+            share: without a weight, this rank's samples in the batch, divided by the mean over all ranks.
         """
         window = self._windows.get(name)
         if window is None:
@@ -71,6 +73,9 @@ class Messages:
                 value = value.float()  # the product may not fit in its type
             value = value * weight
             window.weight += weight
+        elif share != 1.0:  # the loss of a filler batch may be NaN
+            value = value * share if share else 0.0
+            window.excess += share - 1.0
         window.values.append(value)
         if len(window.values) >= _FOLD_AT:
             window.fold()
@@ -88,32 +93,43 @@ class Messages:
         windows, sums = self._folded()
         self._windows.clear()
         means = {
-            name: (window.total + on_devices) / (window.weight or window.count)
+            name: (window.total + on_devices) / (window.weight or window.count + window.excess or 1.0)
             for (name, window), on_devices in zip(windows.items(), sums, strict=True)
         }
         if over is None or over.world_size == 1:
             return means
-        weights = {name: window.weight for name, window in windows.items() if window.weight}
+        weights = {name: window.weight or 1.0 + window.excess / window.count for name, window in windows.items()}
         return self._over_ranks.mean(means, over, weights)
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sums since the last record, without times. One host sync for each device that has values."""
         windows, sums = self._folded()
         return {
-            name: [window.total, on_devices, window.weight, window.count]
+            name: [window.total, on_devices, window.weight, window.count, window.excess]
             for (name, window), on_devices in zip(windows.items(), sums, strict=True)
             if name not in _TIMES
         }
 
-    def load_state_dict(self, states: Iterable[Mapping[str, Sequence[float]]]) -> None:
-        """Replace the sums by those of the states, so that the next record is as without a stop."""
+    def load_state_dict(self, states: Sequence[Mapping[str, Sequence[float]] | None], over: Distributed) -> None:
+        """Replace the sums by those of the states, so that the next record is as without a stop.
+
+        Args:
+            states: of each rank of the saved run. Another number of ranks divides their sums equally.
+            over: the ranks of this run.
+        """
         self._windows.clear()
-        for name, (total, on_devices, weight, count) in (item for state in states for item in state.items()):
-            window = self._windows.setdefault(name, _Window(name))
-            window.total, window.weight = window.total + total, window.weight + weight
-            window.count += int(count)
-            cpu = torch.device("cpu")
-            window.sums[cpu] = torch.tensor(on_devices, dtype=torch.float64) + window.sums.get(cpu, 0.0)
+        same = len(states) == over.world_size
+        for state in states[over.rank : over.rank + 1] if same else states:
+            for name, (total, on_devices, weight, count, *excess) in (state or {}).items():
+                # Weights are numbers of samples. Without them, each iteration counts once on each rank.
+                ranks = 1 if same else over.world_size if weight else len(states)
+                window = self._windows.setdefault(name, _Window(name))
+                window.total += total / ranks
+                on_cpu = torch.tensor(on_devices, dtype=torch.float64) / ranks
+                window.sums[_CPU] = on_cpu + window.sums.get(_CPU, 0.0)
+                window.weight += weight / ranks
+                window.count += count / ranks
+                window.excess += sum(excess) / ranks
 
     def _folded(self) -> tuple[dict[str, _Window], list[float]]:
         """Return the windows that have values, and the sum of each over the devices."""
@@ -169,7 +185,7 @@ def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
 class _Window:
     """The values of one name since the last record: sums and a count, and the values not yet folded into them."""
 
-    __slots__ = ("count", "name", "sums", "total", "values", "weight")
+    __slots__ = ("count", "excess", "name", "sums", "total", "values", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -178,7 +194,9 @@ class _Window:
         """The sum of the plain numbers."""
         self.sums: dict[torch.device, Tensor] = {}
         """The sum of the tensors of each device, on that device."""
-        self.count = 0
+        self.count = 0.0
+        self.excess = 0.0
+        """The sum of the shares minus the count."""
         self.weight = 0.0
         """The sum of the weights; 0 if the values have none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ LINE = (
     "engine.device=cpu", "engine.max_epochs=2", "engine.accumulate=3", "engine.val_interval=null", "engine.test=false",
     "experiment=diabetes", "task.model.dropout=0.0", "data.loader.batch_size=25", "optimizer=sgd", "optimizer.lr=1e-5",
     "default_hooks.progress=null", "scheduler=[]",
-    "default_hooks.checkpoint.by_epoch=false", "default_hooks.checkpoint.interval=1",
+    "default_hooks.checkpoint.by_epoch=false", "default_hooks.checkpoint.interval=1", "default_hooks.logger.interval=7",
 )  # fmt: skip
 Part = tuple[dict[int, list[int]], dict[str, torch.Tensor]]
 
@@ -62,6 +63,12 @@ def joined(parts: list[Part], ledger: dict[int, list[int]]) -> dict[str, torch.T
     return parts[0][1]
 
 
+def losses(run_dir: Path) -> dict[int, float]:
+    """Return the losses of the records by iteration."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return {line["iteration"]: line["loss"] for line in lines if line["mode"] == "train"}
+
+
 @pytest.mark.slow
 def test_one_two_three_and_one_ranks_see_the_batches_of_one(tmp_path: Path) -> None:
     whole: dict[int, list[int]] = {}
@@ -73,6 +80,7 @@ def test_one_two_three_and_one_ranks_see_the_batches_of_one(tmp_path: Path) -> N
         weights = joined(on_ranks(ranks, attempt, run_dir, until, *resume), found)
         resume = (f"resume={run_dir}",)
     assert found == whole
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-6)
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
 

@@ -194,12 +194,5 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     position.check(engine, checkpoint["meta"])
     position.load(engine, checkpoint.get("data"), strict)
-    _load_messages(engine, checkpoint.get("messages", []))
+    engine.messages.load_state_dict(checkpoint.get("messages", []), engine.distributed)
     engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
-
-
-def _load_messages(engine: Engine, states: list[dict[str, Any] | None]) -> None:
-    """Continue the means of records. With another number of ranks, rank 0 has those of all."""
-    rank, ranks = engine.distributed.rank, engine.distributed.world_size
-    mine = states[rank : rank + 1] if len(states) == ranks else states if rank == 0 else []
-    engine.messages.load_state_dict(state for state in mine if state is not None)

@@ -18,7 +18,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several
-from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook
+from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
 from tests.helpers import failing
 from tests.ranks import on_ranks
@@ -79,6 +79,7 @@ def train(
         "seeds": DistSamplerSeedHook(),
         "ema": EMAHook(),
         "clip": GradClipHook(max_norm=options.get("max_norm", 1.0)),
+        "runtime_info": RuntimeInfoHook(),
     }
     engine = Engine(
         task=task,
@@ -96,6 +97,7 @@ def train(
         "val": result.val_metrics,
         "samples": engine.progress.samples,
         "steps": engine.progress.optimizer_step,
+        "loss": engine.messages.means(distributed)["loss"],
     }
 
 
@@ -138,6 +140,8 @@ def test_ranks_train_as_one_process_does(
         if options.get("foreign"):  # all ranks are assumed to have as many samples in each batch
             found["samples"] = expected["samples"]
         assert_same(found, expected)
+        if not (options.get("foreign") or options.get("pairs")):  # the ranks' parts of a batch are counted in samples
+            assert found["loss"] == pytest.approx(expected["loss"], abs=1e-7)
 
 
 @pytest.mark.parametrize("options", [{}, {"pairs": True}], ids=str)
