@@ -107,6 +107,11 @@ class Script:
         self.returncode: int | None = None
         self._server, self._output, self._printed = server, output, ""
 
+    @property
+    def printed(self) -> str:
+        """All that it has printed."""
+        return self._output.read_text(encoding="utf-8") if self._output.exists() else self._printed
+
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self.returncode is None:
@@ -134,9 +139,8 @@ class Script:
     def communicate(self, timeout: float = SECONDS) -> tuple[str, None]:
         """Wait for its end. Returns all that it has printed."""
         self.wait(timeout)
-        if self._output.exists():
-            self._printed = self._output.read_text(encoding="utf-8")
-            self._output.unlink()
+        self._printed = self.printed
+        self._output.unlink(missing_ok=True)
         return self._printed, None
 
     def send_signal(self, number: int) -> None:

@@ -1,21 +1,19 @@
-"""Runs that are killed at random moments and started again until they end, and what of them has to be equal."""
+"""Runs that are killed at random moments and started again until they end."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
+import resource
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
-import torch
 
 from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
@@ -66,11 +64,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 """What is killed: the overrides of each kind of run."""
 PHASES = ("iteration", "save", "evaluation", "shutdown", "resume", "start")
 """When it is killed: lines of the hook `Witness`. A random delay follows."""
-VICTIMS = ("run", "worker", "rank")
-"""What is killed: the process that was started, a worker of a loader, or a rank."""
+VICTIMS = ("run", "worker", "rank 0", "rank 1", "disk")
+"""What is killed: the process that was started, a worker of rank 0's loader, or a rank. "disk": the disk is full from
+the moment on, and the process that was started is killed when training has continued after a failed save."""
 PATIENCE = 120
 """Seconds for a busy machine."""
-_TIMES = {"time", "data_time", "memory", "eta", "timestamp", "mfu"}
+FREE = 32 * 1024
+"""Bytes that a file can have on the full disk: a checkpoint has 40 KB, and all other files of a run have less."""
+REFUSED = "could not be written: File too large"
+"""The warning of a failed save."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,12 @@ class Kill:
     """An entry of `VICTIMS`."""
 
     @classmethod
-    def draw(cls, draws: random.Random, victims: tuple[str, ...] = ("run",)) -> Kill:
-        """Return a random one."""
+    def draw(cls, draws: random.Random, kind: str) -> Kill:
+        """Return a random one for an entry of `KINDS`."""
+        line = KINDS[kind]
+        victims = ["run", "run", "disk"]
+        victims += ["rank 0", "rank 1"] if TWO in line else []
+        victims += ["worker"] if any("num_workers" in setting for setting in line) else []
         phase = draws.choice(PHASES)
         number = draws.randrange({"iteration": 8, "save": 4, "evaluation": 3}.get(phase, 1))
         return cls(phase, number, draws.random() * 0.03, draws.choice(victims))
@@ -99,10 +105,18 @@ class Outcome:
     """What a run has left behind."""
 
     run: Run
-    kills: int
+    kills: tuple[Kill, ...]
     """Those that hit it; the others came after its end."""
     seconds_of_orphans: float
     """The longest time from a kill until the last process of the attempt had ended."""
+
+
+class HungError(AssertionError):
+    """An attempt has neither ended nor continued within `PATIENCE`."""
+
+
+class OrphanError(AssertionError):
+    """Processes of an attempt have not ended."""
 
 
 def make(path: Path) -> Project:
@@ -117,48 +131,106 @@ def train(project: Project, name: str, kind: str, kills: list[Kill]) -> Outcome:
     """Start a run in the directory `name` again and again, with one kill in each attempt, until it ends by itself.
 
     Raises:
-        AssertionError: an attempt failed without a kill, or left processes.
+        HungError: an attempt has not ended.
+        OrphanError: an attempt has left processes.
+        AssertionError: an attempt failed without a kill.
     """
     line = ["experiment=faults", "resume=auto", f"hydra.run.dir={name}", *KINDS[kind]]
-    run, hits, orphans = Run(project.path / name), 0, 0.0
+    run, hits, orphans = Run(project.path / name), list[Kill](), 0.0
     for kill in kills:
         script = project.begin(*line)
         hit, seconds = _kill(script, run.path / "witness", kill)
         orphans = max(orphans, seconds)
         output = script.communicate(PATIENCE)[0]
-        if script.returncode == 0:
-            return Outcome(run, hits, orphans)
+        # A run that has ended on a full disk has no last checkpoint. It is started again like one that was killed.
+        if script.returncode == 0 and not (hit and kill.victim == "disk"):
+            return Outcome(run, tuple(hits), orphans)
         assert hit, f"failed before {kill}:\n{output}"
-        hits += 1
-    done = project.train(*line)
-    assert done.code == 0, f"failed after {kills}:\n{done.text}"
-    return Outcome(run, hits, orphans)
+        hits.append(hit)
+    script = project.begin(*line)
+    _wait(script, lambda: False, f"an attempt after {kills} has not ended")
+    output = script.communicate(PATIENCE)[0]
+    assert script.returncode == 0, f"failed after {kills}:\n{output}"
+    return Outcome(run, tuple(hits), orphans)
 
 
-def _kill(script: Script, witness: Path, kill: Kill) -> tuple[bool, float]:
+def _kill(script: Script, witness: Path, kill: Kill) -> tuple[Kill | None, float]:
     """Wait for the moment, kill, and wait until all processes of the attempt have ended.
 
     Returns:
-        Whether the run was alive at that moment, and the seconds until the last process had ended.
+        What was killed, None if the run had ended before, and the seconds until the last process had ended.
     """
-    before, until = _size(witness), time.monotonic() + PATIENCE
-    while (seen := _seen(witness, before)).count(kill.phase) <= kill.number:
-        if script.poll() is not None:
-            return False, 0.0
-        assert time.monotonic() < until, f"{kill} was not reached"
-        time.sleep(0.002)
+    before = _size(witness)
+
+    def seen() -> list[str]:
+        return _seen(witness, before)
+
+    if not _wait(script, lambda: seen().count(kill.phase) > kill.number, f"{kill} was not reached"):
+        return None, 0.0
     time.sleep(kill.delay)
+    rank = int(seen()[0])
+    if kill.victim == "disk" and not _fill_disk(script, rank, seen):
+        return kill if REFUSED in script.printed else None, 0.0
     if script.poll() is not None:
-        return False, 0.0
+        return None, 0.0
     started = children(psutil.Process(script.pid))
+    victim = _victim(script, rank, kill.victim)
+    if victim is None and kill.victim != "disk":
+        kill = replace(kill, victim="run")
     with contextlib.suppress(ProcessLookupError):  # a worker that has ended in the meantime
-        os.kill(_victim(script, int(seen[0]), kill.victim), signal.SIGKILL)
+        os.kill(victim or script.pid, signal.SIGKILL)
     at = time.monotonic()
-    script.wait(PATIENCE)
-    while left := [process.pid for process in started if command_line(process)]:
-        assert time.monotonic() < at + PATIENCE, f"processes were left: {left}"
+    _wait(script, lambda: False, f"the run has not ended after {kill}", also=started)
+    while left := [process for process in started if command_line(process)]:
+        if time.monotonic() > at + PATIENCE:
+            found = [f"{process.pid}: {' '.join(command_line(process))}" for process in left]
+            _abort(left)
+            raise OrphanError(f"processes were left after {kill}: {found}")
         time.sleep(0.01)
-    return True, time.monotonic() - at
+    return kill, time.monotonic() - at
+
+
+def _wait(script: Script, moment: Callable[[], bool], what: str, also: Iterable[psutil.Process] = ()) -> bool:
+    """Wait for a moment. Returns whether it has come; if not, the attempt has ended before.
+
+    Args:
+        also: processes of the attempt whose parent may have ended.
+
+    Raises:
+        HungError: `what`, with the stacks of the ranks, in the output. All processes of the attempt are killed.
+    """
+    until = time.monotonic() + PATIENCE
+    while not moment():
+        if script.poll() is not None:
+            return False
+        if time.monotonic() > until:
+            process = psutil.Process(script.pid)
+            _abort({*also, *children(process), process})
+            raise HungError(f"{what}:\n{script.communicate(PATIENCE)[0]}")
+        time.sleep(0.002)
+    return True
+
+
+def _abort(processes: Iterable[psutil.Process]) -> None:
+    """Let processes print their stacks, and kill them."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGABRT)
+    for process in psutil.wait_procs(list(processes), timeout=5)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _fill_disk(script: Script, rank: int, seen: Callable[[], list[str]]) -> bool:
+    """Let a save fail, and wait until training continues. Returns False if the attempt has ended before."""
+    if script.poll() is not None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(rank, resource.RLIMIT_FSIZE, (FREE, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    if not _wait(script, lambda: REFUSED in script.printed, "no save has failed on the full disk"):
+        return False
+    notes = len(seen())
+    return _wait(script, lambda: len(seen()) > notes, "the run did not continue on the full disk")
 
 
 def _size(path: Path) -> int:
@@ -175,64 +247,12 @@ def _seen(witness: Path, begin: int) -> list[str]:
     return [lines[0][0], *(phase for _, phase in lines)] if lines else []
 
 
-def _victim(script: Script, rank: int, kind: str) -> int:
-    """Return the process to be killed: the one that was started, if there is none of the kind."""
-    if kind == "rank":
+def _victim(script: Script, rank: int, kind: str) -> int | None:
+    """Return the process to be killed. None: it is the one that was started, or there is none of the kind."""
+    if kind == "rank 0":
         return rank
-    workers = [process.pid for process in psutil.Process(rank).children()] if kind == "worker" else []
-    return workers[0] if workers else script.pid
-
-
-def differences(one: Run, other: Run) -> list[str]:
-    """Return what differs between two runs, apart from times: names of entries, and both values."""
-    return [
-        *_compared("checkpoint", _checkpoint(one), _checkpoint(other)),
-        *_compared("result", _result(one), _result(other)),
-        *_compared("records", _records(one), _records(other)),
-        *_compared("ledger", ledger(one), ledger(other)),
-    ]
-
-
-def ledger(run: Run) -> dict[str, Any]:
-    """Return what each rank saw in each iteration, in the newest attempt that reached it."""
-    lines = [json.loads(line) for line in (run.path / "ledger").read_text(encoding="utf-8").splitlines()]
-    found = {f"{line['iteration']}, rank {line['rank']}": line for line in lines}
-    return dict(sorted(found.items()))
-
-
-def _checkpoint(run: Run) -> dict[str, Any]:
-    """Return the newest checkpoint, without times and paths."""
-    newest = (run.path / "checkpoints" / "last_checkpoint").read_text(encoding="utf-8").strip()
-    checkpoint: dict[str, Any] = torch.load(run.path / "checkpoints" / Path(newest).name, weights_only=True)
-    checkpoint["meta"] = {name: value for name, value in checkpoint["meta"].items() if name not in ("time", "config")}
-    checkpoint["hooks"] = {name: state for name, state in checkpoint["hooks"].items() if name != "checkpoint"}
-    return checkpoint
-
-
-def _result(run: Run) -> dict[str, Any]:
-    found = {name: run.result[name] for name in ("status", "progress", "val_metrics", "test_metrics", "best")}
-    found["best"] = {name: value for name, value in found["best"].items() if name != "checkpoint"}  # a path
-    return found
-
-
-def _records(run: Run) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name not in _TIMES} for record in run.records]
-
-
-def _compared(name: str, one: Any, other: Any) -> Iterator[str]:
-    """Yield the entries that differ."""
-    if type(one) is not type(other):
-        yield f"{name}: {one!r} and {other!r}"
-    elif isinstance(one, dict):
-        for key in {**one, **other}:
-            yield from _compared(f"{name}.{key}", one.get(key), other.get(key))
-    elif isinstance(one, list | tuple):
-        if len(one) != len(other):
-            yield f"{name}: {len(one)} and {len(other)} entries"
-        for index, (first, second) in enumerate(zip(one, other, strict=False)):
-            yield from _compared(f"{name}.{index}", first, second)
-    elif isinstance(one, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype or one.numpy().tobytes() != other.numpy().tobytes():
-            yield f"{name}: {one.flatten()[:4].tolist()} and {other.flatten()[:4].tolist()}"
-    elif one != other and not (one != one and other != other):
-        yield f"{name}: {one!r} and {other!r}"
+    with contextlib.suppress(psutil.Error):  # it has ended in the meantime
+        for child in psutil.Process(rank if kind == "worker" else script.pid).children():
+            if kind == "worker" or (kind == "rank 1" and child.environ().get("RANK") == "1"):
+                return child.pid
+    return None

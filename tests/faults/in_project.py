@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import hydraloop
+
+faulthandler.enable()  # a run that hangs is aborted, and prints its stacks
 
 Sample = tuple[Tensor, int]
 

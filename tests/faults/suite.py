@@ -1,56 +1,55 @@
-"""Kills many runs at random moments and prints a table: `scripts/fault_suite.sh [runs] [seed]`."""
+"""Kills many runs at random moments and prints tables: `scripts/fault_suite.sh [runs] [seed]`."""
 
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.e2e.projects import Run
-from tests.faults.harness import KINDS, PHASES, TWO, VICTIMS, Kill, differences, make, train
+from tests.faults.comparison import differences
+from tests.faults.harness import KINDS, PHASES, TWO, VICTIMS, HungError, Kill, OrphanError, make, train
 
 MOST_KILLS = 5
 """Of a run; each run has at least one planned."""
+ENDS = ("equal", "different", "failed", "hung", "orphans")
+"""How a run ends."""
 
 
 def main(runs: int = 200, seed: int = 0) -> int:
     """Return the exit code: 0 if all runs are equal to those without a kill."""
-    began, counts, kinds = time.monotonic(), defaultdict[str, Counter[str]](Counter), _kinds(runs, seed)
-    phases, seconds, failures = Counter[str](), 0.0, 0
+    began, counts = time.monotonic(), defaultdict[str, Counter[str]](Counter)
+    kills, seconds = Counter[tuple[str, str]](), 0.0
     with tempfile.TemporaryDirectory() as folder:
         project = make(Path(folder) / "project")
         whole: dict[str, Run] = {}
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(_kinds(runs, seed)):
             if kind not in whole:
                 whole[kind] = train(project, f"whole_{len(whole)}", kind, []).run
             draws = random.Random(f"{seed} {number}")
-            kills = [Kill.draw(draws, VICTIMS) for _ in range(draws.randint(1, MOST_KILLS))]
-            counts[kind]["runs"] += 1
+            planned = [Kill.draw(draws, kind) for _ in range(draws.randint(1, MOST_KILLS))]
             try:
-                outcome = train(project, f"killed_{number}", kind, kills)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                found = [str(error), str(getattr(error, "output", None) or "")]
+                outcome = train(project, f"killed_{number}", kind, planned)
+            except AssertionError as error:
+                end = {HungError: "hung", OrphanError: "orphans"}.get(type(error), "failed")
+                found = [str(error)]
             else:
                 found = differences(whole[kind], outcome.run)
-                counts[kind]["kills"] += outcome.kills
-                phases.update(kill.phase for kill in kills[: outcome.kills])
+                end = "different" if found else "equal"
+                counts[kind]["kills"] += len(outcome.kills)
+                kills.update((kill.phase, kill.victim) for kill in outcome.kills)
                 seconds = max(seconds, outcome.seconds_of_orphans)
-            counts[kind]["equal"] += not found
+            counts[kind].update(["runs", end])
             if found:
-                failures += 1
-                print(f"run {number} ({kind}), {kills}:", *found[:5], sep="\n  ", file=sys.stderr, flush=True)
-    rows = {kind: [counts[kind][name] for name in ("runs", "kills", "equal")] for kind in KINDS if counts[kind]}
-    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
-    print(*_table("run", ("runs", "kills", "equal"), rows), "", sep="\n")
-    print(*_table("killed in", ("kills",), {phase: [phases[phase]] for phase in PHASES}), "", sep="\n")
+                print(f"run {number} ({kind}) {end}, {planned}:", *found[:5], sep="\n  ", file=sys.stderr, flush=True)
+    print(*_runs(counts), "", *_kills(kills), "", sep="\n")
     print(f"Seed {seed}. The processes of a killed run ended after {seconds:.1f} s or less.")
     print(f"{(time.monotonic() - began) / 60:.0f} minutes.")
-    return int(failures > 0)
+    return int(sum(count["equal"] for count in counts.values()) < runs)
 
 
 def _kinds(runs: int, seed: int) -> list[str]:
@@ -60,12 +59,38 @@ def _kinds(runs: int, seed: int) -> list[str]:
     return [each[number % len(each)] for number in range(runs)]
 
 
-def _table(first: str, names: tuple[str, ...], rows: Mapping[str, list[int]]) -> Iterator[str]:
+def _runs(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """Yield the lines of the table of all kinds of runs."""
+    columns = ("runs", "kills", *ENDS)
+    rows: list[list[str | int]] = [
+        [*_described(kind), *(counts[kind][name] for name in columns)] for kind in KINDS if counts[kind]
+    ]
+    total = [sum(count[name] for count in counts.values()) for name in columns]
+    yield from _table(("ranks", "data", "strategy", "workers", *columns), [*rows, ["all", "", "", "", *total]])
+
+
+def _described(kind: str) -> tuple[str, str, str, str]:
+    """Return the ranks, the data, the strategy and the workers of each rank."""
+    line = dict(setting.split("=", 1) for setting in KINDS[kind])
+    ranks, strategy = line.get("distributed.nproc_per_node", "1"), line.get("distributed.strategy", "ddp")
+    data = "iterable" if line.get("data.train._target_", "").endswith("Stream") else "map"
+    ends = ", of one epoch" if line.get("data.loader.persistent_workers") == "false" else ""
+    return ranks, data, strategy.upper() if ranks != "1" else "", line.get("data.loader.num_workers", "0") + ends
+
+
+def _kills(kills: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    """Yield the lines of the table of all kills: in which moment, and what was killed."""
+    names = ["the run", "a worker", "rank 0", "rank 1", "the run after a save on a full disk"]
+    rows: list[list[str | int]] = [[phase, *(kills.get((phase, victim), 0) for victim in VICTIMS)] for phase in PHASES]
+    yield from _table(("killed in", *names), rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    yield f"| {first} | {' | '.join(names)} |"
-    yield f"|---|{'---|' * len(names)}"
-    for name, numbers in rows.items():
-        yield f"| {name} | {' | '.join(map(str, numbers))} |"
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Project
-from tests.faults.harness import KINDS, VICTIMS, Kill, differences, ledger, make, train
+from tests.faults.comparison import differences, ledger
+from tests.faults.harness import KINDS, REFUSED, Kill, make, train
 
 
 @pytest.fixture
@@ -17,10 +18,12 @@ def project(tmp_path: Path) -> Project:
     return make(tmp_path / "project")
 
 
-def test_three_kills_change_nothing(project: Project) -> None:
-    kills = [Kill("iteration", 9, 0.0), Kill("resume", 0, 0.0), Kill("save", 2, 0.002)]
+def test_kills_and_a_full_disk_change_nothing(project: Project) -> None:
+    full = Kill("iteration", 0, 0.0, "disk")
+    kills = [Kill("iteration", 9, 0.0), Kill("resume", 0, 0.0), full, Kill("save", 2, 0.002)]
     killed = train(project, "killed", "one process", kills)
-    assert killed.kills == 3
+    assert killed.kills == tuple(kills)
+    assert REFUSED in killed.run.log
     whole = train(project, "whole", "one process", [])
     assert len(ledger(whole.run)) == 20
     assert differences(whole.run, killed.run) == []
@@ -28,9 +31,14 @@ def test_three_kills_change_nothing(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_killed_rank_change_nothing(project: Project) -> None:
-    kills = [Kill("iteration", 3, 0.0, "worker"), Kill("save", 1, 0.0, "rank"), Kill("iteration", 2, 0.0)]
+    kills = [
+        Kill("iteration", 3, 0.0, "worker"),
+        Kill("save", 1, 0.0, "rank 0"),
+        Kill("iteration", 2, 0.0),
+        Kill("iteration", 0, 0.0, "rank 1"),
+    ]
     killed = train(project, "killed", "two ranks, workers", kills)
-    assert killed.kills == 3
+    assert killed.kills == tuple(kills)
     whole = train(project, "whole", "two ranks, workers", [])
     assert len(ledger(whole.run)) == 40
     assert differences(whole.run, killed.run) == []
@@ -41,5 +49,5 @@ def test_a_killed_worker_and_a_killed_rank_change_nothing(project: Project) -> N
 def test_random_kills_change_nothing(kind: str, project: Project) -> None:
     draws = random.Random(0)
     whole = train(project, "whole", kind, [])
-    killed = train(project, "killed", kind, [Kill.draw(draws, VICTIMS) for _ in range(4)])
+    killed = train(project, "killed", kind, [Kill.draw(draws, kind) for _ in range(4)])
     assert differences(whole.run, killed.run) == []
