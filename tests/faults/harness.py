@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -148,7 +149,7 @@ def train(project: Project, name: str, kind: str, kills: list[Kill]) -> Outcome:
         assert hit, f"failed before {kill}:\n{output}"
         hits.append(hit)
     script = project.begin(*line)
-    _wait(script, lambda: False, f"an attempt after {kills} has not ended")
+    wait(script, lambda: False, f"an attempt after {kills} has not ended")
     output = script.communicate(PATIENCE)[0]
     assert script.returncode == 0, f"failed after {kills}:\n{output}"
     return Outcome(run, tuple(hits), orphans)
@@ -160,16 +161,12 @@ def _kill(script: Script, witness: Path, kill: Kill) -> tuple[Kill | None, float
     Returns:
         What was killed, None if the run had ended before, and the seconds until the last process had ended.
     """
-    before = _size(witness)
-
-    def seen() -> list[str]:
-        return _seen(witness, before)
-
-    if not _wait(script, lambda: seen().count(kill.phase) > kill.number, f"{kill} was not reached"):
+    phases = partial(seen, witness, _size(witness))
+    if not wait(script, lambda: phases().count(kill.phase) > kill.number, f"{kill} was not reached"):
         return None, 0.0
     time.sleep(kill.delay)
-    rank = int(seen()[0])
-    if kill.victim == "disk" and not _fill_disk(script, rank, seen):
+    rank = int(phases()[0])
+    if kill.victim == "disk" and not _fill_disk(script, rank, phases):
         return kill if REFUSED in script.printed else None, 0.0
     if script.poll() is not None:
         return None, 0.0
@@ -180,7 +177,7 @@ def _kill(script: Script, witness: Path, kill: Kill) -> tuple[Kill | None, float
     with contextlib.suppress(ProcessLookupError):  # a worker that has ended in the meantime
         os.kill(victim or script.pid, signal.SIGKILL)
     at = time.monotonic()
-    _wait(script, lambda: False, f"the run has not ended after {kill}", also=started)
+    wait(script, lambda: False, f"the run has not ended after {kill}", also=started)
     while left := [process for process in started if command_line(process)]:
         if time.monotonic() > at + PATIENCE:
             found = [f"{process.pid}: {' '.join(command_line(process))}" for process in left]
@@ -190,7 +187,7 @@ def _kill(script: Script, witness: Path, kill: Kill) -> tuple[Kill | None, float
     return kill, time.monotonic() - at
 
 
-def _wait(script: Script, moment: Callable[[], bool], what: str, also: Iterable[psutil.Process] = ()) -> bool:
+def wait(script: Script, moment: Callable[[], bool], what: str, also: Iterable[psutil.Process] = ()) -> bool:
     """Wait for a moment. Returns whether it has come; if not, the attempt has ended before.
 
     Args:
@@ -221,24 +218,28 @@ def _abort(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def _fill_disk(script: Script, rank: int, seen: Callable[[], list[str]]) -> bool:
+def _fill_disk(script: Script, rank: int, phases: Callable[[], list[str]]) -> bool:
     """Let a save fail, and wait until training continues. Returns False if the attempt has ended before."""
     if script.poll() is not None:
         return False
     with contextlib.suppress(ProcessLookupError):
         resource.prlimit(rank, resource.RLIMIT_FSIZE, (FREE, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    if not _wait(script, lambda: REFUSED in script.printed, "no save has failed on the full disk"):
+    if not wait(script, lambda: REFUSED in script.printed, "no save has failed on the full disk"):
         return False
-    notes = len(seen())
-    return _wait(script, lambda: len(seen()) > notes, "the run did not continue on the full disk")
+    notes = len(phases())
+    return wait(script, lambda: len(phases()) > notes, "the run did not continue on the full disk")
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _seen(witness: Path, begin: int) -> list[str]:
-    """Return what rank 0 has written in this attempt: its process, and the phases."""
+def seen(witness: Path, begin: int = 0) -> list[str]:
+    """Return what rank 0 has written in an attempt: its process, and the phases.
+
+    Args:
+        begin: size of the file before the attempt.
+    """
     if not witness.exists():
         return []
     lines = [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -15,6 +18,9 @@ from hydraloop.builder import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from tests.config.composed import REPOSITORY
+from tests.e2e.projects import Run
+from tests.faults.comparison import ledger
+from tests.faults.harness import make, seen, wait
 from tests.ranks import on_ranks
 
 LINE = (
@@ -83,6 +89,38 @@ def test_one_two_three_and_one_ranks_see_the_batches_of_one(tmp_path: Path) -> N
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-6)
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_which_one_got_sigterm_continue_as_three(tmp_path: Path) -> None:
+    """Each of 20 batches has 8 samples, so that no rank's batch norm gets a single one."""
+    project = make(tmp_path / "project")
+    line = ("experiment=faults", "resume=auto", "data.train.samples=80", "distributed.agree_interval=1")
+    assert project.train(*line, "hydra.run.dir=whole").code == 0
+    run, two = Run(project.path / "run"), (*line, "hydra.run.dir=run", "data.loader.batch_size=4")
+    script = project.begin(*two, "distributed.nproc_per_node=2")
+    wait(script, lambda: seen(run.path / "witness").count("iteration") > 2, "training has not begun")
+    (rank,) = [child for child in psutil.Process(script.pid).children() if child.environ().get("RANK") == "1"]
+    rank.send_signal(signal.SIGTERM)
+    output = script.communicate()[0]
+    assert script.returncode == 75, output
+    assert run.result["reason"] == "preempted by SIGTERM"
+    assert 2 < run.result["progress"]["iteration"] < 20
+    resumed = project.train(*two, "distributed.nproc_per_node=3")
+    assert resumed.code == 0, resumed.text
+    assert "resumed from " in resumed.out, resumed.text
+    found = samples(run)
+    assert len(found) == 20
+    assert found == samples(Run(project.path / "whole"))
+    assert {line["rank"] for line in ledger(run).values()} == {0, 1, 2}
+
+
+def samples(run: Run) -> dict[int, list[int]]:
+    """Return the samples of each iteration, in rank order."""
+    found = defaultdict[int, list[int]](list)
+    for line in sorted(ledger(run).values(), key=lambda line: (line["iteration"], line["rank"])):
+        found[line["iteration"]] += line["samples"]
+    return found
 
 
 def test_another_global_batch_inside_an_epoch_is_refused(tmp_path: Path) -> None:
