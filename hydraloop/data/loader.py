@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing.context
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Unpack, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydraloop.data.collate import Collate, explained, misfit
-from hydraloop.data.loader_options import check_ranges
+from hydraloop.data.loader_options import LoaderOptions, check_ranges, checked_options, of_torch
 from hydraloop.data.order import Drawn, index, indices, made_for
 from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
 from hydraloop.data.seeded import Seeded, as_is
-from hydraloop.engine.device.batch_transfer import has_streams
-from hydraloop.engine.interruption.worker_signals import QuietWorker, ended_at_exit
+from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 
@@ -135,24 +134,13 @@ def build_loader(
     *,
     shuffle: bool,
     seed: int = 0,
-    batch_size: int = 64,
-    num_workers: int = 0,
-    pin_memory: bool | Literal["auto"] = "auto",
-    drop_last: bool = False,
-    persistent_workers: bool = True,
-    prefetch_factor: int | None = None,
-    timeout: float = 0.0,
-    collate_fn: Callable[[Any], Any] | None = None,
-    sampler: Any = None,
-    batch_sampler: Any = None,
-    worker_init_fn: Callable[[int], None] | None = None,
-    multiprocessing_context: str | multiprocessing.context.BaseContext | None = None,
     device: torch.device | None = None,
     key: str = "data",
     keys: Mapping[str, str] | None = None,
     rank: int = 0,
     world_size: int = 1,
     global_batch: int | None = None,
+    **options: Unpack[LoaderOptions],
 ) -> PartLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
 
@@ -162,41 +150,60 @@ def build_loader(
         dataset: must have a length. Its `__getitems__`, if it has one, may return a stacked batch.
         shuffle: use a new order in each epoch, for training.
         seed: the run's seed, 0 or more; the same on all ranks.
-        batch_size: samples per batch on each rank, at least 1.
-        num_workers: processes that load batches; 0 loads in the training process.
-        pin_memory: copy batches into page-locked memory; "auto": if copies to `device` can be asynchronous.
-        drop_last: drop the last global batch of an epoch if it is incomplete.
-        persistent_workers: keep the workers, which have copies of the data set, between epochs. No effect without
-            workers.
-        prefetch_factor: batches that each worker loads ahead; None: torch's default, 2. No effect without workers.
-        timeout: seconds after which waiting for a worker is an error; 0: wait forever. No effect without workers.
-        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`. An error at the first batch if
-            the data set stacks its batches.
-        sampler: yields the indices of an epoch, of all ranks; or of this one, if it has `num_replicas`. Its draws are
-            seeded, see `Drawn`. A function, or a `functools.partial` of a class, is called with the data set. None: all
-            samples, shuffled or in order.
-        batch_sampler: as `sampler`, but yields lists of indices, each the batch of one rank (see `EpochBatches`).
-            `batch_size` and `drop_last` then have no effect.
-        worker_init_fn: called in each worker with its number, after the seeds are set. No effect without workers.
-        multiprocessing_context: how workers are started (`spawn`); None: torch's default. No effect without workers.
         device: to which the batches will be copied.
         key: of the data set in the config (`data.train`), for errors.
         keys: of the options in the config, for errors; None: `data.loader.<option>`.
         rank: this process's number, 0 .. world_size - 1.
         world_size: number of processes that share the samples.
+        global_batch: samples of a global batch, or its batches with a `batch_sampler`; None: one batch for each rank.
+        options: as in `data.loader`, with objects instead of nodes.
 
     Raises:
         UserError: the data set is an IterableDataset, is empty, has fewer samples than ranks (with `shuffle`) or than
             one global batch (with `drop_last`), or an option is out of range.
         ValueError: the rank is out of range.
     """
-    values = {
-        "batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory, "timeout": timeout,
-        "prefetch_factor": prefetch_factor, "multiprocessing_context": multiprocessing_context,
-        "sampler": sampler, "batch_sampler": batch_sampler, "collate_fn": collate_fn,
-    }  # fmt: skip
-    keys = keys or {name: f"data.loader.{name}" for name in values}
-    check_ranges(values, keys)
+    conf = checked_options(options)
+    keys = keys or {name: f"data.loader.{name}" for name in vars(conf)}
+    check_ranges(vars(conf), keys)
+    samples = _length(dataset, key)
+    batched = conf.batch_sampler is not None
+    key_of_order = keys["batch_sampler" if batched else "sampler"]
+    draws = made_for(conf.batch_sampler if batched else conf.sampler, dataset, rank, world_size, key_of_order)
+    splits = hasattr(draws, "num_replicas")
+    if splits:
+        _check_split(draws, world_size, key_of_order)
+        global_batch = None
+    share: dict[str, Any] = {} if splits else {"rank": rank, "world_size": world_size}
+    drawn = partial(Drawn, draws, samples=samples, seed=seed, key=key_of_order)
+    batch_size: int | None = None
+    if batched:
+        order: EpochSampler | EpochBatches = EpochBatches(drawn(indices), batches=global_batch, **share)
+    else:
+        global_batch = global_batch or conf.batch_size * world_size
+        batch_size = -(-global_batch // world_size)
+        of_all = batch_size if splits else global_batch  # a sampler that splits has the samples of one rank
+        items = None if draws is None else drawn(index)
+        samples = samples if items is None else len(items)
+        epoch = {"shuffle": shuffle, "drop_last": conf.drop_last}
+        _check_samples(samples, of_all, 1 if splits else world_size, key=key, **epoch)
+        order = EpochSampler(range(samples), seed=seed, batch_size=of_all, order=items, **epoch, **share)
+    of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
+    return (PartLoader if splits else Loader)(
+        Seeded(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=draws is not None),
+        order,
+        batch_size=batch_size,
+        global_batch=None if batched else global_batch,
+        seed=mix_seed(seed, rank),
+        key=key,
+        keys=keys,
+        persistent_workers=conf.persistent_workers and conf.num_workers > 0,
+        **of_torch(vars(conf), device),
+    )
+
+
+def _length(dataset: Dataset[Any], key: str) -> int:
+    """Return the number of samples, or refuse a data set without any or without a length."""
     if isinstance(dataset, IterableDataset):
         raise UserError(
             f"{type(dataset).__name__} is an IterableDataset, whose length and order are unknown",
@@ -206,48 +213,17 @@ def build_loader(
     samples = len(dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset; a map-style one has it
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
-    which = "sampler" if batch_sampler is None else "batch_sampler"
-    draws = made_for(values[which], dataset, rank, world_size, keys[which])
-    splits = draws is not None and hasattr(draws, "num_replicas")
-    if splits and draws.num_replicas != world_size:
+    return samples
+
+
+def _check_split(draws: Any, world_size: int, key: str) -> None:
+    """Refuse a sampler that splits an epoch for another number of processes."""
+    if draws.num_replicas != world_size:
         raise UserError(
             f"{type(draws).__name__} splits an epoch for {draws.num_replicas} processes, and there are {world_size}",
-            key=keys[which],
+            key=key,
             remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
         )
-    share = {} if splits else {"rank": rank, "world_size": world_size}
-    if batch_sampler is None:
-        drawn = None if draws is None else Drawn(draws, index, samples=samples, seed=seed, key=keys[which])
-        samples = samples if drawn is None else len(drawn)
-        if global_batch is None or splits:
-            global_batch = batch_size * world_size
-        of_all = batch_size if splits else global_batch  # a sampler that splits has the samples of one rank
-        _check_samples(samples, of_all, 1 if splits else world_size, shuffle=shuffle, drop_last=drop_last, key=key)
-        order: EpochSampler | EpochBatches = EpochSampler(
-            range(samples), shuffle=shuffle, seed=seed, batch_size=of_all, drop_last=drop_last, order=drawn, **share
-        )
-    else:
-        batches = Drawn(draws, indices, samples=samples, seed=seed, key=keys[which])
-        order = EpochBatches(batches, batches=None if splits else global_batch, **share)
-    collate = Collate(collate_fn, keys["collate_fn"])
-    of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
-    workers = num_workers > 0
-    return (PartLoader if splits else Loader)(
-        Seeded(dataset, collate, of_draws, repeats=draws is not None),
-        order,
-        batch_size=None if global_batch is None or batch_sampler is not None else -(-global_batch // world_size),
-        global_batch=None if batch_sampler is not None else global_batch,
-        seed=mix_seed(seed, rank),
-        key=key,
-        keys=keys,
-        num_workers=num_workers,
-        pin_memory=has_streams(device) if pin_memory == "auto" and device is not None else pin_memory is True,
-        persistent_workers=persistent_workers and workers,
-        prefetch_factor=prefetch_factor if workers else None,
-        timeout=timeout if workers else 0.0,
-        worker_init_fn=QuietWorker(worker_init_fn) if workers else None,
-        multiprocessing_context=multiprocessing_context if workers else None,
-    )
 
 
 def _check_samples(

@@ -1,18 +1,69 @@
-"""From the config to the options of a loader."""
+"""The options of a loader: from the config, and for torch's DataLoader."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import multiprocessing.context
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
 
+import torch
 from omegaconf import DictConfig
 
+from hydraloop.engine.device.batch_transfer import has_streams
+from hydraloop.engine.interruption.worker_signals import QuietWorker
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
-from hydraloop.schemas.data import loader_options
+from hydraloop.schemas.data import LoaderConf, loader_options
 
 _CALLABLES = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn")
 _CONTEXTS = ("fork", "spawn", "forkserver")
+_OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context")
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The options of `build_loader`. `LoaderConf` describes them and has their defaults.
+
+    `sampler` and `batch_sampler` yield what is in an epoch of all ranks; or of this rank, if they have `num_replicas`.
+    A function, or a `functools.partial` of a class, is called with the data set. Draws are seeded, see `Drawn`.
+    """
+
+    batch_size: int
+    num_workers: int
+    pin_memory: bool | Literal["auto"]
+    drop_last: bool
+    persistent_workers: bool
+    prefetch_factor: int | None
+    timeout: float
+    collate_fn: Callable[[Any], Any] | None
+    sampler: Any
+    batch_sampler: Any
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | multiprocessing.context.BaseContext | None
+
+
+def checked_options(options: LoaderOptions) -> LoaderConf:
+    """Return the options with the defaults of the others."""
+    unknown = [name for name in options if name not in LoaderOptions.__annotations__]
+    if unknown:
+        raise TypeError(f"build_loader() got an unexpected keyword argument {unknown[0]!r}")
+    return LoaderConf(**options)
+
+
+def of_torch(options: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Return the options of torch's DataLoader; those of workers only if there are some.
+
+    Args:
+        options: of a loader.
+        device: to which the batches will be copied.
+    """
+    pin_memory, workers = options["pin_memory"], options["num_workers"]
+    if pin_memory == "auto":
+        pin_memory = device is not None and has_streams(device)
+    found: dict[str, Any] = {"num_workers": workers, "pin_memory": pin_memory}
+    if workers:
+        found |= {name: options[name] for name in _OF_WORKERS}
+        found["worker_init_fn"] = QuietWorker(options["worker_init_fn"])
+    return found
 
 
 def options_of(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, str]]:

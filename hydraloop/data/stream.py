@@ -14,18 +14,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from hydraloop.data.collate import Collate
+from hydraloop.data.loader_options import of_torch
 from hydraloop.data.several import MixedStreams
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
 from hydraloop.engine.checkpoint.format import check_loadable
-from hydraloop.engine.device.batch_transfer import has_streams
-from hydraloop.engine.interruption.worker_signals import QuietWorker, ended_at_exit
+from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
-
-_OF_WORKERS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
 class StreamLoader:
@@ -255,10 +253,7 @@ def build_stream_loader(
     for name in ("sampler", "batch_sampler"):
         if options[name] is not None:
             raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
-    batch_size, workers, pin_memory = options["batch_size"], options["num_workers"], options["pin_memory"]
-    if pin_memory == "auto":
-        pin_memory = device is not None and has_streams(device)
-    copies = max(workers, 1)
+    batch_size, copies = options["batch_size"], max(options["num_workers"], 1)
     mixed = dataset if isinstance(dataset, MixedStreams) else MixedStreams([dataset], [1.0])
     sources = [
         split(one, options["split_stream"], rank, world_size, copies, key, keys["split_stream"])
@@ -274,16 +269,12 @@ def build_stream_loader(
         key=key,
         workers_key=keys["num_workers"],
     )
-    of_torch: dict[str, Any] = {"num_workers": workers, "pin_memory": pin_memory}
-    if workers:
-        of_torch |= {name: options[name] for name in _OF_WORKERS}
-        of_torch["worker_init_fn"] = QuietWorker(options["worker_init_fn"])
     arguments: dict[str, Any] = {
         "steps": steps_of(dataset, options, batch_size * world_size, key),
         "ends": options["steps_per_epoch"] is not None or options["drop_last"],
         "key": key,
         "keys": keys,
-        "options": of_torch,
+        "options": of_torch(options, device),
     }
     if not train:
         return StreamLoader(dataset, sources, drawer, **arguments)

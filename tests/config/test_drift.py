@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import hydraloop.schemas
 from hydraloop.data import build_loader
+from hydraloop.data.loader_options import LoaderOptions, checked_options
 from hydraloop.schemas.data import DigitsDataConf, LoaderConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.optimizer import AdamWConf
@@ -137,9 +138,12 @@ def _plain(value: Any) -> Any:
 def test_the_options_of_the_loader_are_the_arguments_of_build_loader() -> None:
     not_of_it = {"eval_batch_size", "steps_per_epoch", "skip_on_resume", "split_stream"}  # of one split, and of streams
     fields = {field.name: field.default for field in dataclasses.fields(LoaderConf) if field.name not in not_of_it}
-    parameters = inspect.signature(build_loader).parameters
-    by_the_builder = {"dataset", "shuffle", "seed", "device", "key", "keys", "rank", "world_size", "global_batch"}
-    assert fields == {name: p.default for name, p in parameters.items() if name not in by_the_builder}
+    assert fields.keys() == LoaderOptions.__annotations__.keys()
+    data: Any = range(4)
+    for name in not_of_it:
+        with pytest.raises(TypeError, match=name):
+            build_loader(data, shuffle=True, **{name: None})
+    assert vars(checked_options({})).items() >= fields.items()
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
