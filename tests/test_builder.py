@@ -15,6 +15,7 @@ from torch import nn
 
 import hydraloop
 from hydraloop.builder import build
+from hydraloop.data.building import build_loaders
 from hydraloop.data.loader import Loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
@@ -238,6 +239,16 @@ def test_two_ranks_overfit_the_same_samples(tmp_path: Path) -> None:
     one, other = on_ranks(2, overfitted, str(tmp_path))
     for mine, theirs in zip(one, other, strict=True):
         assert sorted({*mine, *theirs}) == list(range(16))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_resumed_run_overfits_the_same_share_with_any_number_of_ranks(world_size: int) -> None:
+    ranks = Distributed()
+    ranks.world_size = world_size
+    of_run = {"batch_size": 8, "batch_size_per_rank": 4}
+    cfg = composed("engine.overfit_batches=0.01", "data.loader.batch_size=4")
+    train: Any = build_loaders(cfg, torch.device("cpu"), ranks, of_run=of_run).train
+    assert len(train.dataset) == 16, "2 of 158 global batches"
 
 
 def join_again(distributed: Distributed) -> str:

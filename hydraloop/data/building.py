@@ -6,7 +6,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sized
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -56,16 +56,16 @@ def build_loaders(
         return given
     loaders: dict[str, Any] = dict(given or {})
     check_splits(loaders, "loaders")
+    builder = _Builder(cfg, device, distributed, of_run or {})
     if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None and "train" not in loaders:
-        return replace(_overfit(cfg, device, distributed, of_run or {}), **loaders)
+        return replace(builder.overfit(), **loaders)
     for split in SPLITS:
         node = cfg.data.get(split)
         if node is not None and split not in loaders:
             sets = _named(node, f"data.{split}") if split != "train" else {}
             loaders[split] = {
-                name: _loader(cfg, split, each, f"data.{split}.{name}", device, distributed)
-                for name, each in sets.items()
-            } or _loader(cfg, split, node, f"data.{split}", device, distributed, of_run)
+                name: builder.loader(split, each, f"data.{split}.{name}") for name, each in sets.items()
+            } or builder.loader(split, node, f"data.{split}")
     return Loaders(**loaders)
 
 
@@ -76,32 +76,116 @@ def check_splits(splits: Iterable[str], key: str) -> None:
             raise UserError(f"{split!r} is not a split", key=key, remedy=f"Use {any_of(SPLITS)}.")
 
 
-def _overfit(cfg: DictConfig, device: torch.device, distributed: Distributed, of_run: Mapping[str, Any]) -> Loaders:
-    """Return loaders of the first samples of the train data, for training and for each validation."""
-    whole: Any = _loader(cfg, "train", cfg.data.train, "data.train", device, distributed)
-    if not isinstance(whole, PartLoader):
-        raise UserError(
-            "data.train has no indices, so its first samples cannot be trained on again and again",
-            key="engine.overfit_batches",
-            remedy="Use engine.limit_train_batches, or data with indices.",
-        )
-    given = cfg.engine.overfit_batches
-    batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
-    options = options_of(cfg.data, "train")[0]
-    global_batch = _global_batch({**options, "batch_sampler": None}, of_run)
-    samples = batches * (global_batch or options["batch_size"] * distributed.world_size)
-    few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
-    of: dict[str, Any] = {}
-    for split in ("train", "val"):
-        options, keys = options_of(cfg.data, split)
-        of_loader = {name: value for name, value in options.items() if name not in (*_OF_STREAMS, *_ORDERS)}
-        of_loader |= {"rank": distributed.rank, "world_size": distributed.world_size, "device": device, "keys": keys}
+@dataclass(frozen=True)
+class _Builder:
+    """Makes loaders; see `build_loaders`."""
+
+    cfg: DictConfig
+    device: torch.device
+    distributed: Distributed
+    of_run: Mapping[str, Any]
+
+    def loader(self, split: str, node: Any, key: str) -> Loader:
+        """Return the loader of a data set; `node` describes it, or several sets of `data.train` by name."""
+        train = split == "train"
+        data, order = self._train_data(node, key) if train else (instantiate(node, key), None)
+        kind = _kind(data, key)
+        if kind == "batches":
+            return self._given(data, split, key)
+        options, keys = options_of(self.cfg.data, split)
+        if kind == "stream":
+            if self.distributed.sharded and not train:
+                raise UserError(
+                    "ranks may get different numbers of batches of a stream, and FSDP needs the same number on each",
+                    key=key,
+                    remedy="Use data with indices, or distributed.strategy=ddp.",
+                )
+            return build_stream_loader(data, options, train=train, **self._common(key, keys))
+        if options["steps_per_epoch"] is not None:
+            raise UserError(
+                f"{key} has indices, so an epoch has all its samples",
+                key=keys["steps_per_epoch"],
+                remedy="Leave it out. engine.limit_train_batches limits an epoch.",
+            )
+        if order is not None:
+            if options["sampler"] is not None or options["batch_sampler"] is not None:
+                raise UserError(
+                    "data.weights and data.lengths define the order, and so does a sampler",
+                    key=keys["sampler" if options["sampler"] is not None else "batch_sampler"],
+                    remedy="Use one of them.",
+                )
+            options["sampler"] = order
+        if split == "test":  # a single pass
+            options["persistent_workers"] = False
+        return self._of_samples(data, split, key, options, keys)
+
+    def overfit(self) -> Loaders:
+        """Return loaders of the first samples of the train data, for training and for each validation."""
+        data, given = self.cfg.data, self.cfg.engine.overfit_batches
+        whole = self.loader("train", data.train, "data.train")
+        if not isinstance(whole, PartLoader):
+            raise UserError(
+                "data.train has no indices, so its first samples cannot be trained on again and again",
+                key="engine.overfit_batches",
+                remedy="Use engine.limit_train_batches, or data with indices.",
+            )
+        batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
+        found = {split: options_of(data, split) for split in ("train", "val")}
+        for options, _ in found.values():
+            options.update(dict.fromkeys(_ORDERS))
+        options = found["train"][0]
+        samples = batches * (self._global_batch(options) or options["batch_size"] * self.distributed.world_size)
+        few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
+        train, val = (self._of_samples(few, split, "data.train", *of_split) for split, of_split in found.items())
+        if data.get("val") is None:
+            return Loaders(train)
+        return Loaders(train, dict.fromkeys(_named(data.val, "data.val"), val) or val)
+
+    def _train_data(self, node: Any, key: str) -> tuple[Any, CountsOfSets | None]:
+        """Return the train data, and the sampler that `data.weights` or `data.lengths` ask for."""
+        several = _named(node, key)
+        if several:
+            return _train_sets(self.cfg.data, several)
+        given = next((name for name in ("weights", "lengths") if self.cfg.data.get(name)), None)
+        if given is not None:
+            raise UserError(
+                "data.train is one set", key=f"data.{given}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
+            )
+        return instantiate(node, key), None
+
+    def _given(self, data: Any, split: str, key: str) -> Loader:
+        """Return an object of the config that yields batches."""
+        if not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
+            text = "has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
+            log.info("%s: %s %s", key, type(data).__name__, text)
+            if split == "train":
+                _check_split(data, self.distributed.world_size)
+        loader: Loader = data
+        return loader
+
+    def _of_samples(
+        self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
+    ) -> PartLoader:
+        of_loader = {name: value for name, value in options.items() if name not in _OF_STREAMS}
         if split == "train":
-            of_loader["global_batch"] = global_batch
-        of[split] = build_loader(few, shuffle=split == "train", seed=cfg.seed, key="data.train", **of_loader)
-    if cfg.data.get("val") is None:
-        return Loaders(of["train"])
-    return Loaders(of["train"], dict.fromkeys(_named(cfg.data.val, "data.val"), of["val"]) or of["val"])
+            of_loader["global_batch"] = self._global_batch(options)
+        return build_loader(data, shuffle=split == "train", **self._common(key, keys), **of_loader)
+
+    def _common(self, key: str, keys: Mapping[str, str]) -> dict[str, Any]:
+        ranks = {"rank": self.distributed.rank, "world_size": self.distributed.world_size}
+        return {"seed": self.cfg.seed, "device": self.device, "key": key, "keys": keys, **ranks}
+
+    def _global_batch(self, options: Mapping[str, Any]) -> int | None:
+        """Return the size of the global batches of a resumed run, in batches if there is a batch sampler.
+
+        None: the run is new, or its batch size has changed.
+        """
+        size: int | None = self.of_run.get("batch_size")
+        if options["batch_sampler"] is not None:
+            size = self.of_run.get("batches")
+        elif options["batch_size"] != self.of_run.get("batch_size_per_rank"):
+            size = None
+        return size
 
 
 def _named(node: Any, key: str) -> dict[str, DictConfig]:
@@ -124,85 +208,6 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
                 remedy="Use letters, digits, `_` and `-`.",
             )
     return sets
-
-
-def _global_batch(options: Mapping[str, Any], of_run: Mapping[str, Any]) -> int | None:
-    """Return the size of the global batches of a resumed run, in batches if there is a batch sampler; None: a new one.
-
-    Args:
-        options: of the train loader.
-        of_run: `meta` of the checkpoint; empty: nothing is resumed.
-    """
-    size: int | None = of_run.get("batch_size")
-    if options["batch_sampler"] is not None:
-        size = of_run.get("batches")
-    elif options["batch_size"] != of_run.get("batch_size_per_rank"):
-        size = None
-    return size
-
-
-def _loader(
-    cfg: DictConfig,
-    split: str,
-    node: Any,
-    key: str,
-    device: torch.device,
-    distributed: Distributed,
-    of_run: Mapping[str, Any] | None = None,
-) -> Loader:
-    train, order = split == "train", None
-    several = _named(node, key) if train else {}
-    if several:
-        data, order = _train_sets(cfg.data, several)
-    else:
-        given = next((name for name in ("weights", "lengths") if train and cfg.data.get(name)), None)
-        if given is not None:
-            raise UserError(
-                "data.train is one set", key=f"data.{given}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
-            )
-        data = instantiate(node, key)
-    kind = _kind(data, key)
-    if kind == "batches":
-        if not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
-            text = (
-                "%s: %s has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
-            )
-            log.info(text, key, type(data).__name__)
-            if train:
-                _check_split(data, distributed.world_size)
-        loader: Loader = data
-        return loader
-    options, keys = options_of(cfg.data, split)
-    common: dict[str, Any] = {"seed": cfg.seed, "device": device, "key": key, "keys": keys}
-    common |= {"rank": distributed.rank, "world_size": distributed.world_size}
-    if kind == "stream":
-        if distributed.sharded and not train:
-            raise UserError(
-                "ranks may get different numbers of batches of a stream, and FSDP needs the same number on each",
-                key=key,
-                remedy="Use data with indices, or distributed.strategy=ddp.",
-            )
-        return build_stream_loader(data, options, train=train, **common)
-    if options["steps_per_epoch"] is not None:
-        raise UserError(
-            f"{key} has indices, so an epoch has all its samples",
-            key=keys["steps_per_epoch"],
-            remedy="Leave it out. engine.limit_train_batches limits an epoch.",
-        )
-    if order is not None:
-        if options["sampler"] is not None or options["batch_sampler"] is not None:
-            raise UserError(
-                "data.weights and data.lengths define the order, and so does a sampler",
-                key=keys["sampler" if options["sampler"] is not None else "batch_sampler"],
-                remedy="Use one of them.",
-            )
-        options["sampler"] = order
-    of_loader = {name: value for name, value in options.items() if name not in _OF_STREAMS}
-    if split == "test":  # a single pass
-        of_loader["persistent_workers"] = False
-    if train:
-        of_loader["global_batch"] = _global_batch(options, of_run or {})
-    return build_loader(data, shuffle=train, **common, **of_loader)
 
 
 def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, CountsOfSets | None]:
