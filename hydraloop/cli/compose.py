@@ -34,7 +34,7 @@ class Composer:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._last: tuple[list[str], DictConfig] | None = None
+        self._last: dict[tuple[str, ...], DictConfig | Exception] = {}
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the config of one job, with the node `hydra`.
@@ -43,11 +43,17 @@ class Composer:
             UserError: the search path has a package that is not trusted.
             Exception: what Hydra raises.
         """
-        if self._last is None or self._last[0] != list(overrides):  # composing takes about 100 ms
-            check_search_path(self._name, overrides)
-            cfg = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
-            self._last = (list(overrides), cfg)
-        return self._last[1]
+        found = self._last.get(key := tuple(overrides))
+        if found is None:  # composing takes about 100 ms, also if it fails
+            try:
+                check_search_path(self._name, overrides)
+                found = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+            except Exception as error:
+                found = error
+            self._last = dict([*self._last.items(), (key, found)][-2:])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""

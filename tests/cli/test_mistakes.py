@@ -192,7 +192,7 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
     composed = default() if extra_folder is None else None
     with opened(REPOSITORY / "conf", "config", extra_folder) as composer:
         if composed is not None:
-            composer._last = ([], composed)
+            composer._last = {(): composed}
         with pytest.raises(UserError) as caught:
             command.check_command(args, composer, check_job=launch_checks.check)
     return caught.value
