@@ -1,6 +1,6 @@
 """The group `data`: data sets and their loaders."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Optional, Tuple
 
 from hydra.core.config_store import ConfigStore
@@ -170,20 +170,22 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
     Raises:
         UserError: an option is unknown, or its value is of another type.
     """
-    typed: Any = OmegaConf.structured(LoaderConf)
-    values: Dict[str, Any] = dict(typed)
+    values: Dict[str, Any] = {entry.name: entry.default for entry in fields(LoaderConf)}
     keys = {name: f"data.loader.{name}" for name in values}
     for section in ("loader", f"{split}_loader"):
         given: Any = data.get(section) or {}
         if not isinstance(given, (DictConfig, dict)):
             remedy = f"Set each of them: data.{section}.batch_size=8."
             raise UserError(f"expected options, got {given!r}", key=f"data.{section}", remedy=remedy)
+        is_typed = not given or OmegaConf.get_type(given) is LoaderConf  # its values have been checked
+        typed: Any = given if is_typed else OmegaConf.structured(LoaderConf)
         for name, value in given.items():
             key = f"data.{section}.{name!s}"
             if name not in values:
                 raise UserError("there is no such option", key=key, remedy=suggestion(str(name), values))
             try:
-                typed[name] = value
+                if not is_typed:
+                    typed[name] = value
             except ValidationError as error:
                 example = "null" if typed[name] is None else str(typed[name]).lower()
                 raise UserError(str(error).splitlines()[0], key=key, remedy=f"Try {key}={example}.") from error
