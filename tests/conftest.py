@@ -50,10 +50,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    slow = config.option.markexpr == "slow"  # most of these share the server, so one process would do most of the work
+
     class ByShared(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
-            return _shared(config.rootpath / file) or file
+            shared = _shared(config.rootpath / file)
+            return file if shared is None or (slow and shared == "e2e") else shared
 
     return ByShared(config, log)
 

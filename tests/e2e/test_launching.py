@@ -405,7 +405,7 @@ def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(pr
     assert (project.path / "noted").exists(), "Python's own exit handlers are called"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sixty_jobs_of_two_ranks(tmp_path: Path) -> None:
     for turn in range(20):
         project = Project.make(tmp_path / str(turn))
