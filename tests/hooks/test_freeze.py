@@ -114,19 +114,21 @@ def unchanged(states: list[State], names: tuple[str, ...] = FROZEN) -> list[bool
 T, F = True, False
 
 
-@pytest.mark.parametrize(("ranks", "strategy"), [(1, ""), (2, "ddp"), (2, "fsdp2")])
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("ranks", "strategy", "options", "expected"),
     [
-        ({"epochs": 1}, [T, T, F, F, F, F]),
-        ({"iters": 3}, [T, T, F, F, F, F]),  # until the window ends
-        ({"iters": 6}, [T, T, T, F, F, F]),  # inside an epoch
-        ({}, [T] * 6),
+        (1, "", {"epochs": 1}, [T, T, F, F, F, F]),
+        (1, "", {"iters": 3}, [T, T, F, F, F, F]),  # until the window ends
+        (1, "", {"iters": 6}, [T, T, T, F, F, F]),  # inside an epoch
+        (1, "", {}, [T] * 6),
+        (2, "ddp", {"iters": 3}, [T, T, F, F, F, F]),
+        (2, "ddp", {}, [T] * 6),
+        (2, "fsdp2", {"iters": 3}, [T, T, F, F, F, F]),
+        (2, "fsdp2", {}, [T] * 6),
     ],
-    ids=str,
 )
 def test_modules_are_frozen_for_their_time(
-    options: dict[str, Any], expected: list[bool], ranks: int, strategy: str, tmp_path: Path
+    ranks: int, strategy: str, options: dict[str, Any], expected: list[bool], tmp_path: Path
 ) -> None:
     for one in trained(ranks, str(tmp_path), {"modules": ["0", "1"], **options}, strategy=strategy):
         assert unchanged(one["states"]) == expected, "neither steps, nor decay, nor statistics"
@@ -134,9 +136,10 @@ def test_modules_are_frozen_for_their_time(
         assert one["held"] == 6, "the optimizer has them from the start"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("end", "precision"), [({"epochs": 1}, "bf16"), ({"epochs": 1}, "fp32"), ({"iters": 6}, "fp32")]
+)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("end", [{"epochs": 1}, {"iters": 6}], ids=str)
 def test_two_ranks_train_as_one_process_does(
     end: dict[str, Any], strategy: str, precision: str, tmp_path: Path
 ) -> None:
