@@ -90,7 +90,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
             )  # fmt: skip
         engine.stages.report_repeated()
         has_error = engine.result is None or engine.result.error is not None
-        if not has_error and engine.error is not None:  # raised in after_run
+        if not has_error and (engine.error or _failed_elsewhere(engine)) is not None:  # raised in after_run
             _put_result(engine, perf_counter() - start)
         # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
@@ -179,11 +179,14 @@ def raised(engine: Engine, error: BaseException) -> BaseException:
 
 
 def _failed_elsewhere(engine: Engine) -> str | None:
-    """Return the error of the rank whose failure ended this one; None if this rank failed first, or none failed."""
-    first = None if engine.error is None else engine.distributed.first_failure()
+    """Return the error of another rank that failed before this one; None if there is none.
+
+    This rank may not have noticed it: at the end of a run, no rank waits for the others.
+    """
+    first = engine.distributed.first_failure()
     if first is None or first[0] == engine.distributed.rank:
         return None
-    if isinstance(engine.error, KeyboardInterrupt) and first[1].startswith(INTERRUPTED):
+    if isinstance(engine.error, KeyboardInterrupt | None) and first[1].startswith(INTERRUPTED):
         return None  # all ranks have got the signal
     return f"rank {first[0]}: {first[1]}"
 
@@ -202,7 +205,7 @@ def check_saved(engine: Engine) -> None:
 
 
 def _reason(engine: Engine, status: Status) -> str | None:
-    if engine.error is None and engine.preempted_by is not None:
+    if engine.error is None and engine.preempted_by is not None and status == "interrupted":
         return f"{PREEMPTED}{engine.preempted_by}"
     return engine.stop_reason if status == "stopped" else None
 
@@ -214,12 +217,16 @@ def _put_result(engine: Engine, seconds: float) -> None:
     status: Status = "stopped" if engine.stopping and not complete else "finished"
     if engine.preempted_by is not None:
         status = "interrupted"
-    if engine.error is not None:
+    error = _failed_elsewhere(engine)
+    if error is not None:
+        status = "failed"
+    elif engine.error is not None:
+        error = describe(engine.error)
         interrupted = isinstance(engine.error, KeyboardInterrupt) or engine.distributed.orphaned
         status = "interrupted" if interrupted else "failed"
     engine.result = Result(
         status=status,
-        error=None if engine.error is None else _failed_elsewhere(engine) or describe(engine.error),
+        error=error,
         reason=_reason(engine, status),
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,
@@ -234,7 +241,7 @@ def _put_result(engine: Engine, seconds: float) -> None:
         return
     try:
         engine.result.write(engine.run_dir)
-    except OSError as error:
+    except OSError as late:
         if engine.error is None:
             raise
-        log.error("result.json cannot be written: %s", describe(error))
+        log.error("result.json cannot be written: %s", describe(late))

@@ -35,10 +35,10 @@ class InvalidLossError(FloatingPointError):
 class CheckInvalidLossHook(Hook):
     """Ends the run with an `InvalidLossError` when a loss is NaN or infinite: training does not recover from it.
 
-    The hook checks all losses since the previous check every `interval` iterations, at the last one, and before a
-    checkpoint is written, which would otherwise save a run that is lost. The error names the first iteration whose loss
-    was not finite, the samples of its batch (only the number of the batch if the loader is not hydraloop's), and the
-    current norms of the parameters: of those that are not finite, else the largest norms. With `interval=1`, it is
+    The hook checks all losses since the previous check every `interval` iterations, at the end of training, and before
+    a checkpoint is written, which would otherwise save a run that is lost. The error names the first iteration whose
+    loss was not finite, the samples of its batch (only the number of the batch if the loader is not hydraloop's), and
+    the current norms of the parameters: of those that are not finite, else the largest norms. With `interval=1`, it is
     raised before the optimizer step that would make the weights NaN. With fp16, the loss is checked, not the gradients,
     which may overflow by design. With several ranks, all end with the error of the rank where it began.
 
@@ -78,6 +78,16 @@ class CheckInvalidLossHook(Hook):
             PeerError: one is not finite on another rank.
         """
         if self._seen:
+            self._check(engine)
+
+    def after_train(self, engine: Engine) -> None:
+        """Check the kept losses of a run that has stopped.
+
+        Raises:
+            InvalidLossError: one is not finite.
+            PeerError: one is not finite on another rank.
+        """
+        if self._seen and engine.error is None:
             self._check(engine)
 
     def _check(self, engine: Engine) -> None:

@@ -34,12 +34,12 @@ _KINDS = ("nan", "spike")
 class RollbackHook(Hook):
     """Goes back to the last checkpoint when the loss is not finite or jumps, and leaves out the batch that caused it.
 
-    The hook checks all losses since the previous check every `interval` iterations, at the last one, and before a
-    checkpoint is written. So no checkpoint has weights from after a bad loss. At the first bad loss, all ranks restore
-    the newest undamaged checkpoint from before it: model, optimizers, schedules, hooks, random generators and position.
-    Then training continues. The batches of the optimizer step with the bad loss are loaded, but not trained on: the run
-    ends with the result of a run without them, to the last bit. They do not count as iterations. The loss is the mean
-    of all ranks; in a task with steps, each step has its own median.
+    The hook checks all losses since the previous check every `interval` iterations, at the end of training, and before
+    a checkpoint is written. So no checkpoint has weights from after a bad loss. At the first bad loss, all ranks
+    restore the newest undamaged checkpoint from before it: model, optimizers, schedules, hooks, random generators and
+    position. Then training continues. The batches of the optimizer step with the bad loss are loaded, but not trained
+    on: the run ends with the result of a run without them, to the last bit. They do not count as iterations. The loss
+    is the mean of all ranks; in a task with steps, each step has its own median.
 
     Records after the checkpoint are moved, as in a resumed run. With a tracker, they stay: the tracker has them. Hooks
     of other frameworks keep what is not in their `state_dict`.
@@ -130,7 +130,14 @@ class RollbackHook(Hook):
         checkpoint["hooks"][self.name] = self.state_dict()
 
     def after_train(self, engine: Engine) -> None:
+        """Check the kept losses of a run that has stopped.
+
+        Raises:
+            InvalidLossError: one is bad.
+        """
         self._training = False
+        if engine.error is None:
+            self._check(engine)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last losses, the batches that are left out, and the number of rollbacks."""

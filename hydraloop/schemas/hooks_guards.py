@@ -39,7 +39,12 @@ class EarlyStoppingHookConf(HookConf):
 class CheckInvalidLossHookConf(HookConf):
     """Ends a run whose loss is NaN or infinite and reports the iteration, the samples and the parameter norms."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "after_backward", "before_save_checkpoint")
+    mount_points: ClassVar[Tuple[str, ...]] = (
+        "before_train",
+        "after_backward",
+        "before_save_checkpoint",
+        "after_train",
+    )
 
     _target_: str = "hydraloop.hooks.CheckInvalidLossHook"
     interval: int = 50

@@ -26,7 +26,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
 from hydraloop.tasks import Regression
-from tests.helpers import HostSyncs
+from tests.helpers import HostSyncs, at
 from tests.ranks import on_ranks
 
 SAMPLES, BATCH = 22, 4
@@ -257,9 +257,12 @@ def test_an_interval_below_one_is_refused(interval: int) -> None:
 
 
 def on_rank(distributed: Distributed, run_dir: str, interval: int) -> dict[str, Any]:
-    """Rank 1 has a NaN at iteration 2, which reaches the weights of all ranks."""
+    """Rank 1 has a NaN at iteration 2, which reaches the weights of all ranks; a long run stops there."""
     bad = Poison([2] if distributed.rank == 1 else [])
-    hooks = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook(), "poison": bad}
+    hooks: dict[str, Hook] = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook()}
+    hooks["poison"] = bad
+    if interval > 10:
+        hooks["stop"] = at("after_train_iter", lambda engine: engine.request_stop("told to", agreed=True), nth=2)
     engine = _engine(Path(run_dir), hooks, distributed=distributed)
     try:
         engine.train()
@@ -269,7 +272,7 @@ def on_rank(distributed: Distributed, run_dir: str, interval: int) -> dict[str, 
     return {"type": "none"}
 
 
-@pytest.mark.parametrize(("strategy", "interval"), [("ddp", 1), ("ddp", 3), ("fsdp2", 1)])
+@pytest.mark.parametrize(("strategy", "interval"), [("ddp", 1), ("ddp", 3), ("ddp", 50), ("fsdp2", 1)])
 def test_one_ranks_nan_ends_all_with_its_error(strategy: str, interval: int, tmp_path: Path) -> None:
     zero, one = on_ranks(2, on_rank, str(tmp_path), interval, strategy=strategy)
     assert (zero["type"], one["type"]) == ("PeerError", "InvalidLossError")

@@ -169,7 +169,8 @@ def test_an_engine_that_trains_again_does_not_check_earlier_losses(tmp_path: Pat
     options: dict[str, Any] = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
     bad = planted(batches(4), 1, float("nan"))
     engine = engine_of(tmp_path, found, train=bad, max_epochs=1, val=False, **options)
-    engine.train()
+    with pytest.raises(InvalidLossError, match="the loss is nan at iteration 2, and training has ended"):
+        engine.train()
     stopper.stop_at = 0
     net.load_state_dict(model().state_dict())
     assert engine.train().status == "finished"

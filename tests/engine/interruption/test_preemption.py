@@ -162,6 +162,22 @@ def test_a_signal_at_the_end_goes_to_the_earlier_handler(tmp_path: Path, handle:
     assert seen == [signal.SIGTERM]
 
 
+class AnotherFails(Distributed):
+    """Another rank fails at the end of the run, where no rank waits for the others."""
+
+    def first_failure(self) -> tuple[int, str] | None:
+        return 1, "ValueError: a closing hook"
+
+
+def test_a_preempted_rank_says_that_another_one_has_failed(tmp_path: Path) -> None:
+    engine = made(tmp_path, Sends("before_train_iter", 1, signal.SIGTERM))
+    engine.distributed = AnotherFails()
+    engine.train()
+    assert [result(tmp_path)[key] for key in ("status", "reason", "error")] == [
+        "failed", None, "rank 1: ValueError: a closing hook",
+    ]  # fmt: skip
+
+
 def test_ignored_signals_stay_ignored(tmp_path: Path, handle: Callable[..., None]) -> None:
     handle(signal.SIGUSR1, signal.SIG_IGN)
     assert made(tmp_path, Sends("before_train_iter", 5, signal.SIGUSR1)).train().status == "finished"
