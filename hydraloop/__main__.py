@@ -1,6 +1,7 @@
 """`python -m hydraloop …`: train with conf/ of the working directory, or a command for runs.
 
-`resume …` continues a run; `evaluate …`, `predict …` and `export …` use a finished run; `diff …` compares two runs;
+`resume …` continues a run; `evaluate …`, `predict …` and `export …` use a finished run; `replay …` rebuilds a run at an
+iteration; `diff …` compares two runs;
 `sync …` sends trackers what they do not have.
 """
 
@@ -17,7 +18,7 @@ if sys.argv[1:2] == ["diff"]:
 
     sys.exit(diff(sys.argv[2:]))
 
-if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export"):
+if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export", "replay"):
     from hydraloop.after_training import main as after_training
 
     sys.exit(after_training(sys.argv[1:]))
@@ -31,6 +32,8 @@ if (
 python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
 python -m hydraloop predict <run>    write its predictions
 python -m hydraloop export <run>     write its model
+python -m hydraloop replay <run> iteration=<n>
+                                     rebuild it at an iteration, and compare it with its records
 python -m hydraloop diff <run> <run> print what differs between two runs
 python -m hydraloop sync <folder>    send trackers the records that they do not have
 python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""

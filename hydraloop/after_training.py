@@ -1,6 +1,6 @@
-"""`python -m hydraloop evaluate|predict|export <run> …`: the commands for a finished run, which they do not change.
+"""`python -m hydraloop evaluate|predict|export|replay <run> …`: the commands for a run, which they do not change.
 
-`evaluate` and `predict` start as many processes as the run had, in the same way, so that results have the same bits.
+`evaluate`, `predict` and `replay` start as many processes as the run had, so that results have the same bits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hydraloop.cli.console import MaskingFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.launch import elastic, torchrun
+from hydraloop.launch.checks import check_debugger
 from hydraloop.launch.termination import terminable
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety.allowlist import ALLOWLIST, Advice
@@ -31,11 +32,13 @@ COMMANDS = {
     "evaluate": "Print the metrics of a finished run as JSON.",
     "predict": "Write the predictions of a finished run, in the order of the data.",
     "export": "Write the model of a finished run for use without hydraloop.",
+    "replay": "Rebuild a run at an iteration. Print its samples, loss and gradient norm, and compare with the records.",
 }
 _ARGUMENTS = {
     "evaluate": {"split": "test|val", "checkpoint": "best|last|FILE"},
     "predict": {"split": "test|val", "checkpoint": "best|last|FILE", "output": "FILE.jsonl|FILE.npz"},
     "export": {"checkpoint": "best|last|FILE", "output": "FILE"},
+    "replay": {"iteration": "N"},
 }
 
 
@@ -69,9 +72,10 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     with uncollected():
         from hydraloop.builder import connected
         from hydraloop.cli.after_training import Command, Request
+        from hydraloop.replay import Replay
 
     name = argv[0]
-    own = {"output": f"model.{args.format}" if name == "export" else "predictions.jsonl"}
+    own: dict[str, str] = {}
     overrides = []
     for text in args.overrides:
         key, _, value = text.partition("=")
@@ -82,19 +86,30 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
             own[key] = value
         else:
             overrides.append(text)
-    command = Command(Request(name, args.run, args.format, overrides=overrides, **own))
+    command: Command | Replay
+    if name == "replay":
+        command = Replay(args.run, own.get("iteration", ""), overrides, debug=args.pdb)
+        if args.pdb:
+            check_debugger(command.cfg, is_sweep=False)
+    else:
+        output = f"model.{args.format}" if name == "export" else "predictions.jsonl"
+        command = Command(Request(name, args.run, args.format, overrides=overrides, **{"output": output, **own}))
     if command.processes > 1 and not torchrun.is_several():
         return elastic.run_module(["hydraloop", *argv], command.processes)
     distributed = connected(command.cfg)
     ranks.append(distributed)
+    ranks_differ = command.trained_by not in (None, distributed.world_size)
+    note = f" (trained by {command.trained_by} ranks: the last digits can differ)" if ranks_differ else ""
+    told = f"{command.source}{note}"
+    if distributed.is_main and name == "replay":
+        print(told, file=sys.stderr, flush=True)
     text = command.run(distributed)
     if distributed.is_main:
-        ranks_differ = command.trained_by not in (None, distributed.world_size)
-        note = f" (trained by {command.trained_by} ranks: the last digits can differ)" if ranks_differ else ""
-        print(f"weights: {command.checkpoint}{note}", file=sys.stderr)  # standard output has only the result
+        if name != "replay":
+            print(told, file=sys.stderr)  # standard output has only the result
         print(text)
     distributed.close()
-    return 0
+    return int(command.differs)
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
@@ -111,6 +126,8 @@ def _parser(name: str) -> argparse.ArgumentParser:
         parser.add_argument("--format", required=True, choices=formats, help=what)
     else:
         parser.set_defaults(format="")
+    if name == "replay":
+        parser.add_argument("--pdb", action="store_true", help="open Python's debugger before the iteration")
     return parser
 
 

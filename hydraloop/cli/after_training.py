@@ -55,7 +55,10 @@ class Command:
             predictions.check_suffix(self._output)
         self._found = find(request.run, request.checkpoint, request.overrides)
         self.cfg = self._found.cfg
-        self.checkpoint = self._found.file
+        self.source = f"weights: {self._found.file}"
+        """What is used, for the terminal."""
+        self.differs = False
+        """Whether the command found a difference."""
         meta = self._found.saved.get("meta") or {}
         options = self.cfg.distributed
         if "distributed.nproc_per_node" not in keys_of(request.overrides):  # of a run of torchrun, the config says 1

@@ -18,7 +18,7 @@ from hydraloop.errors import UserError
 from hydraloop.run import changes, code_patch, record_log
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.config_yaml import plain
-from hydraloop.run.directory import checkpoint_folders, config_file, holds_run
+from hydraloop.run.directory import check_holds_run, checkpoint_folders, config_file
 from hydraloop.run.result import FILENAME as RESULT_FILE
 
 _RESULTS = ("status", "error", "reason", "best", "progress", "val_metrics", "test_metrics")
@@ -56,8 +56,7 @@ def compare(a: Path, b: Path) -> dict[str, list[str]]:
         UserError: a directory has no run.
     """
     for run_dir in (a, b):
-        if not holds_run(run_dir):
-            raise UserError(f"{run_dir} is not a run directory", key="run", remedy="Name one, outputs/<date>/<run>.")
+        check_holds_run(run_dir)
     (old, before), (new, after) = map(_outcome, (a, b))
     return {
         "config": [str(one) for one in changes.differences(*_configs(a, b)) if one.key != "resume"],
@@ -117,20 +116,20 @@ def _by_file(run_dir: Path) -> dict[str, str]:
 
 def _first_record(a: Path, b: Path) -> list[str]:
     """Return a line about the first record that differs: values other than times, or a record that one run lacks."""
-    old, new = (dict(_records(run_dir)) for run_dir in (a, b))
+    old, new = (dict(records(run_dir)) for run_dir in (a, b))
     for key in sorted({**old, **new}):
         iteration, mode, _ = key
         where = f"first at iteration {iteration}, mode {mode}: "
         if key not in old or key not in new:
             return [f"{where}only {a if key in old else b} has this record"]
-        lines = [_described(change) for change in changes.differences(old[key], new[key])]
+        lines = [described(change) for change in changes.differences(old[key], new[key])]
         if lines:
             more = f", and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
             return [where + ", ".join(lines[:_MOST]) + more]
     return []
 
 
-def _records(run_dir: Path) -> Iterator[tuple[tuple[int, str, int], dict[str, float | str]]]:
+def records(run_dir: Path) -> Iterator[tuple[tuple[int, str, int], dict[str, float | str]]]:
     """Yield the values of each record, with its iteration, its mode and how many such records are before it."""
     seen: Counter[tuple[int, str]] = Counter()
     for record in record_log.read_all(run_dir / record_log.FILENAME):
@@ -148,7 +147,7 @@ def _is_time(name: str) -> bool:
     return name.startswith(_TIMES[0]) or name.endswith(_TIMES[1:])
 
 
-def _described(change: changes.Change) -> str:
+def described(change: changes.Change) -> str:
     """Return a change with its size, if both values are numbers."""
     old, new = change.old, change.new
     return f"{change} ({new - old:+.3g})" if isinstance(old, float) and isinstance(new, float) else str(change)

@@ -19,7 +19,9 @@ from hydraloop.run.directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
 
-def config_of(run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mapping[str, Any]]) -> DictConfig:
+def config_of(
+    run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mapping[str, Any]], saved: str | None = None
+) -> DictConfig:
     """Return the config of a run, or of its newest resumption, resolved.
 
     Options that a newer version has added have their defaults.
@@ -28,6 +30,7 @@ def config_of(run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mappin
         overrides: `key=value`, for keys of the config; `+key=value` adds one.
         meta: returns that of the checkpoint; called only for an interpolation that does not resolve here (a resolver of
             the user's train.py, an environment variable). It has the value that it had in the run.
+        saved: the config of a checkpoint, used instead, as YAML.
 
     Raises:
         UserError: the config does not fit this version, or an override does not fit the config.
@@ -36,7 +39,7 @@ def config_of(run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mappin
     if file is None:
         raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
     try:
-        cfg = _typed(OmegaConf.load(file))
+        cfg = _typed(OmegaConf.load(file) if saved is None else OmegaConf.create(saved))
     except OmegaConfBaseException as error:
         raise UserError(
             f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",

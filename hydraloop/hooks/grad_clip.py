@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -82,7 +82,7 @@ class GradClipHook(Hook):
             RuntimeError: the norm is not finite, with `error_if_nonfinite`.
         """
         parameters = self._parameters[engine.stepping]
-        norm = self._total_norm(engine, parameters)
+        norm = total_norm(engine, parameters, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
         if self.max_norm is not None:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         elif self.clip_value is not None:
@@ -97,11 +97,15 @@ class GradClipHook(Hook):
                 engine.messages.add(f"{step}/grad_norm" if step else "grad_norm", norm)
         self._norms = []
 
-    def _total_norm(self, engine: Engine, parameters: list[Tensor]) -> Tensor:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if not (engine.distributed.sharded and math.isinf(self.norm_type)):
-            return get_total_norm(gradients, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
-        norm = largest_entry(gradients)
-        if self.error_if_nonfinite and not whole(norm).isfinite():
-            raise RuntimeError("the largest entry of the gradients is not finite, and error_if_nonfinite is set")
-        return norm
+
+def total_norm(
+    engine: Engine, parameters: Iterable[Tensor], norm_type: float, *, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Return the norm of all gradients; of a sharded model, a DTensor. Called on every rank."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not (engine.distributed.sharded and math.isinf(norm_type)):
+        return get_total_norm(gradients, norm_type, error_if_nonfinite=error_if_nonfinite)
+    norm = largest_entry(gradients)
+    if error_if_nonfinite and not whole(norm).isfinite():
+        raise RuntimeError("the largest entry of the gradients is not finite, and error_if_nonfinite is set")
+    return norm

@@ -49,6 +49,12 @@ def holds_run(directory: Path) -> bool:
     return (directory / RECORDS).exists() or has_trained(directory)
 
 
+def check_holds_run(directory: Path) -> None:
+    """Refuse a directory in which no run was started."""
+    if not holds_run(directory):
+        raise UserError(f"{directory} is not a run directory", key="run", remedy="Name one, outputs/<date>/<run>.")
+
+
 def has_trained(directory: Path) -> bool:
     """Return whether a run in the directory has ended or has written checkpoints."""
     return any((directory / name).exists() for name in (RESULT_FILE, CHECKPOINTS))

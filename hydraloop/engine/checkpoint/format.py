@@ -97,7 +97,9 @@ def _cause(error: OSError | RuntimeError, path: Path) -> BaseException:
     return OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else cause or error
 
 
-def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool = False) -> Checkpoint:
+def load(
+    path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool = False, verify: bool = True
+) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
 
     A `.safetensors` file becomes a checkpoint that has only a `state_dict`.
@@ -106,6 +108,7 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool =
         key: the option that named the file, for the error.
         mmap: read tensors from the file only when they are used.
         foreign: whether objects of other classes become empty stand-ins (`foreign.py`). False: they are an error.
+        verify: False: do not read the whole file to verify it. Any error may then be raised for a damaged file.
 
     Raises:
         UserError: the file does not exist, is incomplete or damaged, needs pickle, or is not a checkpoint.
@@ -122,7 +125,7 @@ def load(path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool =
             return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise _not_complete(path, key)
-    with _verified(path, key):
+    with _verified(path, key) if verify else nullcontext():
         return _load_zip(path, key, mmap, foreign)
 
 

@@ -1,0 +1,300 @@
+"""`python -m hydraloop replay` on each rank: rebuilds a run at an iteration, and writes nothing into its directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from bdb import BdbQuit
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.builder import assemble
+from hydraloop.cli.diff import described, records
+from hydraloop.cli.run_config import config_of
+from hydraloop.engine.checkpoint.format import load, peek
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import whole
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
+from hydraloop.engine.loaders import share_of
+from hydraloop.engine.stages import Stages
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.grad_clip import GradClipHook, total_norm
+from hydraloop.hooks.rollback import RollbackHook
+from hydraloop.hooks.shared.losses import Seen, samples_of
+from hydraloop.parts import Parts
+from hydraloop.run import attempts, changes
+from hydraloop.run.checkpoint_files import candidates
+from hydraloop.run.config_yaml import plain
+from hydraloop.run.directory import check_holds_run, checkpoint_folders
+from hydraloop.run.environment import versions
+from hydraloop.run.integrity import damage
+from hydraloop.run.record_log import FILENAME, read_all
+from hydraloop.safety import typed_options
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.validate import check_strategy, validate
+
+log = logging.getLogger(__name__)
+
+_NEEDED = {"meta", "progress", "rng", "optimizer", "schedulers", "hooks"}
+"""Entries of a checkpoint from which a run continues to the last bit."""
+
+
+class Replay:
+    """A run that is to be rebuilt at an iteration, from the newest undamaged checkpoint before it.
+
+    Args:
+        run_dir: of the run.
+        iteration: its number, from 1, as typed.
+        overrides: changes of the run's config.
+        debug: whether the debugger is opened before the iteration.
+
+    Raises:
+        UserError: a wrong argument, or a run that cannot be rebuilt from its directory.
+    """
+
+    def __init__(self, run_dir: Path, iteration: str, overrides: Sequence[str], *, debug: bool = False) -> None:
+        if not iteration.isdecimal() or int(iteration) < 1:
+            problem = f"{iteration!r} is not the number of an iteration"
+            raise UserError(problem, key="iteration", remedy="Write iteration=1 for the first one.")
+        ALLOWLIST.distrust(run_dir)
+        check_holds_run(run_dir)
+        self._run_dir, self._iteration, self._debug = run_dir, int(iteration), debug
+        history = _history(run_dir)
+        self._left_out = history[0].left_out if history else {}
+        earlier = [one for one in history if one.iteration < self._iteration]
+        later = [one for one in history if one.iteration >= self._iteration][-1:]
+        self._start = next((one for one in earlier if _is_intact(one.path)), None)
+        known = later or earlier[:1]
+        # Of the process that trained the iteration, or of the one before.
+        self._meta = meta = known[0].meta if known else {}
+        if meta.get("given"):
+            raise UserError(
+                f"the run got {', '.join(meta['given'])} as objects from Python, which its config does not describe",
+                key="run",
+                remedy="Replay a run that was started from a config.",
+            )
+        # A later attempt may have changed the config.
+        saved = meta.get("config") if later and attempts.folders(run_dir) else None
+        self.cfg = cfg = config_of(run_dir, overrides, lambda: meta, saved)
+        typed = typed_options.keys_of(overrides)
+        if "distributed.nproc_per_node" not in typed:  # of a run of torchrun, the config says 1
+            cfg.distributed.nproc_per_node = meta.get("ranks_per_node", cfg.distributed.nproc_per_node)
+        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
+        cfg.engine.test = False
+        if self._start is not None:
+            cfg.load_from = cfg.init.checkpoint = None
+            before = self._start.meta
+            if not later or before.get("hyperparameters") != meta.get("hyperparameters"):  # typed in a resumption
+                typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
+        typed_options.remember(cfg, typed)
+        self.processes: int = cfg.distributed.nproc_per_node
+        """How many processes have to be started for it, if no launcher has."""
+        self.trained_by: int | None = meta.get("ranks")
+        """How many ranks have trained; None if no checkpoint says so."""
+        log_of_run = read_all(run_dir / FILENAME)
+        recorded = [one.iteration for one in log_of_run if one.mode == "train" and one.iteration >= self._iteration]
+        self._end = min(recorded, default=self._iteration)
+        begin = (0, "the beginning") if self._start is None else (self._start.iteration, self._start.path)
+        self.source = f"from {begin[1]} (iteration {begin[0]}): {self._end - begin[0]} iterations to step"
+        """What is done, for the terminal."""
+        self.differs = False
+        """After `run`: whether a record differs from that of the run."""
+
+    def run(self, ranks: Distributed) -> str:
+        """Step to the iteration, and on to the next record of the run; called on each rank. Returns JSON on rank 0.
+
+        Raises:
+            UserError: the run ends before the iteration.
+        """
+        cfg, start, iteration = self.cfg, self._start, self._iteration
+        cfg.distributed.nproc_per_node = 1  # no processes are started
+        if ranks.world_size == 1:
+            cfg.distributed.strategy = "auto"
+        validate(cfg)
+        check_strategy(cfg.distributed.strategy, several=ranks.world_size > 1)
+        end = ranks.from_main(self._end)  # the run may be writing records
+        watch = _Watch(iteration, end, debug=self._debug)
+        with TemporaryDirectory(prefix="hydraloop-") as name:
+            folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
+            _redirect(cfg.hooks, self._run_dir, folder)
+            position = None if start is None else peek(start.path, key="run")
+            checkpoint = None if start is None else start.path
+            engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
+            if iteration > engine.max_iters:
+                problem = f"the run has only {engine.max_iters} iterations"
+                raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.max_iters} or less.")
+            self._leave_hooks_out(engine)
+            try:
+                engine.train()
+            except BdbQuit:
+                raise KeyboardInterrupt from None
+            if not watch.found:
+                why = f": {engine.stop_reason}" if engine.stop_reason else ""
+                problem = f"the run ends at iteration {engine.progress.iteration}{why}"
+                raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.progress.iteration} or less.")
+            text = self._compared(engine, watch, folder) if ranks.is_main else ""
+            self.differs = ranks.from_main(self.differs)
+            return text
+
+    def _leave_hooks_out(self, engine: Engine) -> None:
+        """Do not call hooks that only observe or save; their states are still loaded."""
+        for name, hook in engine.hooks.items():
+            if isinstance(hook, CheckpointHook):
+                hook.out_dir = None  # in the temporary directory, where nothing is saved
+                hook.idle_points = frozenset(MOUNT_POINTS) - {"before_run"}
+            elif type(hook).on_error != "raise":
+                hook.idle_points = MOUNT_POINTS
+            elif isinstance(hook, RollbackHook) and name in self._left_out:
+                # Batches that the run has left out later are left out at once.
+                hook.load_state_dict({"losses": {}, "left_out": self._left_out[name], "rollbacks": 0})
+                if self._start is None:
+                    hook.after_load_checkpoint(engine, {})
+        before = engine.stages
+        on_error = {name: before.on_error(name) for name in engine.hooks}
+        engine.stages = Stages(engine.hooks, before.slots, on_error, engine.distributed.rank)
+
+    def _compared(self, engine: Engine, watch: _Watch, folder: Path) -> str:
+        """Compare the records with those of the run. Returns JSON; prints the first difference."""
+        recorded: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+        for (iteration, mode, _), values in records(self._run_dir):
+            recorded[iteration, mode].append(values)
+        lines: list[str] = []
+        compared, record = 0, None
+        for (iteration, mode, _), values in records(folder):
+            found = [list(changes.differences(old, values)) for old in recorded[iteration, mode]]
+            if not found:  # made by a hook that is left out here
+                continue
+            closest = min(found, key=len)  # with a tracker, the log keeps the records from before a rollback
+            compared += 1
+            if closest and not lines:
+                first = ", ".join(map(described, closest[:3]))
+                lines = [f"the records differ, first at iteration {iteration}, mode {mode}: {first}"]
+            if (iteration, mode) == (watch.end, "train"):
+                record = {"iteration": iteration, **values}
+        self.differs = bool(lines)
+        if self.differs:
+            lines += changes.code(self._meta.get("git") or {}, engine.git)
+            lines += changes.packages(self._meta, {"versions": versions()})
+        elif compared:
+            lines = [f"{compared} records are equal to those of the run"]
+        else:
+            lines = ["the run has no record of these iterations"]
+        print("\n".join(lines), file=sys.stderr)
+        return json.dumps({**watch.found, "record": record})
+
+
+def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
+    """Let custom hooks that were given a path in the run directory write to another folder."""
+    old, new = (json.dumps(str(path))[1:-1] for path in (run_dir.resolve(), folder))
+    for name, node in OmegaConf.to_container(hooks).items():
+        hooks[name] = json.loads(json.dumps(node).replace(old, new))
+
+
+class _Watch(Hook):
+    """Notes what happens in an iteration, and stops the run after a later one.
+
+    Args:
+        iteration: its number, from 1.
+        end: the later one, or the same.
+        debug: whether to open the debugger before the iteration.
+    """
+
+    priority = Priority.HIGHEST
+    collective = True
+
+    def __init__(self, iteration: int, end: int, *, debug: bool) -> None:
+        self.iteration, self.end, self._debug = iteration, end, debug
+        self.found: dict[str, Any] = {}
+        self._open = False  # whether the iteration has begun, and its optimizer step has not ended
+        self._norm_type = 2.0
+
+    def before_train(self, engine: Engine) -> None:
+        """Let Ctrl-C end the command at once: nothing is saved."""
+        engine.preemptible = False
+        self._norm_type = next(
+            (hook.norm_type for hook in engine.hooks.values() if isinstance(hook, GradClipHook)), 2.0
+        )
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if engine.progress.iteration + 1 == self.iteration:
+            self._open, self.found = True, {}
+            if self._debug:
+                breakpoint()
+
+    def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Note the norm of the gradients, before any hook clips them."""
+        if self._open:
+            parameters = [parameter for group in engine.stepping.param_groups for parameter in group["params"]]
+            name = f"{engine.step}/grad_norm".lstrip("/")
+            self.found[name] = float(whole(total_norm(engine, parameters, self._norm_type)))
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        now = engine.progress.iteration
+        if now == self.iteration:
+            seen, share = (
+                Seen(now, engine.progress.epoch, batch_idx, outputs["loss"], ""),
+                share_of(engine.loaders.train),
+            )
+            samples = samples_of(engine, seen)
+            if samples is not None and share is not None:
+                samples = samples[: share(batch_idx)[0]]  # without a filler
+            losses = {name: float(value) for name, value in outputs.items() if name.rpartition("/")[2] == "loss"}
+            of_ranks = engine.distributed.gather({"samples": samples, **losses})
+            place = {"iteration": now, "epoch": seen.epoch + 1, "batch": batch_idx}
+            self.found = {**place, "ranks": of_ranks, **self.found}
+        self._open = self._open and not engine.window_closed
+        if now == self.end:
+            engine.preempted_by = "replay"  # no validation
+            engine.last_checkpoint = engine.resumed_from or engine.run_dir  # nothing is to be saved
+            engine.request_stop("replay", agreed=True)
+
+
+class _Saved(NamedTuple):
+    """A checkpoint of a run."""
+
+    iteration: int
+    path: Path
+    meta: Mapping[str, Any]
+    left_out: dict[str, Any]
+    """By the name of a rollback hook, the batches that it has left out until then."""
+
+
+def _history(run_dir: Path) -> list[_Saved]:
+    """Return the run's checkpoints, the newest first, without those of a part that the run has given up.
+
+    Their files are not verified.
+    """
+    found = list(_read(candidates(*checkpoint_folders(run_dir))))
+    newest = found[0].iteration if found else 0
+    history: list[_Saved] = []
+    for one in sorted(found, key=lambda one: (one.meta["time"], one.iteration), reverse=True):
+        if one.iteration <= newest:  # written before a `resume=` from an earlier file, if it is above
+            history.append(one)
+            newest = one.iteration
+    return history
+
+
+def _read(paths: Sequence[Path]) -> Iterator[_Saved]:
+    for path in paths:
+        try:
+            saved = load(path, mmap=True, verify=False)
+            if saved.keys() >= _NEEDED:
+                states = {name: state["left_out"] for name, state in saved["hooks"].items() if "left_out" in state}
+                yield _Saved(saved["progress"]["iteration"], path, saved["meta"], states)
+        except Exception as error:  # damaged files raise errors of about ten types
+            log.debug("%s cannot be read: %s", path, error)
+
+
+def _is_intact(path: Path) -> bool:
+    what = damage(path)
+    if what is not None:
+        log.warning("%s is damaged (%s): the checkpoint before it is used", path, what)
+    return what is None
