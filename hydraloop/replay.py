@@ -10,19 +10,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.builder import assemble
 from hydraloop.cli.diff import described, records
 from hydraloop.cli.run_config import config_of
-from hydraloop.engine.checkpoint.format import load, peek
+from hydraloop.engine.checkpoint.format import Position, load, peek
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.loaders import share_of
+from hydraloop.engine.progress import Progress
 from hydraloop.engine.stages import Stages
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -125,7 +126,8 @@ class Replay:
         with TemporaryDirectory(prefix="hydraloop-") as name:
             folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
             _redirect(cfg.hooks, self._run_dir, folder)
-            position = None if start is None else peek(start.path, key="run")
+            # From the beginning, the global batch is that of the run, too.
+            position = Position(Progress(), 0, self._meta) if start is None else peek(start.path, key="run")
             checkpoint = None if start is None else start.path
             engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
@@ -194,7 +196,7 @@ class Replay:
 def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
     """Let custom hooks that were given a path in the run directory write to another folder."""
     old, new = (json.dumps(str(path))[1:-1] for path in (run_dir.resolve(), folder))
-    for name, node in OmegaConf.to_container(hooks).items():
+    for name, node in cast(dict[str, Any], OmegaConf.to_container(hooks)).items():
         hooks[name] = json.loads(json.dumps(node).replace(old, new))
 
 
@@ -225,9 +227,9 @@ class _Watch(Hook):
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         if engine.progress.iteration + 1 == self.iteration:
-            self._open, self.found = True, {}
             if self._debug:
                 breakpoint()
+            self._open, self.found = True, {}
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Note the norm of the gradients, before any hook clips them."""

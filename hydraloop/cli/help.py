@@ -55,7 +55,7 @@ Examples
   {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
   {command} resume outputs/<run> engine.max_epochs=30        continue a run with its options
-  python -m hydraloop evaluate outputs/<run>                 a finished run; also predict and export
+  python -m hydraloop evaluate outputs/<run>                 a finished run; also predict, export and replay
 """
 
 
