@@ -82,7 +82,9 @@ def build(
             wait_for_followers(directory)  # the directory may be that of an attempt that was killed
             cut_after(directory / FILENAME, iteration=-1, last_validation=-1)
         engine.lock = lock_of(cfg, directory) if resumed is None else None
-        _record(cfg, engine, resumed=settled.checkpoint is not None, recorded=resumed is not None)
+        folders = [hook.out_dir for hook in engine.hooks.values() if isinstance(hook, CheckpointHook) and hook.out_dir]
+        is_resumed, is_recorded = settled.checkpoint is not None, resumed is not None
+        run_directory.record(cfg, engine.run_dir, folders, resumed=is_resumed, recorded=is_recorded)
     return engine
 
 
@@ -150,12 +152,6 @@ def connected(cfg: DictConfig) -> Distributed:
             remedy=f"Use train.py, or torchrun --nproc-per-node={cfg.distributed.nproc_per_node} script.py.",
         )
     return distributed
-
-
-def _record(cfg: DictConfig, engine: Engine, *, resumed: bool, recorded: bool) -> None:
-    checkpointing = [hook for hook in engine.hooks.values() if isinstance(hook, CheckpointHook)]
-    out_dirs = [hook.out_dir for hook in checkpointing if hook.out_dir is not None]
-    run_directory.record(cfg, engine.run_dir, out_dirs, resumed=resumed, recorded=recorded)
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:

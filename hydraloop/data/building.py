@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from hydraloop.data.loader import PartLoader, build_loader
-from hydraloop.data.loader_options import options_of
+from hydraloop.data.loader_options import LoaderOptions, options_of
 from hydraloop.data.several import CountsOfSets, MixedStreams, join, mix
 from hydraloop.data.stream import build_stream_loader
 from hydraloop.engine.distributed.comm import Distributed
@@ -25,7 +25,6 @@ from hydraloop.schemas.data import SPLITS
 
 log = logging.getLogger(__name__)
 
-_OF_STREAMS = ("steps_per_epoch", "skip_on_resume", "split_stream")
 _ORDERS = ("sampler", "batch_sampler")
 
 
@@ -166,7 +165,7 @@ class _Builder:
     def _of_samples(
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
     ) -> PartLoader:
-        of_loader = {name: value for name, value in options.items() if name not in _OF_STREAMS}
+        of_loader: dict[str, Any] = {name: options[name] for name in LoaderOptions.__annotations__}
         if split == "train":
             of_loader["global_batch"] = self._global_batch(options)
         return build_loader(data, shuffle=split == "train", **self._common(key, keys), **of_loader)

@@ -95,13 +95,8 @@ class Priority(IntEnum):
 
 
 GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
-    general: tuple((f"{when}_{mode}_{what}", mode) for mode in ("train", "val", "test"))
-    for general, when, what in (
-        ("before_epoch", "before", "epoch"),
-        ("after_epoch", "after", "epoch"),
-        ("before_iter", "before", "iter"),
-        ("after_iter", "after", "iter"),
-    )
+    general: tuple((general.replace("_", f"_{mode}_"), mode) for mode in ("train", "val", "test"))
+    for general in ("before_epoch", "after_epoch", "before_iter", "after_iter")
 }
 """The four general points, and the mount points (with their mode) at which each is called."""
 
