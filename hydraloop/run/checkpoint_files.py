@@ -48,7 +48,7 @@ def newest_intact(*folders: Path) -> Path | None:
 
     In each folder, that is the file named in `last_checkpoint`. This is also right after a copy, which changes
     modification times, and after `resume=…/epoch_2.pth`, which leaves files with higher numbers. If there is no
-    `last_checkpoint`, or its file is damaged, the newest modification time decides, then the number.
+    `last_checkpoint`, or its file is damaged or missing, the newest modification time decides, then the number.
 
     Of several folders, the one with the newest `last_checkpoint` (or checkpoint, without that file) is used first.
     """
@@ -77,7 +77,10 @@ def still_safe(folder: Path) -> str:
 
 
 def candidates(*folders: Path) -> list[Path]:
-    """Return all checkpoints that a run can continue from, damaged or not, in the order in which they are used."""
+    """Return all checkpoints that a run can continue from, in the order in which they are used.
+
+    They may be damaged, and the one named in `last_checkpoint` may be missing.
+    """
     found = [(at[0], files) for folder in folders if (files := _in_order(folder)) for at in files[:1]]
     return [path for _, files in sorted(found, reverse=True) for *_, path in files]
 
@@ -86,13 +89,13 @@ def _in_order(folder: Path) -> list[tuple[int, int, Path]]:
     """Return for each checkpoint when it was written (in ns), the number in its name, and the file."""
     files = _by_age(folder)
     try:
-        name = (folder / LAST).read_text(encoding="utf-8").strip()
+        path = folder / (folder / LAST).read_text(encoding="utf-8").strip()
         at = (folder / LAST).stat().st_mtime_ns
     except (OSError, ValueError):
         return files
-    named = next((one for one in files if one[-1].name == name), None)
-    if named is None:
+    if path.parent != folder or path.suffix != SUFFIX:
         return files
+    named = next((one for one in files if one[-1] == path), (at, _number(path), path))  # or it is missing
     # Files with higher numbers may belong to an earlier part of the run, from before `resume=…/epoch_2.pth`.
     later = [one for one in files if _kind(one[-1]) == _kind(named[-1]) and one[1] > named[1]]
     before = [one for one in files if one not in (named, *later)]
@@ -106,7 +109,8 @@ def _by_age(folder: Path) -> list[tuple[int, int, Path]]:
 
 @cache
 def _warn(path: Path, what: str) -> None:
-    log.warning("%s is damaged (%s): the checkpoint before it is used", path, what)
+    what = f"damaged ({what})" if path.exists() else "missing"
+    log.warning("%s is %s: the checkpoint before it is used", path, what)
 
 
 def _kind(path: Path) -> str:

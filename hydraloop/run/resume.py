@@ -170,13 +170,13 @@ def _newest_of(run_dir: Path) -> Path | None:
     """Return the checkpoint that was written last, from all of the run's folders. None: the run has written none.
 
     Raises:
-        UserError: there are checkpoints, and all are damaged. The run must not silently start again.
+        UserError: all checkpoints are damaged or missing. The run must not silently start again.
     """
     folders = checkpoint_folders(run_dir)
     found, files = newest_intact(*folders), candidates(*folders)
     if found is None and files:
         raise UserError(
-            f"the only checkpoint of {run_dir}, {files[0].name}, is damaged"
+            f"the only checkpoint of {run_dir}, {files[0].name}, is {'damaged' if files[0].exists() else 'missing'}"
             if len(files) == 1
             else f"all {len(files)} checkpoints of {run_dir} are damaged",
             key="resume",

@@ -53,13 +53,16 @@ def test_last_checkpoint_decides_also_in_a_copied_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", [b"PK", None])
-def test_an_incomplete_or_missing_file_is_passed_over(content: bytes | None, tmp_path: Path) -> None:
+def test_an_incomplete_or_missing_file_is_passed_over(
+    content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     names(tmp_path, "epoch_3", "epoch_1")
     if content is not None:
         (tmp_path / "epoch_2.pth").write_bytes(content)
     for _ in range(2):
         assert newest_intact(tmp_path) == tmp_path / "epoch_1.pth"
         point_to(tmp_path / "epoch_2.pth")
+    assert f"epoch_2.pth is {'missing' if content is None else 'damaged'}" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "\n", "../elsewhere/epoch_1.pth\n", ".", "\0"])

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
+from hydraloop.run.checkpoint_files import point_to
 from hydraloop.run.resume import Resumed, find, newest_checkpoint, settle
 
 
@@ -224,6 +225,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_again(damaged: l
         assert caught.value.key == "resume"
     with pytest.raises(UserError, match=problem):
         newest_checkpoint(run_dir, since=0)  # a restart
+
+
+def test_a_run_whose_only_checkpoint_is_gone_does_not_start_again() -> None:
+    run_dir = make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth")
+    checkpoint = run_dir / "checkpoints" / "epoch_1.pth"
+    point_to(checkpoint)
+    checkpoint.unlink()  # by a clean-up of old files
+    for wanted, explicit in (("auto", None), ("auto", run_dir), (str(run_dir), None)):
+        with pytest.raises(UserError, match=r"epoch_1.pth, is missing") as caught:
+            find(config(resume=wanted), explicit)
+        assert f"move {run_dir / 'checkpoints'} away" in str(caught.value.remedy)
 
 
 def test_two_directories_are_refused() -> None:
