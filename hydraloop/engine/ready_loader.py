@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -19,6 +20,8 @@ from torch.utils.data import (
 from hydraloop.engine.device import seeding
 from hydraloop.engine.loaders import Loader, TrainLoader, keeps_workers
 from hydraloop.errors import UserError
+
+log = logging.getLogger(__name__)
 
 _REPEATABLE = (SequentialSampler, RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
 """torch's samplers, which draw a whole order at the start of an epoch. A subclass may draw at another time."""
@@ -88,6 +91,11 @@ class ReadyLoader:
             generators = None  # of another loader
         if 0 < first < len(self) and not isinstance(self._loader, Sequence):
             self._check(saved="loader" in state if self._has_state else generators is not None)
+        if iteration > first and keeps_workers(self._loader) and not self._has_state:
+            log.warning(
+                "data.train: after a resume, its persistent workers draw other random numbers; in a run with "
+                "persistent_workers=False, they are the same"
+            )
         self._state = state.get("loader")
         if generators is not None:
             self._started = generators

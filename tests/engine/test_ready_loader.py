@@ -17,11 +17,13 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -111,8 +113,8 @@ class Custom(Sampler[int]):
         return 40
 
 
-def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(data(), **{"batch_size": SIZE, **options})
+def loader(dataset: Any = None, **options: Any) -> DataLoader[Any]:
+    return DataLoader(data() if dataset is None else dataset, **{"batch_size": SIZE, **options})
 
 
 def in_batches() -> list[Any]:
@@ -186,7 +188,9 @@ def run(
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_run_that_is_cut_again_and_again_sees_each_sample_as_one_that_is_not(name: str, tmp_path: Path) -> None:
+def test_a_run_that_is_cut_again_and_again_sees_each_sample_as_one_that_is_not(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, weights = run(tmp_path, LOADERS[name]())
     assert all(value.isfinite().all() for value in weights.values())
     assert len(whole) == 3 * BATCHES
@@ -200,8 +204,9 @@ def test_a_run_that_is_cut_again_and_again_sees_each_sample_as_one_that_is_not(n
         found += part
         assert found == whole[:cut]
         options = {"resume": tmp_path / "checkpoints" / "cut.pth"}
-    if "persistent" not in name:  # these workers are seeded once, so their noise differs
-        assert list(differences(resumed, weights)) == []
+    differs = "persistent" in name  # these workers are seeded once, so their noise differs
+    assert (list(differences(resumed, weights)) != []) == differs
+    assert ("persistent workers draw other random numbers" in caplog.text) == differs
 
 
 def test_40_of_40_samples_after_a_cut_at_any_batch(tmp_path: Path) -> None:
@@ -228,6 +233,37 @@ def test_an_order_that_may_be_another_is_refused_inside_an_epoch(
     assert "the batches differ from those of the saved run" in caplog.text
     run(tmp_path, loader(sampler=Custom()), save_at=10)
     assert len(run(tmp_path, loader(sampler=Custom()), resume=cut)[0]) == 20
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, {"samples": 39}),
+        ({}, {"sampler": WeightedRandomSampler([1.0] * 40, 40)}),
+        ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, {"sampler": WeightedRandomSampler([1.0, 9.0] * 20, 40)}),
+        ({"ready": True}, {"ready": True, "samples": 39}),
+        ({"ready": True}, {}),
+    ],
+)
+def test_another_order_is_refused_inside_an_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """A folder has a file more, or other weights: the epochs are as long, but samples would be seen twice or never."""
+    cut = tmp_path / "checkpoints" / "cut.pth"
+
+    def ordered(samples: int = 40, ready: bool = False, **options: Any) -> Any:
+        few = Subset(data(), range(samples))
+        return loader(few, shuffle=True) if ready else build_loader(few, shuffle=True, batch_size=SIZE, **options)
+
+    run(tmp_path, ordered(**before), save_at=14)
+    with pytest.raises(UserError, match="inside an epoch whose samples had another order") as caught:
+        run(tmp_path, ordered(**now), resume=cut)
+    assert caught.value.key == "data.train"
+    rest, _ = run(tmp_path, ordered(**now), resume=cut, resume_strict=False)
+    assert len(rest) == 16
+    assert "the batches differ from those of the saved run" in caplog.text
+    run(tmp_path, ordered(**before), save_at=10)
+    assert len(run(tmp_path, ordered(**now), resume=cut)[0]) == 20
 
 
 def test_a_checkpoint_without_the_generators_is_refused_inside_an_epoch(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import zlib
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.loaders import share_of
+from hydraloop.engine.loaders import Ordered, share_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +28,22 @@ def sizes(engine: Engine) -> dict[str, int | None]:
     each = getattr(loader, "batch_size", None)
     size = getattr(loader, "global_batch", None) or (None if each is None else each * ranks)
     return {"batch_size": size, "batches": getattr(getattr(loader, "order", None), "batches", None)}
+
+
+def order(engine: Engine) -> int | None:
+    """Return a number that differs if the order of this epoch does; None if it is unknown, or between two epochs.
+
+    It is a checksum of the first samples of some global batches, on rank 0, which are the same for any number of ranks;
+    for a DataLoader, the number of samples.
+    """
+    loader, progress = engine.loaders.train, engine.progress
+    if loader is None or not progress.batch_in_epoch:
+        return None
+    if isinstance(loader, Ordered):
+        batches = range(0, len(loader), -(-len(loader) // 16))
+        return zlib.crc32(str([loader.indices_at(batch, progress.epoch)[0] for batch in batches]).encode())
+    sampler = getattr(loader, "sampler", None)
+    return len(sampler) if isinstance(sampler, Sized) else None
 
 
 def check(engine: Engine, meta: dict[str, Any]) -> None:
@@ -75,16 +93,25 @@ def _tell(engine: Engine, meta: dict[str, Any]) -> None:
         log.warning(text, type(seeded.dataset).__name__, meta["ranks"])
 
 
-def load(engine: Engine, states: list[dict[str, Any] | None] | None, strict: bool) -> None:
+def load(engine: Engine, meta: dict[str, Any], states: list[dict[str, Any] | None] | None, strict: bool) -> None:
     """Let the train loader continue at the saved position.
 
     Args:
+        meta: that of the checkpoint.
         states: of the train loader on each rank of the saved run; None: none of them had one.
     """
     if engine.train_loader is None:
         return
     state = None if states is None else states[engine.distributed.rank % len(states)]
     try:
+        if "order" in meta and meta["order"] != engine.distributed.from_main(order(engine)):
+            raise UserError(
+                "the checkpoint is inside an epoch whose samples had another order, so some would be left out and "
+                "others repeated",
+                key="data.train",
+                remedy="Use the data, the sampler and data.weights of the run, or a checkpoint from the end of an "
+                "epoch. With resume_strict=false, it continues in the new order.",
+            )
         engine.train_loader.load_state(state, engine.progress.batch_in_epoch, engine.progress.iteration)
     except UserError as error:
         if strict:

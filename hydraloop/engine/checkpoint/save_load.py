@@ -47,6 +47,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "iteration": engine.progress.iteration,
             "epoch_length": engine.epoch_length,
             **position.sizes(engine),
+            "order": position.order(engine),
             "ranks": engine.distributed.world_size,
             "ranks_per_node": engine.distributed.local_world_size,
         },
@@ -193,6 +194,6 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.began_at = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     position.check(engine, checkpoint["meta"])
-    position.load(engine, checkpoint.get("data"), strict)
+    position.load(engine, checkpoint["meta"], checkpoint.get("data"), strict)
     engine.messages.load_state_dict(checkpoint.get("messages", []), engine.distributed)
     engine.max_iters, engine.max_epochs = engine.settings.training_length(engine.epoch_length, engine.progress)
