@@ -189,10 +189,9 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
         extra_folder: more config files, as of --config-dir.
     """
     args = arguments.read(line.split())
-    composed = default() if extra_folder is None else None
+    composed = default()  # the same with more files, which it does not select
     with opened(REPOSITORY / "conf", "config", extra_folder) as composer:
-        if composed is not None:
-            composer._last = {(): composed}
+        composer._last = {(): composed}
         with pytest.raises(UserError) as caught:
             command.check_command(args, composer, check_job=launch_checks.check)
     return caught.value
