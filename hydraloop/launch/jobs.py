@@ -56,7 +56,7 @@ class Jobs:
     def run_once(self, command: Command, name: str) -> None:
         """Train once, in the directory that the config names. A composer has to be open. An error has been reported."""
         with ExitStack() as locks:
-            checkpoint = settle_run(command, torchrun.earlier(), locks)
+            checkpoint = settle_run(command, torchrun.earlier(command.cfg.resume), locks)
 
             def job(cfg: DictConfig, run_dir: Path) -> float | None:
                 self._begin_job(cfg, command)

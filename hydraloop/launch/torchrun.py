@@ -245,21 +245,32 @@ def remember(run_dir: Path, checkpoint: Path | None) -> None:
         _connect().compare_set("run", "", json.dumps([str(run_dir.absolute()), start, time.time()]))
 
 
-def earlier() -> Callable[[], Resumed] | None:
+def earlier(resume: str | None) -> Callable[[], Resumed] | None:
     """Return a function that finds where a run continues that torchrun has restarted; None for a run that starts.
+
+    Args:
+        resume: of the config. With `auto`, a run that the store does not know continues like any other.
 
     Raises:
         UserError: torchrun has kept no store over the restart.
     """
     if not attempt():
+        if _keeps_store():
+            _connect().set("started", "")
         return None
+    if resume == "auto" and not _keeps_store():
+        return None
+    problem = "the restarted ranks cannot find their run, since "
     if not _keeps_store():
-        problem = "the restarted ranks cannot find their run, since torchrun keeps no store for them"
         remedy = "Use --rdzv-backend=c10d, or leave it out and continue the run with resume=auto."
-        raise UserError(problem, key="--max-restarts", remedy=remedy)
+        raise UserError(f"{problem}torchrun keeps no store for them", key="--max-restarts", remedy=remedy)
     store = _connect()
-    if not store.check(["run"]):  # the ranks failed before there was a run
-        return None
+    if not store.check(["run"]):
+        # Rank 0's torchrun keeps the store. If it has ended, another one has made a new store.
+        if resume != "auto" and not store.check(["started"]):
+            problem += "the torchrun that kept their store has ended"
+            raise UserError(problem, key="--max-restarts", remedy="Continue the run with resume=auto.")
+        return None  # the ranks failed before there was a run
     run_dir, start, began = json.loads(store.get("run"))
 
     def resumed() -> Resumed:

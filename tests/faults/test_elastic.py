@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 from collections import defaultdict
 from pathlib import Path
@@ -115,11 +116,16 @@ def test_two_ranks_of_which_one_got_sigterm_continue_as_three(tmp_path: Path) ->
     assert {line["rank"] for line in ledger(run).values()} == {0, 1, 2}
 
 
-def samples(run: Run) -> dict[int, list[int]]:
-    """Return the samples of each iteration, in rank order."""
+def samples(run: Run, *, alone_from: float = math.inf) -> dict[int, list[int]]:
+    """Return the samples of each iteration, in rank order.
+
+    Args:
+        alone_from: after this iteration, only those of rank 0: another rank was there before the restart only.
+    """
     found = defaultdict[int, list[int]](list)
     for line in sorted(ledger(run).values(), key=lambda line: (line["iteration"], line["rank"])):
-        found[line["iteration"]] += line["samples"]
+        if line["rank"] == 0 or line["iteration"] <= alone_from:
+            found[line["iteration"]] += line["samples"]
     return found
 
 

@@ -46,23 +46,30 @@ def test_a_restart_finds_its_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     store = dist.HashStore()
     monkeypatch.setattr(torchrun, "_connect", lambda: store)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert torchrun.earlier() is None, "the first start failed before there was a run"
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    torchrun.remember(tmp_path, GIVEN)
-    assert torchrun.earlier() is None, "this is the first start"
+    assert torchrun.earlier(None) is None, "this is the first start"
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert torchrun.earlier(None) is None, "the first start failed before there was a run"
+    torchrun.remember(tmp_path, GIVEN)
     torchrun.remember(tmp_path, None)
-    found = torchrun.earlier()
+    found = torchrun.earlier("auto")
     assert found is not None
     assert found() == Resumed(tmp_path, GIVEN), "the first start's"
 
 
-def test_a_restart_without_the_first_start_s_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+@pytest.mark.parametrize(("kept", "said"), [("True", "kept their store has ended"), ("False", "keeps no store for")])
+def test_a_restart_without_the_first_start_s_store_needs_auto(
+    kept: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The torchrun of rank 0 keeps the store. When it has ended, the torchrun of the new rank 0 makes another one."""
+    monkeypatch.setattr(torchrun, "_connect", dist.HashStore)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", kept)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(UserError, match="resume=auto"):
-        torchrun.earlier()
+    with pytest.raises(UserError, match=said) as caught:
+        torchrun.earlier(None)
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.endswith("resume=auto.")
+    assert torchrun.earlier("auto") is None
 
 
 @pytest.mark.parametrize("agent_keeps_the_store", ["True", "False"])
