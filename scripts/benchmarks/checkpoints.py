@@ -4,7 +4,8 @@
 
 * stall: how long training waits for an asynchronous save, compared with `copy_` of the same tensors to kept buffers;
 * synchronous: the file is written, flushed and renamed, compared with `torch.save` and `os.fsync`;
-* newest: `newest_intact` of a folder with 100 checkpoints of 300 KB.
+* newest: `newest_intact` of a folder with 100 checkpoints of 300 KB;
+* idle: the hook's call in an iteration in which nothing is saved, with `by_epoch=false`. By epoch, there is no call.
 
 Each round measures everything once. A figure is the median over the rounds, with minimum and maximum. Ratios are
 computed for each round. The first round, which allocates the buffers, is left out.
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,7 +28,11 @@ import torch
 from hydraloop.engine.checkpoint.save_load import write_file
 from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.progress import Progress
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.run.checkpoint_files import newest_intact
+
+_CALLS = 10_000
 
 
 def main() -> None:
@@ -54,6 +60,8 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     for number in range(100):
         write_file(many / f"epoch_{number}.pth", {"w": torch.randn(75_000)}, last=True, delete=())
     saver = Saver(Distributed(), lambda: None)
+    hook = CheckpointHook(by_epoch=False, interval=1000)
+    engine: Any = SimpleNamespace(progress=Progress(iteration=1), max_iters=100_000)
 
     def copy() -> None:
         for buffer, value in zip(buffers, tensors, strict=True):
@@ -75,10 +83,11 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
         saver.settle()
         plain, ours = timed(plain_save), timed(lambda: write(checkpoint))
         newest = timed(lambda: newest_intact(many))
+        idle = timed(lambda: [hook.after_train_iter(engine, 0, None, {}) for _ in range(_CALLS)])
         for name, value in {
             "copy [ms]": copied, "stall [ms]": stall, "stall / copy": stall / copied,
             "torch.save and fsync [ms]": plain, "synchronous [ms]": ours, "synchronous / torch.save": ours / plain,
-            "newest of 100 [ms]": newest,
+            "newest of 100 [ms]": newest, "idle [µs]": idle / _CALLS * 1000,
         }.items():  # fmt: skip
             found.setdefault(name, []).append(value)
     return found
