@@ -7,17 +7,18 @@ import logging
 import sys
 from bdb import BdbQuit
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.builder import assemble
 from hydraloop.cli.diff import described, records
 from hydraloop.cli.run_config import config_of
-from hydraloop.engine.checkpoint.format import Position, load, peek
+from hydraloop.engine.checkpoint.format import Position, peek
+from hydraloop.engine.checkpoint.history import history
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
@@ -32,7 +33,6 @@ from hydraloop.hooks.rollback import RollbackHook
 from hydraloop.hooks.shared.losses import Seen, samples_of
 from hydraloop.parts import Parts
 from hydraloop.run import attempts, changes
-from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders
 from hydraloop.run.environment import versions
@@ -43,9 +43,6 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
 
 log = logging.getLogger(__name__)
-
-_NEEDED = {"meta", "progress", "rng", "optimizer", "schedulers", "hooks"}
-"""Entries of a checkpoint from which a run continues to the last bit."""
 
 
 class Replay:
@@ -68,10 +65,10 @@ class Replay:
         ALLOWLIST.distrust(run_dir)
         check_holds_run(run_dir)
         self._run_dir, self._iteration, self._debug = run_dir, int(iteration), debug
-        history = _history(run_dir)
-        self._left_out = history[0].left_out if history else {}
-        earlier = [one for one in history if one.iteration < self._iteration]
-        later = [one for one in history if one.iteration >= self._iteration][-1:]
+        saved = history(checkpoint_folders(run_dir))
+        self._left_out = saved[0].left_out if saved else {}
+        earlier = [one for one in saved if one.iteration < self._iteration]
+        later = [one for one in saved if one.iteration >= self._iteration][-1:]
         self._start = next((one for one in earlier if _is_intact(one.path)), None)
         known = later or earlier[:1]
         # Of the process that trained the iteration, or of the one before.
@@ -83,20 +80,10 @@ class Replay:
                 remedy="Replay a run that was started from a config.",
             )
         # A later attempt may have changed the config.
-        saved = meta.get("config") if later and attempts.folders(run_dir) else None
-        self.cfg = cfg = config_of(run_dir, overrides, lambda: meta, saved)
-        typed = typed_options.keys_of(overrides)
-        if "distributed.nproc_per_node" not in typed:  # of a run of torchrun, the config says 1
-            cfg.distributed.nproc_per_node = meta.get("ranks_per_node", cfg.distributed.nproc_per_node)
-        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
-        cfg.engine.test = False
-        if self._start is not None:
-            cfg.load_from = cfg.init.checkpoint = None
-            before = self._start.meta
-            if not later or before.get("hyperparameters") != meta.get("hyperparameters"):  # typed in a resumption
-                typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
-        typed_options.remember(cfg, typed)
-        self.processes: int = cfg.distributed.nproc_per_node
+        text = meta.get("config") if later and attempts.folders(run_dir) else None
+        self.cfg = config_of(run_dir, overrides, lambda: meta, text)
+        self._settle_config(overrides, trained_later=bool(later))
+        self.processes: int = self.cfg.distributed.nproc_per_node
         """How many processes have to be started for it, if no launcher has."""
         self.trained_by: int | None = meta.get("ranks")
         """How many ranks have trained; None if no checkpoint says so."""
@@ -108,6 +95,25 @@ class Replay:
         """What is done, for the terminal."""
         self.differs = False
         """After `run`: whether a record differs from that of the run."""
+
+    def _settle_config(self, overrides: Sequence[str], *, trained_later: bool) -> None:
+        """Set the options that a replay determines.
+
+        Args:
+            trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
+        """
+        cfg, meta, typed = self.cfg, self._meta, typed_options.keys_of(overrides)
+        if "distributed.nproc_per_node" not in typed:  # of a run of torchrun, the config says 1
+            cfg.distributed.nproc_per_node = meta.get("ranks_per_node", cfg.distributed.nproc_per_node)
+        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
+        cfg.engine.test = False
+        if self._start is not None:
+            cfg.load_from = cfg.init.checkpoint = None
+            before = self._start.meta
+            if not trained_later or before.get("hyperparameters") != meta.get("hyperparameters"):
+                # Typed when the run was resumed.
+                typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
+        typed_options.remember(cfg, typed)
 
     def run(self, ranks: Distributed) -> str:
         """Step to the iteration, and on to the next record of the run; called on each rank. Returns JSON on rank 0.
@@ -190,7 +196,7 @@ class Replay:
         else:
             lines = ["the run has no record of these iterations"]
         print("\n".join(lines), file=sys.stderr)
-        return json.dumps({**watch.found, "record": record})
+        return json.dumps(plain({**watch.found, "record": record}))
 
 
 def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
@@ -257,42 +263,6 @@ class _Watch(Hook):
             engine.preempted_by = "replay"  # no validation
             engine.last_checkpoint = engine.resumed_from or engine.run_dir  # nothing is to be saved
             engine.request_stop("replay", agreed=True)
-
-
-class _Saved(NamedTuple):
-    """A checkpoint of a run."""
-
-    iteration: int
-    path: Path
-    meta: Mapping[str, Any]
-    left_out: dict[str, Any]
-    """By the name of a rollback hook, the batches that it has left out until then."""
-
-
-def _history(run_dir: Path) -> list[_Saved]:
-    """Return the run's checkpoints, the newest first, without those of a part that the run has given up.
-
-    Their files are not verified.
-    """
-    found = list(_read(candidates(*checkpoint_folders(run_dir))))
-    newest = found[0].iteration if found else 0
-    history: list[_Saved] = []
-    for one in sorted(found, key=lambda one: (one.meta["time"], one.iteration), reverse=True):
-        if one.iteration <= newest:  # written before a `resume=` from an earlier file, if it is above
-            history.append(one)
-            newest = one.iteration
-    return history
-
-
-def _read(paths: Sequence[Path]) -> Iterator[_Saved]:
-    for path in paths:
-        try:
-            saved = load(path, mmap=True, verify=False)
-            if saved.keys() >= _NEEDED:
-                states = {name: state["left_out"] for name, state in saved["hooks"].items() if "left_out" in state}
-                yield _Saved(saved["progress"]["iteration"], path, saved["meta"], states)
-        except Exception as error:  # damaged files raise errors of about ten types
-            log.debug("%s cannot be read: %s", path, error)
 
 
 def _is_intact(path: Path) -> bool:
