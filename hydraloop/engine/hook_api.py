@@ -138,6 +138,7 @@ class HookApi(EngineState):
         self._call(self.stages.before_save_checkpoint, checkpoint)
 
         def settled(written: bool) -> None:
+            self.unwritten = None if written else path
             if written:
                 self.last_checkpoint = path
             if done is not None:

@@ -81,6 +81,8 @@ class EngineState(LogsRecords):
     """The best validation (`report_best`); the test uses its checkpoint."""
     last_checkpoint: Path | None = None
     """The last file that this process has written."""
+    unwritten: Path | None = None
+    """The last file, if it could not be written."""
     error: BaseException | None = None
     """The error that ends the run, from on_exception on."""
     result: Result | None = None

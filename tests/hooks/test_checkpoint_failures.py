@@ -14,6 +14,7 @@ from torch import nn, optim
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.report.summary import format_summary
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.tasks.task import Task
@@ -93,6 +94,14 @@ def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(
         f"{folder / 'epoch_2.pth'} could not be written: Is a directory; the last checkpoint is "
         f"{folder / 'epoch_1.pth'}. Training continues, and the next save is tried."
     )
+
+
+@pytest.mark.parametrize(("name", "lost"), [("epoch_3.pth", True), ("epoch_2.pth", False)])
+def test_the_summary_says_that_the_end_of_training_was_not_saved(name: str, lost: bool, tmp_path: Path) -> None:
+    path = in_the_way(tmp_path, name)
+    engine = engine_of(tmp_path, {"checkpoint": CheckpointHook()})
+    engine.train()
+    assert (f"{path} (could not be written: the end of training is not saved)" in format_summary(engine, 1.0)) == lost
 
 
 def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
