@@ -193,8 +193,9 @@ def replayed_on(distributed: Distributed, run_dir: Path, iterations: list[int]) 
     return [replayed(run_dir, iteration, ranks=distributed) for iteration in iterations]
 
 
-@pytest.mark.slow  # 2 ranks
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp", marks=pytest.mark.slow), pytest.param("fsdp2", marks=pytest.mark.nightly)]
+)
 def test_ranks(strategy: str, tmp_path: Path) -> None:
     """Batches of 6 samples; of the last of an epoch, with 4, each rank has 2."""
     for found in on_ranks(2, replayed_on, tmp_path / "run", [1, 8, 13, 20, 26], strategy=strategy)[0]:
