@@ -66,7 +66,10 @@ class Engine(HookApi):
                         go_back(self, rollback.checkpoint)
                         self._validate_if_due()
                 self.settle_saves()
-            self._requests.act()  # the last checkpoint, asked for in after_train
+            try:
+                self._requests.act()  # the last checkpoint, asked for in after_train
+            except Rollback as rollback:  # preempted: the run continues later from an earlier one
+                go_back(self, rollback.checkpoint)
             self.settle_saves()
             run_scope.check_saved(self)
             if self.settings.test and self.loaders.test is not None and self.preempted_by is None:

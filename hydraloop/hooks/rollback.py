@@ -124,7 +124,7 @@ class RollbackHook(Hook):
 
         Raises:
             Rollback: one is bad; nothing is written, and the engine goes back.
-            InvalidLossError: as in after_train_iter, or after training.
+            InvalidLossError: as in after_train_iter, or after training that was not preempted.
         """
         self._check(engine)
         checkpoint["hooks"][self.name] = self.state_dict()
@@ -193,13 +193,17 @@ class RollbackHook(Hook):
         start = bad.batch_idx // length * length
         batches = range(start, min(start + length, engine.epoch_length))
         checkpoint = self._newest_before(engine, bad.iteration - (bad.batch_idx - start))
-        if not self._training:
+        is_over = not self._training and engine.preempted_by is None
+        if is_over:
             why = "training has ended"
         elif self._rollbacks >= self.max_rollbacks:
             why = f"the run has gone back {self._rollbacks} times already (max_rollbacks)"
         else:
-            why = "no checkpoint is from before it; write them more often: default_hooks.checkpoint.interval"
-        if checkpoint is None or not self._training or self._rollbacks >= self.max_rollbacks:
+            why = (
+                "no checkpoint is from before it; write them more often: default_hooks.checkpoint.by_epoch=false "
+                "default_hooks.checkpoint.interval=100"
+            )
+        if checkpoint is None or is_over or self._rollbacks >= self.max_rollbacks:
             error = InvalidLossError(f"the loss is {problem}, and {why}")
             error.iteration, error.batch_idx, error.norms = bad.iteration, bad.batch_idx, {}
             error.samples = samples_of(engine, bad)

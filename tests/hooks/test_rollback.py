@@ -163,6 +163,17 @@ def test_a_preempted_run_goes_back_before_it_saves(tmp_path: Path) -> None:
     assert load(tmp_path / "checkpoints" / "iter_13.pth")["hooks"]["rollback"]["left_out"] == {0: [13]}
 
 
+def test_a_run_that_is_preempted_after_the_check_keeps_the_checkpoint_before_the_bad_loss(tmp_path: Path) -> None:
+    """As with several ranks, which agree after the hooks of the iteration."""
+    late = at("after_train_iter", lambda engine: engine.preempt("SIGTERM"), nth=14, priority=99)
+    bad = planted(batches(20), 13, float("nan"))
+    engine = engine_of(tmp_path, {**hooks(interval=100), "late": late}, train=bad, max_epochs=1, val=False)
+    result = engine.train()
+    assert (result.status, result.reason) == ("interrupted", "preempted by SIGTERM")
+    assert (engine.progress.iteration, len(records(tmp_path))) == (12, 6)
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "iter_12.pth\n"
+
+
 def test_an_engine_that_trains_again_does_not_check_earlier_losses(tmp_path: Path) -> None:
     stopper, net = Stopper(stop_at=2), model()
     found = {"rollback": RollbackHook(interval=100), "stopper": stopper}
@@ -174,6 +185,26 @@ def test_an_engine_that_trains_again_does_not_check_earlier_losses(tmp_path: Pat
     stopper.stop_at = 0
     net.load_state_dict(model().state_dict())
     assert engine.train().status == "finished"
+
+
+def test_checkpoints_by_time_continue_after_a_rollback(tmp_path: Path) -> None:
+    """The time is over inside the window with the bad loss: the request is forgotten with that window."""
+    saving = CheckpointHook(interval=None, time_interval=3600, save_last=False)
+
+    def time_is_over(engine: Any) -> None:
+        saving._next_save = 0.0
+
+    found = {
+        "rollback": RollbackHook(interval=1),
+        "first": at("before_train_iter", time_is_over, nth=4),
+        "inside": at("after_backward", time_is_over, nth=7),
+        "checkpoint": saving,
+    }
+    bad = planted(batches(12), 7, float("nan"))
+    engine = engine_of(tmp_path, found, train=bad, max_epochs=1, val=False, accumulate=3)
+    assert engine.train().status == "finished"
+    assert dict(engine.left_out) == {0: {6, 7, 8}}
+    assert saving._next_save < float("inf")
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -149,6 +149,7 @@ class CheckpointHook(Hook):
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
         self._tell_best(engine)
         self._resumed = engine.resumed_from
+        self._next_save = perf_counter() + self._seconds  # a rollback forgets a request
 
     def before_train(self, engine: Engine) -> None:
         """Start to count validations; remove unfinished files, and request best ones, of a run that was killed."""
