@@ -164,6 +164,21 @@ def killed_between_two_bests(tmp_path: Path) -> None:
     assert "best_err_epoch_2" not in stems(tmp_path)
 
 
+def test_a_run_that_is_killed_after_a_better_validation_repeats_it_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks = {"killer": Killer(at=5), "checkpoint": CheckpointHook(save_best="acc")}
+    with pytest.raises(KeyboardInterrupt):
+        engine_of(tmp_path, hooks, metrics={"acc": Scripted([0.1, 0.8])}).train()
+    assert stems(tmp_path) == {"epoch_1", "epoch_2", "best_acc_epoch_2"}
+    resume = tmp_path / "checkpoints" / "epoch_2.pth"
+    again = {"checkpoint": CheckpointHook(save_best="acc")}
+    engine = engine_of(tmp_path, again, metrics={"acc": Scripted([0.8, 0.2])}, resume=resume)
+    engine.train()
+    assert (engine.best.value, engine.best.iteration) == (0.8, 8)
+    assert "is gone" not in caplog.text
+
+
 TWO: dict[str, Any] = {"save_best": ["acc", "err"], "rule": ["greater", "less"], "interval": 2}
 
 

@@ -143,7 +143,8 @@ def load(engine: Engine) -> dict[str, Any] | None:
         done = engine.progress.iteration
         log.info("resumed from %s, iteration %d", settings.resume, done)
         if done >= engine.max_iters:
-            log.warning("the resumed run has already trained for %d iterations; set engine.max_epochs higher", done)
+            option = "max_epochs" if settings.max_iters is None else "max_iters"
+            log.info("all %d iterations are done; to train longer, set engine.%s higher", done, option)
     elif engine.loaded_from is not None:
         checkpoint, engine.loaded_from = engine.loaded_from, None
         for call in engine.stages.after_load_checkpoint:

@@ -145,7 +145,7 @@ class CheckpointHook(Hook):
             if best.iteration == engine.progress.iteration:
                 # The run was killed between two best files of one validation: the resumed file has these weights.
                 self._unwritten[name] = best.value
-            else:
+            elif not self._best_path(engine, name).is_file():  # else the validation that follows has replaced it
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
         self._tell_best(engine)
         self._resumed = engine.resumed_from
@@ -253,10 +253,7 @@ class CheckpointHook(Hook):
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
         engine.settle_saves()
         at, before = engine.progress.iteration, self._records
-        found = {
-            name: BestFile(value, at, self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}")
-            for name, value in better.items()
-        }
+        found = {name: BestFile(value, at, self._best_path(engine, name)) for name, value in better.items()}
         complete: dict[str, BestFile] = {}
 
         def done(written: bool, name: str) -> None:
@@ -330,6 +327,9 @@ class CheckpointHook(Hook):
         if self.by_epoch and progress.batch_in_epoch == 0:
             return f"epoch_{progress.epoch}"
         return f"iter_{progress.iteration}"
+
+    def _best_path(self, engine: Engine, name: str) -> Path:
+        return self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
 
     def _tell_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")
