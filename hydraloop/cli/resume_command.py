@@ -65,7 +65,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     def meta() -> Mapping[str, Any]:
         return _meta(path if path.is_file() else newest_intact(*checkpoint_folders(run_dir)))
 
-    cfg = config_of(run_dir, own_lines, meta)
+    cfg = config_of(run_dir, ["resume_strict=true", *own_lines], meta)
     _check_given(run_dir, meta)
     _check_secrets(cfg)
     cfg.resume, cfg.load_from = str(path), None

@@ -23,7 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run that was started from the command line, without checkpoints."""
     path = tmp_path_factory.mktemp("run")
     (path / ".hydra").mkdir()
-    cfg = compose(["hooks=[ema]", "+mine=${engine.max_epochs}", "engine.max_epochs=3"], folder=REPOSITORY)
+    lines = ["hooks=[ema]", "+mine=${engine.max_epochs}", "engine.max_epochs=3", "resume_strict=false"]
+    cfg = compose(lines, folder=REPOSITORY)
     (path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
     (path / ".hydra" / "hydra.yaml").touch()
     return path
@@ -39,6 +40,8 @@ def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
     assert (command.cfg.resume, command.cfg.mine, command.cfg.hooks.ema) == (str(run), 4, None)
     assert command.cfg.hydra.verbose is True
     assert command.typed == ["engine.max_epochs", "hooks.ema", "hydra.verbose"]
+    assert command.cfg.resume_strict, "false is for the start that it was typed for"
+    assert not check(str(run), "resume_strict=false").cfg.resume_strict
 
 
 @pytest.mark.parametrize(

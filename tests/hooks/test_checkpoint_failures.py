@@ -18,6 +18,7 @@ from hydraloop.engine.report.summary import format_summary
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.tasks.task import Task
+from tests.helpers import at
 from tests.hooks.tiny_runs import Scripted, batches, bits, engine_of, load, model, same
 
 
@@ -177,6 +178,20 @@ def test_a_run_that_is_killed_after_a_better_validation_repeats_it_without_a_war
     engine.train()
     assert (engine.best.value, engine.best.iteration) == (0.8, 8)
     assert "is gone" not in caplog.text
+
+
+def test_the_result_of_an_earlier_attempt_is_removed_when_a_resumed_run_has_trained(tmp_path: Path) -> None:
+    """If the run is killed, `result.json` must not say that it has finished."""
+    engine_of(tmp_path, {"checkpoint": CheckpointHook()}, max_epochs=1).train()
+    resume, there = tmp_path / "checkpoints" / "epoch_1.pth", []
+
+    def look(engine: Engine) -> None:
+        there.append((tmp_path / "result.json").exists())
+
+    found = {"checkpoint": CheckpointHook(), "look": at("before_train_iter", look, nth=0)}
+    engine_of(tmp_path, found, max_epochs=2, resume=resume).train()
+    assert there == [True, False, False, False]
+    assert (tmp_path / "result.json").exists()
 
 
 TWO: dict[str, Any] = {"save_best": ["acc", "err"], "rule": ["greater", "less"], "interval": 2}

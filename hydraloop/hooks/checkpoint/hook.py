@@ -22,6 +22,7 @@ from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.run.checkpoint_files import SUFFIX
+from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.run.result import Best
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ class CheckpointHook(Hook):
             self._unwritten = {}
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """In a resumed run, make later starts resume from the same file, once a step was trained."""
+        """In a resumed run, once a step was trained, make later starts resume from the same file, and remove the
+        result of the earlier attempt."""
         if self._resumed is not None:  # written at the end of the first accumulation window
             self._request(engine, "resumed", self._point_to_resumed)
 
@@ -232,6 +234,7 @@ class CheckpointHook(Hook):
     def _point_to_resumed(self, engine: Engine) -> None:
         if self._resumed is not None and engine.distributed.is_main:
             self._folder.resume_from(self._resumed, engine.run_dir)
+            (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier attempt; this one may be killed
         self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
