@@ -48,6 +48,7 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
             "epoch_length": engine.epoch_length,
             **position.sizes(engine),
             "order": position.order(engine),
+            "left_out_steps": _left_out_steps(engine),
             "ranks": engine.distributed.world_size,
             "ranks_per_node": engine.distributed.local_world_size,
         },
@@ -75,6 +76,15 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     if engine.distributed.sharded:
         checkpoint = full(checkpoint, keep=engine.distributed.is_main)
     return checkpoint
+
+
+def _left_out_steps(engine: Engine) -> int:
+    """Return the number of accumulation windows by which left out batches have made the run shorter until now."""
+    if engine.settings.max_iters is not None:
+        return 0
+    here = (engine.progress.epoch, engine.progress.batch_in_epoch)
+    left_out = ((epoch, index) for epoch, found in engine.left_out.items() for index in found)
+    return len({(epoch, index // engine.accumulate) for epoch, index in left_out if (epoch, index) < here})
 
 
 def _hook_states(engine: Engine) -> dict[str, Any]:
