@@ -130,13 +130,13 @@ class RollbackHook(Hook):
         checkpoint["hooks"][self.name] = self.state_dict()
 
     def after_train(self, engine: Engine) -> None:
-        """Check the kept losses of a run that has stopped.
+        """Check the kept losses of a run that has stopped; of a preempted one, its last save checks them.
 
         Raises:
             InvalidLossError: one is bad.
         """
         self._training = False
-        if engine.error is None:
+        if engine.error is None and engine.preempted_by is None:
             self._check(engine)
 
     def state_dict(self) -> dict[str, Any]:
