@@ -178,7 +178,7 @@ class Bad(Points):
 def test_batches_that_a_rollback_has_left_out_are_left_out(kept: str, tmp_path: Path) -> None:
     """Also from the beginning of the run."""
     lines = [f"data.train._target_={__name__}.Bad", "hooks=[ema,rollback]", "hooks.rollback.interval=4"]
-    lines += [f"default_hooks.checkpoint.max_keep_ckpts={kept}", "default_hooks.checkpoint.interval=3", "scheduler=[]"]
+    lines += [f"default_hooks.checkpoint.max_keep_ckpts={kept}", "default_hooks.checkpoint.interval=3"]
     run_dir = train(tmp_path / "run", *lines)
     left_out = load(run_dir / "checkpoints" / "iter_32.pth")["hooks"]["rollback"]["left_out"]
     assert [len(batches) for batches in left_out.values()] == [3, 3]
