@@ -133,7 +133,11 @@ class Replay:
             folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
             _redirect(cfg.hooks, self._run_dir, folder)
             # From the beginning, the global batch is that of the run, too.
-            position = Position(Progress(), 0, self._meta) if start is None else peek(start.path, key="run")
+            position = (
+                Position(Progress(), 0, {**self._meta, "left_out_steps": 0})
+                if start is None
+                else peek(start.path, key="run")
+            )
             checkpoint = None if start is None else start.path
             engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
