@@ -77,7 +77,7 @@ def _outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             return {}, {"status": "killed"}
         from hydraloop.engine.checkpoint.format import load  # imports torch
 
-        saved = load(last, mmap=True)
+        saved = load(last, mmap=True, only=())
         meta = saved.get("meta") or {}
         return meta, {"status": "killed", "progress": saved.get("progress"), "val_metrics": meta.get("metrics")}
     results = {name: found.get(name) for name in _RESULTS}

@@ -70,7 +70,7 @@ def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def _write_weights(engine: Engine, checkpoint: Path, path: Path) -> None:
-    meta = load(checkpoint, key="checkpoint", mmap=True).get("meta", {})
+    meta = load(checkpoint, key="checkpoint", mmap=True, only=()).get("meta", {})
     # The weights are the averaged ones, if there are any.
     facts = {fact: value for fact, value in meta.items() if fact != "averaged_weights"}
     facts["published_from"] = checkpoint.name

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from hydraloop.builder import assemble, connected
 from hydraloop.cli.run_config import config_of
 from hydraloop.data.building import check_splits
+from hydraloop.engine.checkpoint.format import EVALUATED
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation
 from hydraloop.engine.device.seeding import rng_state, set_rng_state
@@ -58,7 +59,7 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
             remedy="Name one, outputs/<date>/<run>. A file in it is chosen by checkpoint=FILE.",
         )
     file = checkpoint_of(run_dir, checkpoint)
-    saved = load_file(file, key="checkpoint", mmap=True)
+    saved = load_file(file, key="checkpoint", mmap=True, only=EVALUATED)
     cfg = config_of(run_dir, overrides, lambda: saved.get("meta") or {})
     cfg.resume = cfg.load_from = cfg.init.checkpoint = None
     return Found(run_dir, file, saved, cfg)

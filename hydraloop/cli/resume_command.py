@@ -84,7 +84,7 @@ def _meta(checkpoint: Path | None) -> Mapping[str, Any]:
         return {}  # that the run has no checkpoint is reported when its directory is determined
     from hydraloop.engine.checkpoint.format import load  # imports torch
 
-    found: Mapping[str, Any] = load(checkpoint, mmap=True).get("meta") or {}
+    found: Mapping[str, Any] = load(checkpoint, mmap=True, only=()).get("meta") or {}
     return found
 
 

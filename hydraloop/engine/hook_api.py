@@ -145,8 +145,9 @@ class HookApi(EngineState):
                 done(written)
 
         def write(saved: Checkpoint) -> bool:
-            return save_load.write_file(path, saved, last=last, delete=delete)
+            return save_load.write_file(path, saved, self.distributed, last=last, delete=delete)
 
+        checkpoint = save_load.stand_alone(checkpoint, self.distributed)
         return self._saver.start(checkpoint, write, settled, asynchronous=asynchronous)
 
     def settle_saves(self) -> bool:

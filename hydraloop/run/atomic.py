@@ -35,7 +35,7 @@ def replacing(path: Path, *, keep_existing: bool = False, inside: str | None = N
             unfinished.unlink(missing_ok=True)
             if inside is not None:
                 part.rmdir()
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -68,8 +68,8 @@ def _linked(unfinished: Path, path: Path) -> bool:
     return True
 
 
-def _flush_folder(folder: Path) -> None:
-    """Flush the rename. Windows and some network file systems cannot, but the file is complete anyway."""
+def flush_folder(folder: Path) -> None:
+    """Flush the names of files. Windows and some network file systems cannot, but the files are complete anyway."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

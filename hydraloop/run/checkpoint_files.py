@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from functools import cache
+from glob import escape
 from pathlib import Path
 
 from hydraloop.run import atomic
-from hydraloop.run.integrity import damage
+from hydraloop.run.integrity import SHARDS, damage, shards_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,23 @@ def point_to(path: Path) -> None:
         OSError: the file cannot be written.
     """
     atomic.write_text(path.with_name(LAST), f"{path.name}\n")
+
+
+def remove(path: Path) -> None:
+    """Delete a file of a run, and the shards of a checkpoint after it: without its `.pth` they are not complete."""
+    path.unlink(missing_ok=True)
+    remove_old_shards(path)
+
+
+def remove_old_shards(path: Path) -> None:
+    """Delete folders of shards that the `.pth` of their name does not list, or that have none."""
+    if path.suffix != SUFFIX:
+        return
+    folders = [*path.parent.glob(f"{escape(path.stem)}{SHARDS}*")]
+    current = shards_of(path) if folders and path.is_file() else None
+    for folder in folders:
+        if current is None or folder != current.folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def newest_intact(*folders: Path) -> Path | None:

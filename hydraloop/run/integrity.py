@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import time
 import zlib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from zipfile import ZipFile
@@ -29,16 +31,84 @@ def damage(path: Path) -> str | None:
     """Return what is damaged in a checkpoint file, or None if it is intact. Reads the whole file, once for each change.
 
     A `.pth` file is a zip archive, which has a CRC-32 of each member. hydraloop's safetensors files have one in their
-    metadata (see `seal`). Files of other programs may have none; they are read, but their contents are not verified.
+    metadata (see `seal`), and a `.pth` lists those of its shards. Files of other programs may have none; they are read,
+    but their contents are not verified.
     """
     try:
-        stat = path.stat()
+        found = _damage_of(path, *_version_of(path))
+        shards = None if found is not None or path.suffix == SAFETENSORS else shards_of(path)
+        return found if shards is None else _in_shards(shards)
     except OSError as error:
         return error.strerror or str(error)
+
+
+def _version_of(path: Path) -> tuple[int, ...]:
+    stat = path.stat()
     version = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     # Clocks of file systems are coarse: a file of this second may change again without a change of its times.
     is_new = time.time_ns() - stat.st_ctime_ns < 1e9
-    return _damage_of(path, *version, time.monotonic_ns() if is_new else 0)
+    return (*version, time.monotonic_ns() if is_new else 0)
+
+
+SHARDS = ".shards-"
+"""In the name of a folder of shards, after the stem of its `.pth`: `epoch_5.shards-0b1c2d3e`."""
+_SHARDS = re.compile(rb'\{"shards_in": "([^"/\\]+)", "files": (\{[^{}]*\})\}')
+
+
+class Shards(NamedTuple):
+    """The shards of a checkpoint: what its `.pth` lists, as text that is found without unpickling."""
+
+    folder: Path
+    files: Mapping[str, list[int]]
+    """By name: CRC-32 and size."""
+
+    def text(self) -> str:
+        """Return the entry `shards` of the `.pth`."""
+        return json.dumps({"shards_in": self.folder.name, "files": self.files})
+
+
+def shards_of(path: Path) -> Shards | None:
+    """Return the shards that a complete `.pth` file lists; None if it has all tensors itself."""
+    return _shards_of(path, *_version_of(path))
+
+
+@lru_cache(maxsize=128)
+def _shards_of(path: Path, *_version: int) -> Shards | None:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+            found = None if name is None else _SHARDS.search(archive.read(name))
+    except zipfile.BadZipFile:
+        return None
+    return None if found is None else Shards(path.with_name(found[1].decode()), json.loads(found[2]))
+
+
+def _in_shards(shards: Shards) -> str | None:
+    there = {file.name for file in shards.folder.glob(f"*{SAFETENSORS}")}
+    wrong = sorted(there ^ shards.files.keys())
+    if wrong:
+        return f"{shards.folder.name}/{wrong[0]} is {'not part of it' if wrong[0] in there else 'missing'}"
+    for name, (checksum, size) in shards.files.items():
+        file = shards.folder / name
+        if file.stat().st_size != size or _crc32_of(file, *_version_of(file)) != checksum:
+            return f"wrong size or checksum of {shards.folder.name}/{name}"
+    return None
+
+
+def crc32_of(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
+@lru_cache(maxsize=1024)
+def _crc32_of(path: Path, *_version: int) -> int:
+    return crc32_of(path)
 
 
 @lru_cache(maxsize=128)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import logging
 import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import cache
 from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +27,7 @@ from hydraloop.run import atomic, attempts, code_patch
 from hydraloop.run.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.environment import command, git_commit, versions
+from hydraloop.run.integrity import shards_of
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_command, mask_text, masked, secret_names
@@ -32,6 +35,8 @@ from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
 
 _RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
@@ -161,8 +166,25 @@ def finish_of(status: Any, error: str | None) -> Finish:
 def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
     """Return the checkpoint files that the option `checkpoints` selects; until the run has ended, only `all` does.
 
-    `best` is the path of the best checkpoint in `result.json`.
+    `best` is the path of the best checkpoint in `result.json`. Files whose tensors are in shards are left out: without
+    the shards, they cannot be loaded.
     """
+    found = _selected(run, which, best, ended=ended)
+    single = [path for path in found if not path.is_file() or shards_of(path) is None]
+    if len(single) < len(found):
+        _tell_of_shards(run.run_dir)
+    return single
+
+
+@cache
+def _tell_of_shards(run_dir: Path) -> None:
+    log.warning(
+        "checkpoints of FSDP2 have several files and are not sent; `python -m hydraloop export %s` writes a single one",
+        run_dir,
+    )
+
+
+def _selected(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
     chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
     folder = run.run_dir / "checkpoints" if chosen is None else Path(str(chosen)).expanduser()
     if which == "all":

@@ -5,13 +5,15 @@
 Prints a Markdown table. A damage is *reported* if loading raises a `UserError`, and *harmless* if all values equal
 those of the undamaged file to the last bit, because the damage is in bytes that no reader uses. *Loaded wrong* must not
 happen. The last column counts the files that the library alone (torch.load, safetensors) loads without an error, with
-other values.
+other values. Of a checkpoint in shards, which two ranks write, the shard of rank 1 is damaged.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import socket
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +24,34 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from hydraloop.engine.checkpoint.format import load, write
+from hydraloop.engine.checkpoint.save_load import stand_alone, write_file
+from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
+from hydraloop.schemas.distributed import DistributedConf
 
 RANDOM = ("a flipped bit", "a cut-off end", "a page of zeros")
 HEADERS = "each bit of the zip's headers"
 PAGE = 512
+
+
+SHARD = "shard"
+"""The format of FSDP2: one file of each rank."""
+
+
+def put_shard(rank: int, path: Path, port: int, state: dict[str, Tensor]) -> None:
+    """Write the shards of two ranks, and rank 0's file."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
+    os.environ.update(MASTER_PORT=str(port), LOCAL_WORLD_SIZE="2")
+    distributed = connect(DistributedConf(strategy="fsdp2"), "cpu")
+    assert distributed.mesh is not None
+    sharded = {name: distribute_tensor(value, distributed.mesh, [Shard(0)]) for name, value in state.items()}
+    checkpoint = stand_alone({"state_dict": sharded, "meta": {"epoch": 2}}, distributed)
+    assert write_file(path, checkpoint, distributed, last=False, delete=())
+    distributed.close()
 
 
 def put(folder: Path, suffix: str) -> Path:
@@ -37,8 +59,13 @@ def put(folder: Path, suffix: str) -> Path:
     draw = torch.Generator().manual_seed(0)
     weights = {"weight": torch.randn(40, 9, generator=draw), "bias": torch.arange(300.0), "empty": torch.empty(0)}
     average = {"exp_avg": torch.randn(40, 9, generator=draw), "step": torch.tensor(7)}
-    path = folder / f"epoch_2{suffix}"
-    if suffix == ".safetensors":
+    path = folder / f"epoch_2{'.pth' if suffix == SHARD else suffix}"
+    if suffix == SHARD:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.spawn(put_shard, (path, port, weights), nprocs=2)
+    elif suffix == ".safetensors":
         write_safetensors(path, weights, {"name": "a run", "lr": [0.1, 0.2]}, like=folder)
     else:
         write(path, {"state_dict": weights, "optimizer": {"state": {0: average}}, "meta": {"epoch": 2, "lr": 0.1}})
@@ -94,15 +121,16 @@ def outcome(read: Callable[[Path], Any], path: Path, expected: Any, raised: type
 def measure(folder: Path, suffix: str, kind: str, cases: int, seed: int) -> Counter[str]:
     """Damage a file, and count the outcomes of loading it."""
     path, draw = put(folder, suffix), random.Random(seed)
-    whole = path.read_bytes()
-    alone: Callable[[Path], Any] = load_file if suffix == ".safetensors" else torch.load
-    expected, expected_alone = deepcopy((load(path), alone(path)))  # safetensors maps the file into memory
+    target = next(folder.glob("*/shard-00002-*")) if suffix == SHARD else path
+    whole = target.read_bytes()
+    alone: Callable[[Path], Any] = torch.load if suffix == ".pth" else load_file
+    expected, expected_alone = deepcopy((load(path), alone(target)))  # safetensors maps the file into memory
     contents = in_headers(whole) if kind == HEADERS else (damaged(whole, kind, draw) for _ in range(cases))
     found: Counter[str] = Counter()
     for content in contents:
-        path.write_bytes(content)
+        target.write_bytes(content)
         found[outcome(load, path, expected, UserError)] += 1
-        found["alone"] += outcome(alone, path, expected_alone, Exception) == "wrong"
+        found["alone"] += outcome(alone, target, expected_alone, Exception) == "wrong"
         found["cases"] += 1
     return found
 
@@ -115,12 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print("| format | damage | cases | reported | harmless | loaded wrong | the library alone, wrong |")
     print("|---|---|---|---|---|---|---|")
-    for suffix in (".pth", ".safetensors"):
+    for suffix in (".pth", ".safetensors", SHARD):
         for kind in (*RANDOM, *([HEADERS] if suffix == ".pth" else [])):
             with tempfile.TemporaryDirectory() as folder:
                 found = measure(Path(folder), suffix, kind, options.cases, options.seed)
             columns = [found[name] for name in ("cases", "reported", "harmless", "wrong", "alone")]
-            print(f"| `{suffix}` | {kind} | {' | '.join(f'{count:,}' for count in columns)} |", flush=True)
+            name = suffix if suffix == SHARD else f"`{suffix}`"
+            print(f"| {name} | {kind} | {' | '.join(f'{count:,}' for count in columns)} |", flush=True)
 
 
 if __name__ == "__main__":

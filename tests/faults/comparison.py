@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hydraloop.engine.checkpoint.format import load
 from tests.e2e.projects import Run
 
 _TIMES = {"time", "data_time", "memory", "eta", "timestamp", "mfu"}
@@ -34,7 +35,7 @@ def ledger(run: Run) -> dict[str, Any]:
 def _checkpoint(run: Run) -> dict[str, Any]:
     """Return the newest checkpoint, without times and paths."""
     newest = (run.path / "checkpoints" / "last_checkpoint").read_text(encoding="utf-8").strip()
-    checkpoint: dict[str, Any] = torch.load(run.path / "checkpoints" / Path(newest).name, weights_only=True)
+    checkpoint = load(run.path / "checkpoints" / Path(newest).name)
     checkpoint["meta"] = {name: value for name, value in checkpoint["meta"].items() if name not in ("time", "config")}
     checkpoint["hooks"] = {name: state for name, state in checkpoint["hooks"].items() if name != "checkpoint"}
     return checkpoint

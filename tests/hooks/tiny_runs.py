@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from hydraloop.engine.checkpoint.format import load as load
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -102,11 +103,6 @@ def engine_of(
         distributed=distributed,
         precision=precision,
     )
-
-
-def load(path: Path) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-    return checkpoint
 
 
 def bits(net: nn.Module) -> dict[str, Tensor]:

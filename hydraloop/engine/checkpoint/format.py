@@ -22,6 +22,7 @@ rng         the states of all random number generators
 progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
 data        only if its position does not follow from the progress: the state of the train loader on each rank
 messages    only if there are values since the last record: their sums by name, on each rank
+shards      only in a file of FSDP2, and not after loading: the files with the sharded tensors (see `shards.py`)
 """
 
 from __future__ import annotations
@@ -30,23 +31,29 @@ import pickle
 import re
 import shlex
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.foreign import other_objects_ignored
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
-from hydraloop.run.integrity import SAFETENSORS, damage
+from hydraloop.run.integrity import SAFETENSORS, damage, shards_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 FORMAT = 1
+EVALUATED = ("state_dict", "task", "hooks")
+"""The entries with tensors that an evaluation needs."""
 
 Checkpoint = dict[str, Any]
 
@@ -99,7 +106,14 @@ def _cause(error: OSError | RuntimeError, path: Path) -> BaseException:
 
 
 def load(
-    path: Path, *, key: str = "resume", mmap: bool = False, foreign: bool = False, verify: bool = True
+    path: Path,
+    *,
+    key: str = "resume",
+    mmap: bool = False,
+    foreign: bool = False,
+    verify: bool = True,
+    mesh: DeviceMesh | None = None,
+    only: Collection[str] | None = None,
 ) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
 
@@ -110,6 +124,9 @@ def load(
         mmap: read tensors from the file only when they are used.
         foreign: whether objects of other classes become empty stand-ins (`foreign.py`). False: they are an error.
         verify: False: do not read the whole file to verify it. Any error may then be raised for a damaged file.
+        mesh: of the hosts: tensors in shards become DTensors of it, of which this rank reads its part. None: they are
+            gathered to whole tensors.
+        only: of a checkpoint in shards, the entries whose tensors are read; None: all.
 
     Raises:
         UserError: the file does not exist, is incomplete or damaged, needs pickle, or is not a checkpoint.
@@ -127,7 +144,11 @@ def load(
     if not is_complete(path):
         raise _not_complete(path, key)
     with _verified(path, key) if verify else nullcontext():
-        return _load_zip(path, key, mmap, foreign)
+        checkpoint = _load_zip(path, key, mmap, foreign)
+        if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
+            del checkpoint["shards"]
+            shards.read(checkpoint, found.folder, mesh, only)
+        return checkpoint
 
 
 @contextmanager
@@ -236,7 +257,7 @@ def peek(path: Path, *, key: str) -> Position | None:
     Raises:
         UserError: as `load`.
     """
-    checkpoint = load(path, key=key, mmap=True)
+    checkpoint = load(path, key=key, mmap=True, only=())
     if "progress" not in checkpoint:
         return None
     progress = Progress()

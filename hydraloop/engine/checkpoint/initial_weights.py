@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.foreign import find_weights
-from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.engine.checkpoint.format import EVALUATED, evaluation_weights, load
 from hydraloop.engine.checkpoint.names import close_to, compiled, matching
 from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.errors import UserError
@@ -37,7 +37,7 @@ def load_from(engine: Engine) -> None:
     path, key = engine.settings.load_from, "load_from"
     if path is None or engine.settings.resume is not None:
         return
-    checkpoint = load(path, key=key, mmap=True, foreign=True)
+    checkpoint = load(path, key=key, mmap=True, foreign=True, only=EVALUATED)
     tied = _tied(engine.model)
     state = _weights(checkpoint, tied.keys(), path, key, engine.settings.weights)
     load_weights(engine, {**_for_tied(state, tied), **state}, key)

@@ -9,17 +9,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.checkpoint import optimizers, position
+from hydraloop.engine.checkpoint import optimizers, position, shards
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable, write
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.strict import load_named
 from hydraloop.engine.checkpoint.weights import load_own_state, load_weights, own_state
 from hydraloop.engine.device import seeding
-from hydraloop.engine.distributed.fsdp import full
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.run.changes import resumed
-from hydraloop.run.checkpoint_files import point_to, still_safe
+from hydraloop.run.checkpoint_files import point_to, remove, remove_old_shards, still_safe
 from hydraloop.run.environment import versions
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) -> Checkpoint:
     """Return the state of the run as a checkpoint (see `format.py`); its tensors are the run's, not copies.
 
-    Called on every rank. Sharded tensors are gathered one at a time; only rank 0 keeps them.
+    Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
     """
     checkpoint: Checkpoint = {
         "format": FORMAT,
@@ -73,8 +73,6 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
         checkpoint["meta"] |= optimizers.meta_of(engine)
     if schedulers:
         checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in engine.schedulers.items()}
-    if engine.distributed.sharded:
-        checkpoint = full(checkpoint, keep=engine.distributed.is_main)
     return checkpoint
 
 
@@ -85,6 +83,15 @@ def _left_out_steps(engine: Engine) -> int:
     here = (engine.progress.epoch, engine.progress.batch_in_epoch)
     left_out = ((epoch, index) for epoch, found in engine.left_out.items() for index in found)
     return len({(epoch, index // engine.accumulate) for epoch, index in left_out if (epoch, index) < here})
+
+
+def stand_alone(checkpoint: Checkpoint, distributed: Distributed) -> Checkpoint:
+    """Return what this rank writes, in plain tensors; called on every rank. With FSDP2, `shards` has its parts."""
+    if not distributed.sharded:
+        return checkpoint
+    parts: shards.Parts = {}
+    rest = shards.split(checkpoint, parts)
+    return {**(rest if distributed.is_main else {}), "shards": parts}
 
 
 def _hook_states(engine: Engine) -> dict[str, Any]:
@@ -104,10 +111,13 @@ def _of_all_ranks(engine: Engine, states: dict[str, Any]) -> dict[str, Any]:
     return {name: state for name, state in states.items() if name in alone or all(name in names for names in gathered)}
 
 
-def write_file(path: Path, checkpoint: Checkpoint, *, last: bool, delete: Sequence[Path]) -> bool:
-    """Write a file, on rank 0, maybe in a thread; then delete others.
+def write_file(
+    path: Path, checkpoint: Checkpoint, distributed: Distributed, *, last: bool, delete: Sequence[Path]
+) -> bool:
+    """Write a file, maybe in a thread; then delete others. Called on rank 0; with FSDP2, on every rank.
 
     Args:
+        checkpoint: as `stand_alone` returns it.
         last: whether `resume=auto` and restarts continue from it.
         delete: files that are not needed once it is written.
 
@@ -115,6 +125,11 @@ def write_file(path: Path, checkpoint: Checkpoint, *, last: bool, delete: Sequen
         Whether it was written. If the disk is full or the folder is read-only, a warning says what is still safe.
     """
     try:
+        if distributed.mesh is not None:
+            entry = shards.write(path, checkpoint["shards"], distributed.mesh)
+            if not distributed.is_main:
+                return True
+            checkpoint = {**checkpoint, "shards": entry}
         write(path, checkpoint)
         if last:
             point_to(path)
@@ -124,8 +139,9 @@ def write_file(path: Path, checkpoint: Checkpoint, *, last: bool, delete: Sequen
             path, full.strerror or full, still_safe(path.parent),
         )  # fmt: skip
         return False
+    remove_old_shards(path)
     for file in delete:
-        file.unlink(missing_ok=True)
+        remove(file)
     return True
 
 
@@ -171,7 +187,7 @@ def restore(engine: Engine, path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file does not fit the run; names the entry.
     """
-    checkpoint = load_file(path, key="resume", mmap=True)
+    checkpoint = load_file(path, key="resume", mmap=True, mesh=engine.distributed.mesh)
     check_resumable(checkpoint, path)
     if engine.distributed.is_main and engine.resumed_from is None:  # not after a rollback
         now = {**engine.settings.metadata, "versions": versions(), "git": engine.git}

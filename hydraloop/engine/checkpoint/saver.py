@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes the checkpoints of an engine on rank 0. A save is settled on all ranks together.
+    """Writes the checkpoints of an engine on rank 0, with FSDP2 on every rank. All ranks settle a save together.
 
     Args:
         failed: called in the thread after an error that is not an `OSError`; `check` then raises it.
@@ -29,12 +29,12 @@ class Saver:
 
     def __init__(self, distributed: Distributed, failed: Callable[[], object], limit: int | None = None) -> None:
         self._distributed, self._failed = distributed, failed
-        self._staging = Staging(limit)
+        self._staging = Staging(limit, distributed.local_world_size if distributed.sharded else 1)
         self._thread: Thread | None = None
         self._done: Callable[[bool], object] | None = None
         """Of the save that is not settled."""
         self._outcome: bool | Exception = False
-        """On rank 0: whether the file was written, or why not."""
+        """On a rank that writes: whether the file was written, or why not."""
 
     def start(
         self,
@@ -48,7 +48,8 @@ class Saver:
 
         Args:
             checkpoint: may change after this call.
-            write: writes it and returns whether it could; called on rank 0, in a thread if asynchronous.
+            write: writes it and returns whether it could; called on rank 0 (with FSDP2, on every rank), in a thread if
+                asynchronous.
             done: called on every rank when the save is settled, with what `write` returned.
             asynchronous: return after the copy, unless it needs too much memory.
 
@@ -56,20 +57,26 @@ class Saver:
             Whether the file was written; True if a thread writes it.
         """
         self._done, self._outcome = done, False
-        if self._distributed.is_main:
-            try:
+        copied: Checkpoint | None = None
+        writes = self._distributed.is_main or self._distributed.sharded
+        try:
+            if writes:
                 check_loadable(checkpoint, "checkpoint")
                 copied = self._staging.copy(checkpoint) if asynchronous else None
-                if copied is None:
-                    self._outcome = write(checkpoint)
-                else:
+        except Exception as error:
+            self._outcome = error
+        told = self._distributed.gather([self._outcome is False, copied is not None or not writes])
+        asynchronous = asynchronous and all(has_copied for _, has_copied in told)
+        try:
+            if writes and all(ready for ready, _ in told):  # ranks that write together wait for each other
+                if asynchronous and copied is not None:
                     self._thread = Thread(target=self._write, args=(copied, write), name="hydraloop-save")
                     self._thread.start()
-            except Exception as error:
-                self._outcome, self._thread = error, None
-        if asynchronous and self._distributed.from_main(self._thread is not None):
-            return True
-        return self.settle()
+                else:
+                    self._outcome = write(checkpoint)
+        except Exception as error:
+            self._outcome, self._thread = error, None
+        return asynchronous or self.settle()
 
     def _write(self, copied: Checkpoint, write: Callable[[Checkpoint], bool]) -> None:
         try:
@@ -99,7 +106,7 @@ class Saver:
         return bool(told)
 
     def check(self) -> None:
-        """Raise the error of the thread, if there is one; on rank 0 only."""
+        """Raise the error of this rank's thread, if there is one."""
         if isinstance(self._outcome, Exception) and self._done is not None:
             self._join()
             done, self._done = self._done, None
@@ -135,10 +142,11 @@ class Staging:
 
     Args:
         limit: number of bytes that the buffers may need; None: a quarter of the free memory.
+        processes: on this machine that copy at the same time, and share the quarter.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit
+    def __init__(self, limit: int | None = None, processes: int = 1) -> None:
+        self._limit, self._processes = limit, processes
         self._bytes = 0
         self._kept: dict[_Kind, list[Tensor]] = {}
         self._free: dict[_Kind, list[Tensor]] = {}
@@ -153,7 +161,7 @@ class Staging:
         if self._limit is None:
             import psutil
 
-            self._limit = psutil.virtual_memory().available // 4
+            self._limit = psutil.virtual_memory().available // (4 * self._processes)
         self._free, self._kept = self._kept, {}
         try:
             with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.checkpoint.format import Checkpoint, evaluation_weights
+from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.strict import check_names
 from hydraloop.engine.device.model_preparation import class_name
@@ -95,7 +95,7 @@ def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
         yield
         return
     engine.distributed.barrier()  # rank 0 may still be writing it
-    checkpoint = load_file(path, key="test", mmap=True)
+    checkpoint = load_file(path, key="test", mmap=True, mesh=engine.distributed.mesh, only=EVALUATED)
     model, own = (_copied(state) for state in (engine.model.state_dict(), own_state(engine.task)))
     try:
         load_for_evaluation(engine, checkpoint, "test")

@@ -7,12 +7,15 @@ So callers need not know how many ranks there are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.device.choose import choose_device
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Distributed:
@@ -30,6 +33,8 @@ class Distributed:
     """How many processes train together."""
     sharded: bool = False
     """Whether each rank holds only a shard of the model, so that a forward needs all ranks."""
+    mesh: DeviceMesh | None = None
+    """If `sharded`: of the host memories, to save and load shards; its group is for the thread that saves."""
     agree_interval: int = 10
     """Iterations between two exchanges of the requests of hooks."""
     orphaned: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
@@ -18,6 +19,7 @@ from hydraloop.engine.device.model_preparation import WRAP, modules_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -78,6 +80,13 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def hosts_mesh(timeout: timedelta) -> DeviceMesh:
+    """Return the mesh of all ranks' host memories, with a group of its own, for a thread that saves."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(dist.new_group(backend="gloo", timeout=timeout), "cpu")
+
+
 # One tensor. ---------------------------------------------------------------------------------------------------------
 
 
@@ -99,13 +108,15 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def as_sharded(value: Any, target: Any) -> Any:
-    """Shard a full tensor as `target` is, without communication; every rank has the full one.
+    """Shard a full tensor as `target` is, without communication; every rank has the full one, or its part of it.
 
     Return the value itself if the target is not sharded or has another shape: a step count, or a mismatch that loading
     will report.
     """
-    if not is_sharded(target) or is_sharded(value) or not isinstance(value, Tensor) or value.shape != target.shape:
+    if not is_sharded(target) or not isinstance(value, Tensor) or value.shape != target.shape:
         return value
+    if is_sharded(value):  # as loaded from shards: split as the target is, in host memory
+        return sharded_like(local(value), target)
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
@@ -145,23 +156,6 @@ def shard_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimize
         for index, entry in state["state"].items()
     }
     return {**state, "state": entries}
-
-
-def full(value: Any, *, keep: bool) -> Any:
-    """Gather every DTensor in a nested value, to the CPU; called on every rank, in the same order.
-
-    Args:
-        keep: False if this rank only takes part. It then needs memory for one tensor at a time; the result is useless.
-    """
-    if is_sharded(value):
-        gathered = value.full_tensor()
-        return gathered.cpu() if keep else None
-    if isinstance(value, dict):
-        items = {name: full(item, keep=keep) for name, item in value.items()}
-        return items if type(value) is dict else type(value)(items)  # an OrderedDict, a Counter
-    if isinstance(value, list | tuple):
-        return type(value)(full(item, keep=keep) for item in value)
-    return value
 
 
 def largest_entry(tensors: Sequence[Tensor]) -> Tensor:

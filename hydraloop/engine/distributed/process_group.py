@@ -25,7 +25,7 @@ from hydraloop.engine.device.choose import choose_device
 from hydraloop.engine.distributed.all_gather import gathered
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
-from hydraloop.engine.distributed.fsdp import FSDPOptions, reshard, shard
+from hydraloop.engine.distributed.fsdp import FSDPOptions, hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.result import describe
 
@@ -123,6 +123,7 @@ class ProcessGroup(Distributed):
             device_id=self._device if self._device.type == "cuda" else None,
         )
         self._hosts = dist.new_group(backend="gloo", timeout=timeout)
+        self.mesh = hosts_mesh(timeout) if self.sharded else None
 
     def device(self, wanted: str) -> torch.device:
         """Return the device of this rank; of several GPUs, the one with the local rank's number."""

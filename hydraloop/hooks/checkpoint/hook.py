@@ -52,10 +52,11 @@ class CheckpointHook(Hook):
     which runs code when a file is opened and breaks when the model's source file moves. Build the model from the config
     (it is in the file) and load `state_dict`.
 
-    A thread of rank 0 writes and flushes the file; training continues after the checkpoint is copied to memory, and
-    waits only if the save before is not done. The test and the end of the run wait for it. An error other than a full
-    disk or a read-only folder is raised in the next iteration. If the copy needs more than a quarter of the free
-    memory, training waits for the writing instead, and one line in the log says so.
+    A thread of rank 0 writes and flushes the file. With FSDP2, a thread of each rank writes its shard to a folder,
+    `epoch_5.shards-…`, before that; the folder is deleted with the file. Training continues after the checkpoint is
+    copied to memory, and waits only if the save before is not done. The test and the end of the run wait for it. An
+    error other than a full disk or a read-only folder is raised in the next iteration. If the copy needs more than a
+    quarter of the free memory, training waits for the writing instead, and one line in the log says so.
 
     Priority VERY_LOW, MMEngine's: after the hooks whose state it saves, such as `param_scheduler` and `ema`. Cost:
     a copy of the state to host memory, which is kept for the next save; with `asynchronous=false`, also the writing,

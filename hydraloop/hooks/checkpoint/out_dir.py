@@ -12,8 +12,8 @@ from pathlib import Path
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run import directory as run_directory
-from hydraloop.run.checkpoint_files import RUN_DIR_FILE, SUFFIX, point_to
-from hydraloop.run.integrity import SAFETENSORS
+from hydraloop.run.checkpoint_files import RUN_DIR_FILE, SUFFIX, point_to, remove_old_shards
+from hydraloop.run.integrity import SAFETENSORS, SHARDS
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,12 @@ class CheckpointFolder:
         atomic.write_text(self.path / RUN_DIR_FILE, f"{run_dir}\n")
 
     def remove_unfinished(self) -> None:
-        """Remove checkpoints and published files that a killed process left unfinished.
+        """Remove checkpoints, shards and published files that a killed process left unfinished.
 
         Only the process that trains in the run directory may call it, before its first save.
         """
+        for folder in self.path.glob(f"*{SHARDS}*"):
+            remove_old_shards(self.path / f"{folder.name.rpartition(SHARDS)[0]}{SUFFIX}")
         for part in self.path.glob(".*.part"):
             if not _UNFINISHED.fullmatch(part.name):
                 continue

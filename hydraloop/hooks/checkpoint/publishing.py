@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hydraloop.engine.checkpoint.format import evaluation_weights, load, write
+from hydraloop.engine.checkpoint.shards import apart
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run import atomic, integrity
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX
@@ -112,7 +112,7 @@ def write_safetensors(
         facts["meta"] = json.dumps(plain(_facts(meta)))
     try:
         with atomic.replacing(path) as unfinished:
-            save_file(_apart(state), unfinished, metadata=facts)
+            save_file(apart(state), unfinished, metadata=facts)
             integrity.seal(unfinished)
             unfinished.chmod(like.stat().st_mode & 0o777)  # safetensors makes it readable for this user only
     except SafetensorError as error:  # with the message of the operating system
@@ -120,19 +120,6 @@ def write_safetensors(
     except (ValueError, KeyError) as error:  # sparse and quantized tensors, complex128
         return f"safetensors has no {error}" if isinstance(error, KeyError) else str(error)
     return None
-
-
-def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors in separate memory: safetensors rejects shared memory, and strict loading needs every name."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, value in state.items():
-        apart[name] = value
-        if value.layout is torch.strided:  # safetensors rejects the others
-            storage = value.untyped_storage().data_ptr()
-            apart[name] = value.clone(memory_format=torch.contiguous_format) if storage in seen else value.contiguous()
-            seen.add(storage)
-    return apart
 
 
 def _facts(value: Any) -> Any:

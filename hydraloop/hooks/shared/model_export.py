@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from hydraloop.engine.checkpoint.format import evaluation_weights
+from hydraloop.engine.checkpoint.format import EVALUATED, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.engine import Engine
@@ -93,7 +93,9 @@ def _quiet() -> Iterator[None]:
 def _exported(engine: Engine, batch: Any, checkpoint: Path) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
     """Export a copy of the model on the CPU. Returns the graph and its description for trackers."""
     task = copy.deepcopy(engine.task, {id(engine): _Silent(engine)}).cpu().eval()
-    task.model.load_state_dict(evaluation_weights(load_file(checkpoint, key="log_model"), engine.settings.weights))
+    task.model.load_state_dict(
+        evaluation_weights(load_file(checkpoint, key="log_model", only=EVALUATED), engine.settings.weights)
+    )
     program, arguments = graph_of(task.model, task.evaluate, batch)
     args, kwargs = program.example_inputs
     inputs = list(arguments.values())

@@ -15,7 +15,7 @@ from torch import Tensor
 import hydraloop
 from hydraloop.builder import build
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.fsdp import full, local
+from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -69,8 +69,7 @@ def resumed(run_dir: Path, *lines: str, iters: int = 4, **options: Any) -> Engin
 
 def weights(engine: Engine) -> dict[str, Tensor]:
     """The model's, whole."""
-    found: dict[str, Tensor] = full(engine.model.state_dict(), keep=True)
-    return found
+    return {name: whole(value).cpu() for name, value in engine.model.state_dict().items()}
 
 
 # Layout and implementation. ------------------------------------------------------------------------------------------

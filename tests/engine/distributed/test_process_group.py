@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.data.loader import build_loader
+from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
@@ -182,12 +183,6 @@ def train_and_save(
         distributed=distributed,
     )
     engine.train()
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A checkpoint file."""
-    found: dict[str, Any] = torch.load(path, weights_only=True)
-    return found
 
 
 def assert_equal(found: Any, expected: Any, where: str = "") -> None:
