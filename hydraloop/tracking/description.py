@@ -179,7 +179,7 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -
 @cache
 def _tell_of_shards(run_dir: Path) -> None:
     log.warning(
-        "checkpoints of FSDP2 have several files and are not sent; `python -m hydraloop export %s` writes a single one",
+        "checkpoints of FSDP2 have several files and are not sent; `python -m hydraloop export %s --format safetensors` writes one",
         run_dir,
     )
 
