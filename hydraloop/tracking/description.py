@@ -179,7 +179,8 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -
 @cache
 def _tell_of_shards(run_dir: Path) -> None:
     log.warning(
-        "checkpoints of FSDP2 have several files and are not sent; `python -m hydraloop export %s --format safetensors` writes one",
+        "checkpoints in shards (FSDP2) are not sent; "
+        "for a single file, run `python -m hydraloop export %s --format safetensors`",
         run_dir,
     )
 

@@ -6,6 +6,7 @@ import logging
 import resource
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from hydraloop.hooks.checkpoint.publishing import publish
 from hydraloop.run.checkpoint_files import newest_intact, remove
 from hydraloop.run.integrity import damage, shards_of
 from hydraloop.tasks import Regression
+from hydraloop.tracking.description import checkpoints
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.slow
@@ -197,6 +199,16 @@ def test_deleting_a_checkpoint_deletes_its_shards_and_a_start_those_without_a_fi
     assert {path for path in folder.iterdir() if path.is_dir()} == kept
     remove(folder / "epoch_1.pth")
     assert [path.name.rpartition("-")[0] for path in folder.iterdir() if path.is_dir()] == ["epoch_2.shards"]
+
+
+def test_trackers_do_not_send_files_without_their_shards(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = SimpleNamespace(params={"default_hooks.checkpoint.out_dir": str(folder)})
+    run: Any = SimpleNamespace(run_dir=folder, attempt=attempt)
+    torch.save({}, folder / "whole.pth")
+    assert checkpoints(run, "all", None, ended=False) == [folder / "whole.pth"]
+    assert checkpoints(run, "best", str(folder / "epoch_1.pth"), ended=True) == []
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"run `python -m hydraloop export {folder} --format safetensors`" in line
 
 
 def test_values_that_are_not_sharded_stay_as_they_are() -> None:
