@@ -44,7 +44,7 @@ def history(folders: Sequence[Path]) -> list[Saved]:
 def _read(paths: Sequence[Path]) -> Iterator[Saved]:
     for path in paths:
         try:
-            saved = load(path, mmap=True, verify=False)
+            saved = load(path, mmap=True, verify=False, only=())
             if saved.keys() >= _NEEDED:
                 states = {name: state["left_out"] for name, state in saved["hooks"].items() if "left_out" in state}
                 yield Saved(saved["progress"]["iteration"], path, saved["meta"], states)
