@@ -74,6 +74,7 @@ class Engine(HookApi):
             run_scope.check_saved(self)
             if self.settings.test and self.loaders.test is not None and self.preempted_by is None:
                 self._test(Path(self.best.checkpoint) if self.best is not None else None)
+            run_scope.check_written(self)
         assert self.result is not None
         return self.result
 

@@ -137,10 +137,13 @@ class HookApi(EngineState):
         checkpoint = save_load.collect(cast("Engine", self), optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
 
+        iteration = self.progress.iteration
+
         def settled(written: bool) -> None:
-            self.unwritten = None if written else path
             if written:
-                self.last_checkpoint = path
+                self.last_checkpoint, self.saved_iteration, self.unwritten = path, iteration, None
+            elif last and iteration > self.saved_iteration:
+                self.unwritten = path
             if done is not None:
                 done(written)
 

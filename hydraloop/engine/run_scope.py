@@ -204,6 +204,20 @@ def check_saved(engine: Engine) -> None:
         log.warning("nothing was saved: the run has no checkpoint hook (default_hooks.checkpoint)")
 
 
+def check_written(engine: Engine) -> None:
+    """Refuse to end a run as finished whose last checkpoint could not be written.
+
+    Raises:
+        UserError: on every rank.
+    """
+    if engine.unwritten is not None and engine.preempted_by is None:
+        raise UserError(
+            f"{engine.unwritten} could not be written, and no later file was: the end of training is lost",
+            key="default_hooks.checkpoint",
+            remedy=f"Make space, then train the rest again: resume={engine.run_dir}",
+        )
+
+
 def _reason(engine: Engine, status: Status) -> str | None:
     if engine.error is None and engine.preempted_by is not None and status == "interrupted":
         return f"{PREEMPTED}{engine.preempted_by}"

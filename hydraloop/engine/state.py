@@ -81,8 +81,10 @@ class EngineState(LogsRecords):
     """The best validation (`report_best`); the test uses its checkpoint."""
     last_checkpoint: Path | None = None
     """The last file that this process has written."""
+    saved_iteration: int = 0
+    """The iteration of that file."""
     unwritten: Path | None = None
-    """The last file, if it could not be written."""
+    """A newer one to resume from that could not be written."""
     error: BaseException | None = None
     """The error that ends the run, from on_exception on."""
     result: Result | None = None

@@ -14,8 +14,8 @@ from torch import nn, optim
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.report.summary import format_summary
 from hydraloop.engine.settings import Settings
+from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at
@@ -97,12 +97,14 @@ def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(
     )
 
 
-@pytest.mark.parametrize(("name", "lost"), [("epoch_3.pth", True), ("epoch_2.pth", False)])
-def test_the_summary_says_that_the_end_of_training_was_not_saved(name: str, lost: bool, tmp_path: Path) -> None:
-    path = in_the_way(tmp_path, name)
+def test_a_run_whose_last_checkpoint_could_not_be_written_has_failed(tmp_path: Path) -> None:
+    path = in_the_way(tmp_path, "epoch_3.pth")
     engine = engine_of(tmp_path, {"checkpoint": CheckpointHook()})
-    engine.train()
-    assert (f"{path} (could not be written: the end of training is not saved)" in format_summary(engine, 1.0)) == lost
+    with pytest.raises(UserError, match=r"epoch_3\.pth could not be written, and no later") as caught:
+        engine.train()
+    assert str(path) in caught.value.problem
+    assert engine.result is not None
+    assert engine.result.status == "failed"
 
 
 def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

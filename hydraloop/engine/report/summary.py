@@ -103,8 +103,6 @@ def _best(engine: Engine) -> dict[str, str]:
             rows["checkpoint"] += f"\n{shown(last)} (the last)"
     elif last is not None:
         rows["checkpoint"] = f"{shown(last)} (the last)"
-    if engine.unwritten is not None:
-        rows["not saved"] = f"{shown(engine.unwritten)} (could not be written: the end of training is not saved)"
     return rows
 
 
