@@ -18,6 +18,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, network, train
@@ -354,8 +355,8 @@ class Full(CheckpointHook):
         super()._save(engine, path, *done, **options)
 
 
-def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
-    """Train with it. Returns what was raised."""
+def cannot_write(distributed: Distributed, run_dir: str) -> tuple[int, str]:
+    """Train with it. Returns the trained epochs, and what was raised."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     engine = Engine(
         task=task,
@@ -366,15 +367,16 @@ def cannot_write(distributed: Distributed, run_dir: str) -> list[str]:
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    try:
+    with pytest.raises(UserError) as caught:
         engine.train()
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return []
+    return engine.progress.epoch, caught.value.problem
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_path: Path) -> None:
-    assert on_ranks(2, cannot_write, str(tmp_path)) == [[], []], "training continues"
+    problem = f"{tmp_path / 'checkpoints' / 'epoch_3.pth'} could not be written, and no later file was"
+    for epochs, found in on_ranks(2, cannot_write, str(tmp_path)):
+        assert epochs == 3, "training continues"
+        assert found.startswith(problem)
 
 
 # Other changes of a model. ---------------------------------------------------------------------------------------
