@@ -77,6 +77,7 @@ def first_error(data: Any, first: int = 0, **options: Any) -> BaseException:
     loader.set_epoch(1)
     with pytest.raises(Exception) as caught:  # noqa: PT011  # of several types
         list(loader.begin(first, first))
+    loader.end_workers()  # torch waits 5 s for each worker whose iterator is collected as a part of a cycle
     return caught.value
 
 
