@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, read_write
 
 from hydraloop.cli.console import prepare_handlers
-from hydraloop.run.config_yaml import mask_files, mask_records, remember_config
+from hydraloop.run.config_yaml import mask_files, remember_config
 from hydraloop.safety import hydra_versions
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -82,7 +82,7 @@ def _masked(job: Job) -> Callable[[DictConfig], Any]:
         remember_config(cfg)
         prepare_handlers()
         if settings.output_subdir is not None:
-            mask_records(run_dir / settings.output_subdir)
+            mask_files((run_dir / settings.output_subdir).glob("*.yaml"))
         if settings.mode is RunMode.MULTIRUN:
             mask_files([sweep_dir() / "multirun.yaml"])
         return job(cfg, run_dir)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hydraloop.run.config_yaml import plain, resolved_yaml
+from hydraloop.run.config_yaml import dumped, plain, resolved
 from hydraloop.run.environment import command
 from hydraloop.run.resume import Resumed, newest_checkpoint
 from hydraloop.safety import typed_options as typed
@@ -59,7 +59,7 @@ class Job:
         assert resumed.run_dir is not None, "Hydra has made the directory"
         hydra: Any = HydraConfig.get()
         return cls(
-            config=resolved_yaml(cfg),
+            config=dumped(resolved(cfg)),
             run_dir=str(resumed.run_dir.absolute()),
             checkpoint=None if resumed.checkpoint is None else str(resumed.checkpoint.absolute()),
             began=time.time(),

@@ -39,20 +39,12 @@ def replacing(path: Path, *, keep_existing: bool = False, inside: str | None = N
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the contents of a file, as UTF-8.
-
-    Raises:
-        OSError: as in `replacing`.
-    """
+    """Replace the contents of a file, as UTF-8. Errors: as in `replacing`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the contents of a file.
-
-    Raises:
-        OSError: as in `replacing`.
-    """
+    """Replace the contents of a file. Errors: as in `replacing`."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
 

@@ -54,15 +54,6 @@ def resolved(cfg: DictConfig) -> Any:
         ) from error
 
 
-def resolved_yaml(cfg: DictConfig) -> str:
-    """Return a resolved config as YAML, secrets included: for other processes of the run, not for files.
-
-    Raises:
-        UserError: an interpolation does not resolve.
-    """
-    return dumped(resolved(cfg))
-
-
 def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
     """Return a config as YAML, with secrets masked.
 
@@ -88,11 +79,6 @@ def remember_names(cfg: DictConfig) -> None:
     """Register the names of secrets in the option `secrets`."""
     with suppress(OmegaConfBaseException):  # reported by `validate`
         name_secrets(cfg.get("secrets") or ())
-
-
-def mask_records(folder: Path) -> None:
-    """Mask the YAML files that Hydra has written into a folder."""
-    mask_files(sorted(folder.glob("*.yaml")))
 
 
 def mask_files(paths: Iterable[Path]) -> None:

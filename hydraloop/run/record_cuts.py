@@ -11,13 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hydraloop.run import atomic
-from hydraloop.run.record_log import Position, Reader, Record
+from hydraloop.run.record_log import Position, Reader, Record, read_all
 from hydraloop.run.record_writer import cut_torn_line
 
 log = logging.getLogger(__name__)
-
-_BATCH = 1000
-"""Number of records that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +49,12 @@ def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None
     Returns:
         The cut, or None if there was nothing to move.
     """
-    if not path.exists():
-        return None
     cut_torn_line(path)
-    reader = Reader(path, Position())
-    while True:
-        records, kept = reader.read(_BATCH)
-        left = next((n for n, one in enumerate(records) if _is_later(one, iteration, last_validation)), None)
-        if left is not None:
-            kept = reader.read(left)[1]
-        if left is not None or not records:
-            break
-        reader.move(kept)
-    content = path.read_bytes()[kept.offset :]
-    if not content:
+    left = next((record.index for record in read_all(path) if _is_later(record, iteration, last_validation)), None)
+    if left is None:
         return None
+    kept = Reader(path, Position()).find(left)
+    content = path.read_bytes()[kept.offset :]
     number = len(cuts(path)) + 1
     file = f"{path.stem}.cut_{number}{path.suffix}"
     cut = Cut(number, iteration, kept.offset, kept.index, content.count(b"\n"), file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
@@ -22,6 +23,8 @@ OBJECTS = "objects"
 _PERFORMANCE = frozenset({"eta", "time", "data_time", "memory", "mfu", "skipped"})
 """Values of the logger's training records that describe the speed, not the model."""
 _CHUNK = 1 << 16
+_BATCH = 1000
+"""Number of records that `read_all` reads at once."""
 _MOST = 1 << 63
 """Services accept only smaller iterations and epochs."""
 
@@ -82,7 +85,7 @@ class Position:
 class Reader:
     """Reads a log while another process appends to it.
 
-    A user may have written or edited lines: entries that a record cannot have are left out, with one warning.
+    A line that is not a record of hydraloop counts as an empty record. Only the first one is a warning.
 
     Args:
         path: of the log. It need not exist yet.
@@ -90,7 +93,9 @@ class Reader:
     """
 
     def __init__(self, path: Path, position: Position) -> None:
-        self._path, self.position = path, position
+        self._path = path
+        self.position = position
+        """Where `read` begins. It may be changed."""
         self._iteration = 0
         """Of the last record; used for a record without an iteration."""
         self._warned = False
@@ -109,23 +114,20 @@ class Reader:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     break
-                record, odd = _parse(line, index, self._iteration)
+                try:
+                    record = _parse(line, index, self._iteration)
+                except Exception as error:  # edited by a user
+                    record = Record(index, "train", 0, self._iteration, 0.0, {}, {})
+                    self._warn(index, error)
                 records.append(record)
-                if odd:
-                    self._warn(index, odd)
                 self._iteration = record.iteration
                 offset, index = offset + len(line), index + 1
         return records, Position(offset, index)
 
-    def _warn(self, index: int, odd: list[str]) -> None:
+    def _warn(self, index: int, error: Exception) -> None:
         if not self._warned:
-            what = ", ".join(map(repr, odd))
-            log.warning("%s, line %d: ignored, without further warnings: %s", self._path.name, index + 1, what)
+            log.warning("%s, line %d is not a record and is ignored: %s", self._path.name, index + 1, error)
         self._warned = True
-
-    def move(self, position: Position) -> None:
-        """Continue from a position."""
-        self.position = position
 
     def find(self, index: int) -> Position:
         """Return the position before line `index`."""
@@ -145,80 +147,43 @@ def count(path: Path) -> int:
         return 0
 
 
-def read_all(path: Path) -> list[Record]:
-    """Return every record of a log."""
-    return Reader(path, Position()).read(1 << 62)[0]
+def read_all(path: Path) -> Iterator[Record]:
+    """Yield every record of a log."""
+    reader = Reader(path, Position())
+    while (read := reader.read(_BATCH))[0]:
+        yield from read[0]
+        reader.position = read[1]
 
 
-def _parse(line: bytes, index: int, iteration: int) -> tuple[Record, list[str]]:
-    """Return a line as a record, and the names of the entries that were left out.
+def _parse(line: bytes, index: int, iteration: int) -> Record:
+    """Return a line as a record. A record without an iteration gets that of the record before it.
 
-    A record without an iteration gets that of the record before it.
+    Raises:
+        Exception: the line is not a record that hydraloop has written.
     """
-    entries = _entries(line)
-    if entries is None:
-        entries, odd = {}, ["all of it"]
-    else:
-        odd = []
-    named = entries.pop(NONFINITE) if isinstance(entries.get(NONFINITE), dict) else {}
-    mode, epoch, at = entries.pop("mode", "train"), entries.pop("epoch", 0), entries.pop("iteration", iteration)
-    stamp = _number(entries.pop(STAMP, 0.0))
-    objects = _objects(entries.pop(OBJECTS, None), str(mode), odd)
-    values: dict[str, float] = {}
-    texts: dict[str, str] = {}
-    for name, value in (*entries.items(), *named.items()):
-        number = _number(value, named=name in named)
-        if number is not None:
-            values[name] = number
-        elif isinstance(value, str) and name not in named:
-            texts[name] = value
-        elif value is not None:
-            odd.append(name)
-    record = Record(
-        index=index,
-        mode=str(mode),
-        epoch=epoch if _is_count(epoch) else 0,
-        iteration=at if _is_count(at) else iteration,
-        timestamp=stamp if stamp is not None and math.isfinite(stamp) else 0.0,
-        values=values,
-        texts=texts,
-        objects=objects,
-    )
-    return record, odd
+    entries = json.loads(line)
+    if b"\\ud" in line:  # half a surrogate pair, which services refuse
+        entries = json.loads(json.dumps(entries, ensure_ascii=False).encode("utf-8", "replace"))
+    mode, named = str(entries.pop("mode", "train")), entries.pop(NONFINITE, {})
+    epoch, at, stamp = entries.pop("epoch", 0), entries.pop("iteration", iteration), entries.pop(STAMP, 0.0)
+    if not (_is_count(epoch) and _is_count(at) and math.isfinite(stamp)):
+        raise ValueError("its epoch, iteration or timestamp is not a number, or too large")
+    objects = tuple(_object(mode=mode, **one) for one in entries.pop(OBJECTS, ()))
+    texts = {name: value for name, value in entries.items() if isinstance(value, str)}
+    numbers = {name: value for name, value in entries.items() if value is not None and name not in texts}
+    values = {name: float(value) for name, value in {**numbers, **named}.items()}
+    return Record(index, mode, epoch, at, stamp, values, texts, objects)
 
 
-def _objects(found: Any, mode: str, odd: list[str]) -> tuple[LoggedObject, ...]:
-    """Return the files that a record announces; files outside the run directory are left out, and named in `odd`."""
-    objects = []
-    for one in found if isinstance(found, list) else []:
-        kind, name, path = (one.get(key) for key in ("kind", "name", "path")) if isinstance(one, dict) else [None] * 3
-        inside = isinstance(path, str) and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
-        if kind in get_args(ObjectKind) and isinstance(name, str) and inside:
-            objects.append(LoggedObject(cast(ObjectKind, kind), f"{mode}/{name}", str(path)))
-    if found is not None and (not isinstance(found, list) or len(objects) < len(found)):
-        odd.append(OBJECTS)
-    return tuple(objects)
+def _object(*, mode: str, kind: str, name: str, path: str) -> LoggedObject:
+    """Return a file that a record announces.
 
-
-def _entries(line: bytes) -> dict[str, Any] | None:
-    """Return the entries of a line; None if it is not a JSON object."""
-    try:
-        found = json.loads(line)
-        if b"\\ud" in line:  # half a surrogate pair, which services refuse
-            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _number(value: Any, *, named: bool = False) -> float | None:
-    """Return a number, or a named one (`"inf"`); None if it is not a number or too large."""
-    if not isinstance(value, int | float) and not (named and isinstance(value, str)):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+    Raises:
+        ValueError: it is outside the run directory, or of an unknown kind.
+    """
+    if kind not in get_args(ObjectKind) or PurePosixPath(path).is_absolute() or ".." in path.split("/"):
+        raise ValueError(f"it announces a file that is refused, {path}")
+    return LoggedObject(cast(ObjectKind, kind), f"{mode}/{name}", path)
 
 
 def _is_count(value: Any) -> bool:

@@ -143,7 +143,7 @@ class Follower:
                     return "following"
                 self._refuse(records[0], error)
             self._batch = min(2 * self._batch, BATCH)
-            self._reader.move(after)
+            self._reader.position = after
             self._cursor.offset, self._cursor.index = after.offset, after.index
             self._arrived()
             if finish is None and monotonic() >= self._files_due:  # records may arrive faster than they are sent
@@ -207,7 +207,7 @@ class Follower:
     def _go_back(self, index: int) -> None:
         """Set the cursor back to line `index`."""
         place = self._reader.find(index)
-        self._reader.move(place)
+        self._reader.position = place
         self._cursor.offset, self._cursor.index = place.offset, place.index
         self._cursor.refused = [line for line in self._cursor.refused if line < index]
 

@@ -18,7 +18,7 @@ import yaml
 
 from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.code_patch import FILENAME as PATCH_FILE
-from hydraloop.run.record_log import FILENAME, LoggedObject, Position, Reader, Record
+from hydraloop.run.record_log import FILENAME, LoggedObject, Record, read_all
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking.description import checkpoints, result_of
@@ -44,8 +44,6 @@ NAMES = {
 }
 """Options that name a run, and W&B's variables. The hook reads these, because `sync` may run in another environment."""
 _NOT_IN_PROJECTS = str.maketrans(dict.fromkeys("/\\#?%:", "-"))
-_CHUNK = 1000
-"""Records read at once."""
 
 
 class LiveRun:
@@ -240,10 +238,8 @@ def _artifact(name: str, kind: str, about: Mapping[str, Any]) -> Any:
 
 def _best_value(run_dir: Path, metric: str, rule: str) -> dict[str, float]:
     """Return the best value of a metric in all validations, by its name in the summary."""
-    reader, values = Reader(run_dir / FILENAME, Position()), []
-    while (read := reader.read(_CHUNK))[0]:
-        values += [record.values.get(metric, math.nan) for record in read[0] if record.mode == "val"]
-        reader.move(read[1])
+    records = read_all(run_dir / FILENAME)
+    values = [record.values.get(metric, math.nan) for record in records if record.mode == "val"]
     values = [value for value in values if math.isfinite(value)]
     return {f"val/{metric}": (max if rule == "greater" else min)(values)} if values else {}
 

@@ -54,10 +54,10 @@ def test_a_reader_takes_whole_lines_only_and_goes_on_where_it_was_moved(tmp_path
     first, after = reader.read(2)
     assert [record.iteration for record in first] == [0, 1]
     assert reader.read(2)[0] == first, "it stays until it is moved"
-    reader.move(after)
+    reader.position = after
     rest, after = reader.read(100)
     assert [record.index for record in rest] == [2, 3, 4]
-    reader.move(after)
+    reader.position = after
     assert reader.read(100) == ([], after)
     assert Reader(path, reader.find(3)).read(100)[0] == rest[1:]
     assert count(path) == 5
@@ -90,41 +90,41 @@ GOOD = '{"mode": "val", "epoch": 1, "iteration": 10, "loss": 0.5, "timestamp": 7
 
 
 @pytest.mark.parametrize(
-    ("line", "values", "texts"),
+    "line",
     [
-        ('{"nonfinite": 3, "loss": 1}', {"nonfinite": 3.0, "loss": 1.0}, {}),
-        ('{"nonfinite": {"loss": "x", "other": [1], "top": "inf"}}', {"top": math.inf}, {}),
-        ('{"a": 1' + "0" * 400 + ', "b": 2}', {"b": 2.0}, {}),
-        ('{"timestamp": null, "a": 1}', {"a": 1.0}, {}),
-        ('{"timestamp": NaN, "a": 1}', {"a": 1.0}, {}),
-        ('{"timestamp": "noon", "a": 1}', {"a": 1.0}, {}),
-        ('{"a": [1], "b": {"c": 1}, "d": null, "e": 1}', {"e": 1.0}, {}),
-        ('{"epoch": 1e3, "iteration": ' + "9" * 30 + ', "a": 1}', {"a": 1.0}, {}),
-        ('{"note": "\\ud800", "a": 1}', {"a": 1.0}, {"note": "?"}),
-        ("[" * 100_000, {}, {}),
-        ('{"a": 1' + "0" * 5000 + "}", {}, {}),
-        ("no json", {}, {}),
-        ("[1]", {}, {}),
-        ("\udcff", {}, {}),
+        '{"nonfinite": 3, "loss": 1}',
+        '{"nonfinite": {"loss": "x"}}',
+        '{"a": 1' + "0" * 400 + "}",
+        '{"timestamp": NaN, "a": 1}',
+        '{"timestamp": "noon", "a": 1}',
+        '{"a": [1]}',
+        '{"iteration": ' + "9" * 30 + ', "a": 1}',
+        "[" * 100_000,
+        "no json",
+        "[1]",
+        "\udcff",
     ],
 )
-def test_a_line_that_is_no_record_is_in_nobodys_way(
-    tmp_path: Path, line: str, values: dict[str, float], texts: dict[str, str]
-) -> None:
+def test_a_line_that_is_no_record_is_in_nobodys_way(tmp_path: Path, line: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_bytes((GOOD + line + "\n" + GOOD).encode("utf-8", "surrogateescape"))
     first, odd, last = read_all(path)
     assert first.values == last.values == {"loss": 0.5}
-    assert (odd.index, odd.values, odd.texts) == (1, values, texts)
-    assert (odd.iteration, odd.timestamp) == (10, 0.0)
-    assert odd.epoch == 0
+    assert (odd.index, odd.values, odd.texts) == (1, {}, {})
+    assert (odd.epoch, odd.iteration, odd.timestamp) == (0, 10, 0.0)
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> None:
+    (record,) = read_all(_log(tmp_path / "m.jsonl", '{"note": "\\ud800", "a": 1, "b": null}\n'))
+    assert (record.values, record.texts) == ({"a": 1.0}, {"note": "?"})
 
 
 def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = _log(tmp_path / "m.jsonl", GOOD, '{"a": [1], "b": null}\n', "no json\n")
     with caplog.at_level(logging.WARNING, "hydraloop"):
-        read_all(path)
-    assert [one.getMessage() for one in caplog.records] == ["m.jsonl, line 2: ignored, without further warnings: 'a'"]
+        assert len(list(read_all(path))) == 3
+    (said,) = (one.getMessage() for one in caplog.records)
+    assert said.startswith("m.jsonl, line 2 is not a record and is ignored: ")
 
 
 def test_speed_has_its_own_place_and_objects_their_mode(tmp_path: Path) -> None:
@@ -143,11 +143,13 @@ def test_speed_has_its_own_place_and_objects_their_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "objects",
-    ['"x"', "{}", '["x"]', '[{"kind": "image", "name": "a"}]', '[{"kind": "film", "name": "a", "path": "a"}]']
+    ['"x"', '["x"]', '[{"kind": "image", "name": "a"}]', '[{"kind": "film", "name": "a", "path": "a"}]']
     + [f'[{{"kind": "image", "name": "a", "path": "{path}"}}]' for path in ("/etc/passwd", "../a", "a/../../b")],
 )
-def test_an_object_that_is_none_is_left_out(tmp_path: Path, objects: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_with_an_object_that_is_none_is_ignored(
+    tmp_path: Path, objects: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = _log(tmp_path / "m.jsonl", f'{{"objects": {objects}, "a": 1}}\n')
     (record,) = read_all(path)
-    assert (record.objects, record.values) == ((), {"a": 1.0})
-    assert "'objects'" in caplog.text
+    assert (record.objects, record.values) == ((), {})
+    assert "line 1 is not a record" in caplog.text

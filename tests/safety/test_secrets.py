@@ -355,7 +355,7 @@ def test_hydras_files_are_masked_in_place(tmp_path: Path) -> None:
     OmegaConf.save(OmegaConf.create({"lr": "1e-3", **ORDINARY}), clean)
     (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
     before = clean.read_bytes(), clean.stat().st_ino
-    config_yaml.mask_records(tmp_path)
+    config_yaml.mask_files(tmp_path.glob("*.yaml"))
     config_yaml.mask_files([tmp_path / "none.yaml"])
     assert (clean.read_bytes(), clean.stat().st_ino) == before
     expected = {**config, "a": {**config["a"], "token": ["***"]}, "overrides": ["secret=***"]}  # type: ignore[dict-item]

@@ -98,7 +98,7 @@ def test_an_outage_in_the_middle_of_a_run_loses_and_repeats_nothing(project: Pro
         thread.join()
     assert done.code == 0, done.text
     assert down.is_set(), "the service was down during the run"
-    expected = read_all(project.run.path / FILENAME)
+    expected = list(read_all(project.run.path / FILENAME))
     assert [(one["id"], one["step"]) for one in records(service)] == [(one.index, one.iteration) for one in expected]
     assert {name: records(service)[0][name] for name in expected[0].metrics} == expected[0].metrics
     assert events(service) == ["begin", *["records"] * (len(events(service)) - 2), "end"]
