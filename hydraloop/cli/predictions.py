@@ -59,7 +59,7 @@ def write(path: Path, parts: Parts) -> None:
             return
         with unfinished.open("w", encoding="utf-8") as text:
             for row in _rows(parts):
-                text.write(_json(row) + "\n")
+                text.write(json.dumps(plain(row)) + "\n")
 
 
 def _columns(part: Any) -> Mapping[str, Any]:
@@ -80,13 +80,6 @@ def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
             counts[data_set] = index = counts.get(data_set, -1) + 1
             where = {"data_set": data_set} if data_set else {}
             yield {**where, "index": index, **dict(zip(columns, sample, strict=True))}
-
-
-def _json(row: dict[str, Any]) -> str:
-    try:
-        return json.dumps(row, allow_nan=False)
-    except ValueError:  # NaN or infinity, which JSON does not have
-        return json.dumps(plain(row))
 
 
 def _arrays(parts: Parts) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
@@ -38,7 +37,7 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
     cfg = command.cfg
     with hydra_config(cfg):
         directory = Path(cfg.hydra.run.dir)
-    named = directory if _is_typed(command) or (cfg.resume == "auto" and _is_constant(cfg)) else None
+    named = directory if _KEY in command.typed or (cfg.resume == "auto" and _is_constant(cfg)) else None
 
     def find(named: Path | None) -> Resumed:
         if restarted is not None:
@@ -108,16 +107,7 @@ class JobDirectories:
         self._taken.add(resolved)
 
 
-def _is_typed(command: Command) -> bool:
-    return any(line.lstrip("+").startswith(f"{_KEY}=") for line in command.overrides)
-
-
 def _is_constant(cfg: DictConfig) -> bool:
-    """Whether the config files name one run directory, not a new one for each start."""
-    return not any(new in _written(cfg) for new in ("${now:", "${run_id:"))
-
-
-def _written(cfg: DictConfig) -> str:
-    """`hydra.run.dir` with its interpolations."""
-    run: Any = OmegaConf.to_container(cfg.hydra.run, resolve=False)
-    return str(run["dir"])
+    """Return whether the config files name one run directory, not a new one for each start."""
+    written = str(OmegaConf.to_container(cfg.hydra.run, resolve=False))
+    return not any(new in written for new in ("${now:", "${run_id:"))

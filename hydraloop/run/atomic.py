@@ -61,7 +61,7 @@ def _linked(unfinished: Path, path: Path) -> bool:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names of files. Windows and some network file systems cannot, but the files are complete anyway."""
+    """Flush the names of files. Some network file systems cannot, but the files are complete anyway."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

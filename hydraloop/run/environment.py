@@ -12,11 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
-_GIT_ENVIRONMENT = {
-    name: os.environ[name]
-    for name in ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "USERPROFILE")
-    if name in os.environ
-}
+_GIT_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CONFIG_HOME") if name in os.environ}
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
 
 _command: list[str] | None = None

@@ -11,12 +11,12 @@ acquire the lock.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -29,9 +29,6 @@ from typing import Self
 
 from hydraloop.errors import UserError
 from hydraloop.run.processes import is_alive, machine, started
-
-if sys.platform != "win32":
-    import fcntl
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +210,7 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
     while True:
         handle = os.open(path, os.O_RDWR | flags, 0o666)
         try:
-            _flock(handle, exclusive=True)
+            _flock(handle, fcntl.LOCK_EX)
             try:
                 current = os.path.samestat(os.stat(path), os.fstat(handle))
             except FileNotFoundError:
@@ -222,14 +219,13 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
                 yield handle
                 return
         finally:
-            _flock(handle, exclusive=False)  # a process that was forked meanwhile would keep the flock
+            _flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep the flock
             os.close(handle)
 
 
-def _flock(handle: int, *, exclusive: bool) -> None:
-    if sys.platform != "win32":
-        with suppress(OSError):  # a file system without flock
-            fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_UN)
+def _flock(handle: int, operation: int) -> None:
+    with suppress(OSError):  # a file system without flock
+        fcntl.flock(handle, operation)
 
 
 def _read(handle: int) -> Holder | None:

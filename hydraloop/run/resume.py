@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,10 +136,10 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:
     )
 
 
-def _newest_first() -> Iterator[Path]:
+def _newest_first() -> list[Path]:
     """Return run directories by date and time in their names, the newest first. The id is ignored."""
     runs = [path.parent for path in OUTPUTS.glob(f"*/*/{RECORDS}")]
-    return iter(sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True))
+    return sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True)
 
 
 def _identity(cfg: Any) -> Any:
