@@ -166,12 +166,13 @@ def _parse(line: bytes, index: int, iteration: int) -> Record:
         entries = json.loads(json.dumps(entries, ensure_ascii=False).encode("utf-8", "replace"))
     mode, named = str(entries.pop("mode", "train")), entries.pop(NONFINITE, {})
     epoch, at, stamp = entries.pop("epoch", 0), entries.pop("iteration", iteration), entries.pop(STAMP, 0.0)
-    if not (_is_count(epoch) and _is_count(at) and math.isfinite(stamp)):
-        raise ValueError("its epoch, iteration or timestamp is not a number, or too large")
+    if not math.isfinite(stamp):
+        raise ValueError("its timestamp is not finite")
     objects = tuple(_object(mode=mode, **one) for one in entries.pop(OBJECTS, ()))
     texts = {name: value for name, value in entries.items() if isinstance(value, str)}
     numbers = {name: value for name, value in entries.items() if value is not None and name not in texts}
     values = {name: float(value) for name, value in {**numbers, **named}.items()}
+    epoch, at = epoch if _is_count(epoch) else 0, at if _is_count(at) else iteration  # a hook may log epoch 1.5
     return Record(index, mode, epoch, at, stamp, values, texts, objects)
 
 

@@ -98,7 +98,6 @@ GOOD = '{"mode": "val", "epoch": 1, "iteration": 10, "loss": 0.5, "timestamp": 7
         '{"timestamp": NaN, "a": 1}',
         '{"timestamp": "noon", "a": 1}',
         '{"a": [1]}',
-        '{"iteration": ' + "9" * 30 + ', "a": 1}',
         "[" * 100_000,
         "no json",
         "[1]",
@@ -112,6 +111,12 @@ def test_a_line_that_is_no_record_is_in_nobodys_way(tmp_path: Path, line: str) -
     assert first.values == last.values == {"loss": 0.5}
     assert (odd.index, odd.values, odd.texts) == (1, {}, {})
     assert (odd.epoch, odd.iteration, odd.timestamp) == (0, 10, 0.0)
+
+
+def test_a_record_at_no_whole_iteration_keeps_its_values(tmp_path: Path) -> None:
+    path = _log(tmp_path / "m.jsonl", GOOD, '{"epoch": 1.5, "iteration": ' + "9" * 30 + ', "a": 1}\n')
+    record = list(read_all(path))[1]
+    assert (record.epoch, record.iteration, record.values) == (0, 10, {"a": 1.0})
 
 
 def test_half_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> None:
