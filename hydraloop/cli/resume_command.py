@@ -4,7 +4,7 @@ that was started from Python, or whose config does not resolve here."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,17 +104,12 @@ def _check_given(run_dir: Path, meta: Any) -> None:
 
 def _check_secrets(cfg: DictConfig) -> None:
     """Refuse a config with a masked secret: `***` must not be used as its value."""
-    for key in _masked(OmegaConf.to_container(cfg), ""):
-        raise UserError(
-            "its value is a secret, which is masked in the files of the run",
-            key=key,
-            remedy=f"Add the option {key} with its value to the command.",
-        )
+    from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
 
-
-def _masked(node: Any, key: str) -> Iterator[str]:
-    if isinstance(node, dict | list):
-        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _masked(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, str) and MASK in node:
-        yield key
+    for key, value in flattened(OmegaConf.to_container(cfg)).items():
+        if isinstance(value, str) and MASK in value:
+            raise UserError(
+                "its value is a secret, which is masked in the files of the run",
+                key=key,
+                remedy=f"Add the option {key} with its value to the command.",
+            )
