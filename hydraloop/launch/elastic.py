@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -62,7 +63,7 @@ def _launch(job: Job, processes: int) -> Ended:
         try:
             worker = str(Path(__file__).with_name("worker.py"))
             with _passing_on(name) as passed_on:
-                exit_codes, number = _run(processes, name, "-P", worker, name, passed_on=_PREEMPTING)
+                exit_codes, number = _run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=_PREEMPTING)
             error = _interrupt(number) if number else None
         except KeyboardInterrupt as told:  # before there were ranks
             error = told

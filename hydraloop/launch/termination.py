@@ -46,6 +46,7 @@ class TerminationHandler:
             about to be ended.
         orphaned: called from another thread when the launching process has ended.
         grace: seconds, see `GRACE`.
+        parent: process ID of the launching process, which may have ended since; None: the parent of this process.
         launched: whether a launcher has started this process as a rank. Otherwise, the process continues after the end
             of its parent, does not handle Ctrl-C, and leaves ignored signals (nohup) ignored.
     """
@@ -56,6 +57,7 @@ class TerminationHandler:
         orphaned: Callable[[], None] = lambda: None,
         grace: float = GRACE,
         *,
+        parent: int | None = None,
         launched: bool = True,
     ) -> None:
         self.received = 0
@@ -67,7 +69,7 @@ class TerminationHandler:
         self.has_lost: Callable[[], bool] = lambda: False
         """Called from another thread while the run saves: whether another rank has failed, so that it cannot save."""
         self._last, self._orphaned, self._grace, self._launched = last, orphaned, grace, launched
-        self._parent = os.getppid()
+        self._parent = os.getppid() if parent is None else parent
         self._deadline: float | None = None
         self._done = threading.Event()
         self._before: dict[int, Any] = {}

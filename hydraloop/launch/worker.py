@@ -1,4 +1,4 @@
-"""A script: one rank of a job that `elastic.launch` has started. Its argument is the job's folder.
+"""A script: one rank of a job that `elastic.launch` has started. Its arguments: the job's folder, the launching process's ID.
 
 It is started as a file, not as a module. Until it has set `sys.path` to the launching process's, it finds only the
 standard library, so no other module can shadow one that the launching process would import.
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, launcher: int) -> None:
     """Train as the rank that the environment names, then end this process."""
     finished: list[bool] = []
     atexit.register(lambda: finished and leave(0))  # the first is called last, after those of other libraries
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     def orphaned() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
-    handler = TerminationHandler(last, orphaned).start()
+    handler = TerminationHandler(last, orphaned, parent=launcher).start()
     set_command(job.command)
     failed = train(job, rank, handler)
     if failed is not None:
@@ -62,4 +62,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

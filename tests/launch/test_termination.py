@@ -74,6 +74,18 @@ def wait_until_stuck(pid: int) -> None:
         time.sleep(0.05)
 
 
+def test_a_launcher_that_ended_before_its_rank_had_started(start: Start) -> None:
+    """The imports take two seconds. Without this, ranks waited for the launcher until a timeout of half an hour."""
+    process = start(
+        """
+        TerminationHandler(orphaned=lambda: print("the launcher has ended", flush=True), parent=os.getpid()).start()
+        ready()
+        time.sleep(20)
+        """
+    )
+    assert process.communicate(timeout=10)[0].startswith("the launcher has ended")
+
+
 def test_its_callbacks_are_freed_after_its_end() -> None:
     """Otherwise the process of a sweep would keep the model of each job."""
 
