@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 from bdb import BdbQuit
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -191,6 +194,8 @@ class Replay:
                 lines = [f"the records differ, first at iteration {iteration}, mode {mode}: {first}"]
             if (iteration, mode) == (watch.end, "train"):
                 record = {"iteration": iteration, **values}
+        if not lines and record is None and recorded[watch.end, "train"]:  # a rollback has interrupted it
+            lines = [f"the run has a record of iteration {watch.end}, and the replay has none"]
         self.differs = bool(lines)
         if self.differs:
             lines += changes.code(self._meta.get("git") or {}, engine.git)
@@ -204,10 +209,16 @@ class Replay:
 
 
 def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
-    """Let custom hooks that were given a path in the run directory write to another folder."""
-    old, new = (json.dumps(str(path))[1:-1] for path in (run_dir.resolve(), folder))
+    """Let custom hooks that were given a path in the run directory write to another folder, also in a moved run."""
+    old = [re.escape(json.dumps(str(run_dir.resolve()))[1:-1])]
+    with suppress(OSError, KeyError, TypeError):  # a run that was started from Python
+        runtime = OmegaConf.load(run_dir / attempts.RECORDS / "hydra.yaml")["hydra"]["runtime"]
+        began_in = runtime["output_dir"], os.path.relpath(runtime["output_dir"], runtime["cwd"])
+        absolute, relative = (re.escape(json.dumps(path)[1:-1]) for path in began_in)
+        old += [absolute, rf'(?<=")(?:\./)?{relative}']
+    inside = re.compile(rf"(?:{'|'.join(old)})(?![\w.-])")
     for name, node in cast(dict[str, Any], OmegaConf.to_container(hooks)).items():
-        hooks[name] = json.loads(json.dumps(node).replace(old, new))
+        hooks[name] = json.loads(inside.sub(lambda _: json.dumps(str(folder))[1:-1], json.dumps(node)))
 
 
 class _Watch(Hook):

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import hydraloop
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.replay import Replay
+from hydraloop.replay import Replay, _redirect
 from tests.config.composed import REPOSITORY
 from tests.faults.in_project import Points
 from tests.helpers import logged
@@ -202,3 +203,16 @@ def test_ranks(strategy: str, tmp_path: Path) -> None:
         check(tmp_path / "run", found, length=13)
         assert len(found["ranks"]) == 2
     assert Replay(tmp_path / "run", "8", []).processes == 2
+
+
+def test_custom_hooks_write_to_no_run_directory(tmp_path: Path) -> None:
+    """The run was moved or copied since, or its hook has a path from the working directory of the training."""
+    run_dir, folder, old = tmp_path / "moved", tmp_path / "folder", "/project/outputs/run"
+    (run_dir / ".hydra").mkdir(parents=True)
+    runtime = {"output_dir": old, "cwd": "/project"}
+    OmegaConf.save({"hydra": {"runtime": runtime}}, run_dir / ".hydra" / "hydra.yaml")
+    given = [f"{run_dir}/a", f"file://{old}/a", "outputs/run/a", "./outputs/run", f"{old}_2/a", "/outputs/run"]
+    hooks = OmegaConf.create({"mine": {"paths": given}})
+    _redirect(hooks, run_dir, folder)
+    expected = [f"{folder}/a", f"file://{folder}/a", f"{folder}/a", f"{folder}", f"{old}_2/a", "/outputs/run"]
+    assert hooks.mine.paths == expected
