@@ -216,7 +216,7 @@ def _another(path: Path, key: str) -> str:
     """Return the remedy for a damaged file: the checkpoint before it."""
     before = intact_before(path)
     if before is None:
-        return "Name another checkpoint, or copy this file again."
+        return "Name another checkpoint, or copy this one again, with its folder of shards if it has one."
     named = key in ("resume", "load_from", "checkpoint", "init.checkpoint")
     return f"Use the checkpoint before it: {f'{key}={before}' if named else before}"
 
