@@ -1,4 +1,4 @@
-"""A script: one rank of a job that `elastic.launch` has started. Its arguments: the job's folder, the launching process's ID.
+"""A script: one rank of a job that `elastic.launch` has started, with its folder and the ID of that process.
 
 It is started as a file, not as a module. Until it has set `sys.path` to the launching process's, it finds only the
 standard library, so no other module can shadow one that the launching process would import.
