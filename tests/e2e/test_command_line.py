@@ -389,6 +389,7 @@ def test_with_a_sweep_a_comma_sweeps(arguments: list[str], project: Project) -> 
     assert not (project.path / "sweep" / "2").exists()
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_the_directory_of_a_job_can_be_named_after_it(project: Project) -> None:
     done = project.train(
         "-m", "seed=1,2", QUICK, SHORT, "engine.test=false", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=seed-${seed}",

@@ -242,6 +242,7 @@ def test_without_the_service_there_is_no_run_id(folder: Path) -> None:
     assert "MLFLOW_RUN_ID" not in os.environ
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_service_that_does_not_answer_is_awaited_once(folder: Path) -> None:
     (folder / "run").mkdir()
     waited: list[float] = []

@@ -123,6 +123,7 @@ def _is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_forked_follower_that_hangs_is_killed_at_the_end(tmp_path: Path) -> None:
     trackers = SweepTrackers(jobs=1)
     trackers.begin(tmp_path)
@@ -184,7 +185,7 @@ SweepTrackers(jobs=2).begin(Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed: bool) -> None:
     """A job that is resumed after its sweep was killed waits for its follower."""
     if killed:

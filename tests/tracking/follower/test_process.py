@@ -209,6 +209,7 @@ process.returncode = 0
 """
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_follower_waits_for_whoever_is_sending(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 2)
@@ -243,6 +244,7 @@ def test_a_cursor_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "tracking").iterdir()] == [f"{NAME}.cursor.json"]
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursors, "PATIENCE", 0.5)
     described_run(tmp_path)

@@ -44,6 +44,7 @@ def _third_refused(seed: int) -> dict[int, Answer]:
     return {number: draw.choice(refused) for number in range(10_000) if draw.random() < 1 / 3}
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_slow_service_has_the_records_and_the_status_before_the_files(tmp_path: Path) -> None:
     """0.3 s for each request: 2 s are enough for the records and the status, but not for 20 files."""
     log_records(tmp_path, 402)

@@ -423,6 +423,7 @@ def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> No
     assert "wandb login" in found["troubles"][0]
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_name_that_wandb_refuses_is_given_up_with_its_reason(tmp_path: Path) -> None:
     """Once, and without a folder of the run. `sync` with another name sends it."""
     run_dir = tmp_path / "run"
