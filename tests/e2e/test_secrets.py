@@ -38,7 +38,7 @@ class Service(Hook):
 
     def before_run(self, engine) -> None:
         seen = [hashlib.sha256(text.encode()).hexdigest() for text in (self.api_key, self.url)]
-        if len(sys.argv) == 2 and os.path.isdir(sys.argv[1]):  # a rank
+        if len(sys.argv) == 3 and os.path.isdir(sys.argv[1]):  # a rank
             seen += [sys.argv[1], oct(os.stat(sys.argv[1]).st_mode)]
         (engine.run_dir / f"seen{engine.distributed.rank}").write_text("\\n".join(seen))
         log.info("connecting with %s", self.api_key)
