@@ -212,7 +212,7 @@ def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
     """Let custom hooks that were given a path in the run directory write to another folder, also in a moved run."""
     old = [re.escape(json.dumps(str(run_dir.resolve()))[1:-1])]
     with suppress(OSError, KeyError, TypeError):  # a run that was started from Python
-        runtime = OmegaConf.load(run_dir / attempts.RECORDS / "hydra.yaml")["hydra"]["runtime"]
+        runtime: Any = OmegaConf.select(OmegaConf.load(run_dir / attempts.RECORDS / "hydra.yaml"), "hydra.runtime")
         began_in = runtime["output_dir"], os.path.relpath(runtime["output_dir"], runtime["cwd"])
         absolute, relative = (re.escape(json.dumps(path)[1:-1]) for path in began_in)
         old += [absolute, rf'(?<=")(?:\./)?{relative}']
