@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import sys
@@ -36,16 +35,14 @@ from hydraloop.hooks.rollback import RollbackHook
 from hydraloop.hooks.shared.losses import Seen, samples_of
 from hydraloop.parts import Parts
 from hydraloop.run import attempts, changes
+from hydraloop.run.checkpoint_files import first_intact
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders
 from hydraloop.run.environment import versions
-from hydraloop.run.integrity import damage
 from hydraloop.run.record_log import FILENAME, read_all
 from hydraloop.safety import typed_options
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
-
-log = logging.getLogger(__name__)
 
 
 class Replay:
@@ -72,7 +69,8 @@ class Replay:
         self._left_out = saved[0].left_out if saved else {}
         earlier = [one for one in saved if one.iteration < self._iteration]
         later = [one for one in saved if one.iteration >= self._iteration][-1:]
-        self._start = next((one for one in earlier if _is_intact(one.path)), None)
+        intact = first_intact(one.path for one in earlier)
+        self._start = next((one for one in earlier if one.path == intact), None)
         known = later or earlier[:1]
         # Of the process that trained the iteration, or of the one before.
         self._meta = meta = known[0].meta if known else {}
@@ -262,10 +260,8 @@ class _Watch(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         now = engine.progress.iteration
         if now == self.iteration:
-            seen, share = (
-                Seen(now, engine.progress.epoch, batch_idx, outputs["loss"], ""),
-                share_of(engine.loaders.train),
-            )
+            seen = Seen(now, engine.progress.epoch, batch_idx, outputs["loss"], "")
+            share = share_of(engine.loaders.train)
             samples = samples_of(engine, seen)
             if samples is not None and share is not None:
                 samples = samples[: share(batch_idx)[0]]  # without a filler
@@ -278,10 +274,3 @@ class _Watch(Hook):
             engine.preempted_by = "replay"  # no validation
             engine.last_checkpoint = engine.resumed_from or engine.run_dir  # nothing is to be saved
             engine.request_stop("replay", agreed=True)
-
-
-def _is_intact(path: Path) -> bool:
-    what = damage(path)
-    if what is not None:
-        log.warning("%s is damaged (%s): the checkpoint before it is used", path, what)
-    return what is None

@@ -136,7 +136,6 @@ class HookApi(EngineState):
         self.settle_saves()
         checkpoint = save_load.collect(cast("Engine", self), optimizer=optimizer, schedulers=schedulers)
         self._call(self.stages.before_save_checkpoint, checkpoint)
-
         iteration = self.progress.iteration
 
         def settled(written: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Iterable
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -71,7 +72,12 @@ def newest_intact(*folders: Path) -> Path | None:
 
     Of several folders, the one with the newest `last_checkpoint` (or checkpoint, without that file) is used first.
     """
-    for path in candidates(*folders):
+    return first_intact(candidates(*folders))
+
+
+def first_intact(paths: Iterable[Path]) -> Path | None:
+    """Return the first undamaged checkpoint; None if there is none. Damaged ones get a warning."""
+    for path in paths:
         what = damage(path)
         if what is None:
             return path
