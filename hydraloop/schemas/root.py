@@ -8,6 +8,7 @@ from omegaconf import MISSING, OmegaConf
 
 from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.engine import EngineConf
+from hydraloop.schemas.sweep import SweepConf
 
 
 def _open_mapping() -> Any:
@@ -75,6 +76,10 @@ class Config:
     """Hooks of every run; a group. `default_hooks.checkpoint=null` removes one."""
     hooks: Dict[str, Any] = field(default_factory=dict)
     """Hooks selected for this run; a group."""
+    sweep: SweepConf = field(default_factory=SweepConf)
+    detach: bool = False
+    """Whether the command returns at once and its run or sweep continues in the background. False: the terminal shows
+    it."""
 
 
 DEFAULT_HOOKS = [

@@ -1,0 +1,42 @@
+"""Options of a sweep."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+
+@dataclass
+class SweepConf:
+    """How `-m` runs the jobs of a sweep. No effect on a single run."""
+
+    resume: Optional[str] = None
+    """`auto`: continue the newest sweep in `multirun/` with the same config. Or the directory of a sweep. Finished jobs
+    are not run again. Null: a new sweep."""
+    retry_failed: bool = False
+    """Whether a resumed sweep runs its failed jobs again. False: most errors would repeat."""
+    on_failure: str = "continue"
+    """`continue`: the other jobs run after one has failed. `stop`: no further job starts. Continue, because the jobs
+    of a sweep do not depend on each other."""
+    max_retries: int = 0
+    """How often a job that failed or was killed is started again; it continues from its newest checkpoint. 0: most
+    errors would repeat."""
+    max_workers: Optional[int] = None
+    """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1."""
+    gpus: Optional[List[int]] = None
+    """Numbers of the GPUs that jobs may use. Null: all that are visible."""
+    gpus_per_job: float = 1.0
+    """GPUs of each job: a whole number, or a fraction (0.5: two jobs share a GPU). 1: a run uses one unless it has
+    several ranks."""
+    executor: str = "pool"
+    """What runs the jobs: `pool`, processes on this machine; or `submitit`, jobs of Slurm."""
+    submitit: Dict[str, Any] = field(default_factory=dict)
+    """Parameters of submitit's executor (partition, timeout_min, mem_gb). `cluster=local` needs no Slurm. Empty:
+    submitit's own defaults."""
+    zip: List[List[str]] = field(default_factory=list)
+    """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
+    combination is a job."""
+    where: Optional[str] = None
+    """A condition on swept keys that a job has to meet: `optimizer.lr < 1e-3 or seed == 0`. Null: every combination."""
+    jobs: Optional[str] = None
+    """A text file with the overrides of one job in each line. The axes multiply these jobs. Null: none."""
+    average: str = "seed"
+    """The swept key over which results are averaged. Seed: the key that changes nothing but chance."""

@@ -1,0 +1,5 @@
+"""Sweeps: the directory is the truth, and any process may die.
+
+Reading order: axes, planning, directory, states, job, executors, controller. Nothing here imports torch, except in the
+processes of jobs.
+"""

@@ -1,0 +1,1 @@
+"""What runs the processes of jobs: the pool on this machine, or submitit."""

@@ -1,0 +1,77 @@
+"""The protocol of executors. They start and end processes, and know nothing of states."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+LEFT = 3
+"""Exit code of a job's process that has left the job to another one: the job is running elsewhere, or has ended."""
+NOT_RECORDED = 4
+"""Exit code of a job's process that could not write the state of its job: a full disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job to start."""
+
+    number: int
+    lines: tuple[str, ...]
+    """Its overrides, not masked."""
+    folder: str
+    """Where its state and its log are."""
+    gpus: tuple[str, ...] | None = None
+    """For CUDA_VISIBLE_DEVICES. None: unchanged."""
+    threads: int | None = None
+    """For tensor operations on a CPU. None: unchanged."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """`hydra.job.env_set`. A job that has any is spawned, not forked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process of a job that has ended."""
+
+    number: int
+    code: int | None
+    """0: the state file tells the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
+    that signal. None: not known, as the process was not a child."""
+
+
+class Executor(Protocol):
+    """Runs the processes of jobs."""
+
+    def submit(self, request: Request) -> None:
+        """Start a job.
+
+        Raises:
+            UserError: no job can be started here, as on a machine that is out of memory.
+        """
+
+    def poll(self, seconds: float) -> list[Ended]:
+        """Wait at most so long, and return the processes that have ended. The controller sleeps only here."""
+
+    def cancel(self, number: int, sign: signal.Signals) -> None:
+        """Send a signal to a running job. SIGKILL also ends its children."""
+
+    def close(self) -> None:
+        """Start no further job. Running jobs go on."""
+
+
+class Worker(Protocol):
+    """What the processes of the pool run. The fork server inherits it: nothing of it is pickled."""
+
+    def prepare(self) -> None:
+        """Import what jobs need. Called in the fork server, which runs no tensor operation and starts no thread."""
+
+    def check(self, lines: tuple[str, ...]) -> None:
+        """Check whether a job can be launched on this machine. Called in a fork, as it may ask a driver for devices.
+
+        Raises:
+            UserError: it cannot.
+        """
+
+    def run(self, request: Request) -> int:
+        """Run a job and return the exit code. Called in the job's process, which has a session of its own."""
