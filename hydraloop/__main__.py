@@ -2,6 +2,7 @@
 
 `resume …` continues a run; `evaluate …`, `predict …` and `export …` use a finished run; `replay …` rebuilds a run at an
 iteration; `diff …` compares two runs;
+`status …` and `logs …` look at a sweep or a run;
 `sync …` sends trackers what they do not have.
 """
 
@@ -17,6 +18,11 @@ if sys.argv[1:2] == ["diff"]:
     from hydraloop.cli.diff import main as diff
 
     sys.exit(diff(sys.argv[2:]))
+
+if sys.argv[1:2] and sys.argv[1] in ("status", "logs"):
+    from hydraloop.sweeps.commands import main as sweeps
+
+    sys.exit(sweeps(sys.argv[1:]))
 
 if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export", "replay"):
     from hydraloop.after_training import main as after_training
@@ -35,6 +41,9 @@ python -m hydraloop export <run>     write its model
 python -m hydraloop replay <run> iteration=<n>
                                      rebuild it at an iteration, and compare it with its records
 python -m hydraloop diff <run> <run> print what differs between two runs
+python -m hydraloop status <folder>  print how a sweep or a run is doing
+python -m hydraloop logs <folder> [job]
+                                     print what a job, a run or a controller has printed; -f follows it
 python -m hydraloop sync <folder>    send trackers the records that they do not have
 python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""
     asked = bool({"-h", "--help"}.intersection(sys.argv))

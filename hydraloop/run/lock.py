@@ -192,6 +192,15 @@ class RunLock:
         return found is not None and found.token == self._token
 
 
+def holder(folder: Path) -> Holder | None:
+    """Return what has the lock of a directory; None if the lock is free."""
+    with suppress(OSError), _opened(folder / FILENAME) as handle:
+        found = _read(handle)
+        if found is not None and found.holds(folder / FILENAME, handle):
+            return found
+    return None
+
+
 def join(folder: Path) -> None:
     """Add this process to the holders of a lock that its parent process has acquired.
 

@@ -1,0 +1,182 @@
+"""`python -m hydraloop status|logs <directory>`: look at a sweep or a run from another terminal. No torch.
+
+These commands read the files of the directory. They need neither the project nor its packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hydraloop.cli.error_reports import Reports
+from hydraloop.errors import UserError
+from hydraloop.run import lock
+from hydraloop.run.directory import holds_run
+from hydraloop.run.environment import shown
+from hydraloop.sweeps import directory as sweep_directory
+from hydraloop.sweeps import states
+from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.states import JobState
+
+_POLL = 0.3
+"""Seconds between two looks at a log."""
+_LISTED = ("running", "interrupted", "failed")
+"""States of jobs that `status` lists."""
+_MOST = 20
+"""Jobs of one state that are listed. More do not fit on a screen; `results` lists all."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command. Returns the exit code: 0, or 2 after a mistake, or 130 after Ctrl-C."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "status":
+            print("\n".join(status(args.directory)))
+        else:
+            logs(args.directory, args.job, follow=args.follow)
+        sys.stdout.flush()
+    except UserError as error:
+        Reports(with_traceback=False).show(error)
+        return 2
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hydraloop", description="Look at a sweep or a run.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    helps = {
+        "status": "print how many jobs are in each state, and which run or have failed",
+        "logs": "print what a job, a run or a detached controller has printed",
+    }
+    for name, text in helps.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_argument("directory", type=Path, help="multirun/<date>/<sweep>, or outputs/<date>/<run>")
+        if name == "logs":
+            command.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
+            command.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
+    return parser
+
+
+def opened(path: Path) -> SweepDirectory | None:
+    """Return the sweep in a directory; None if it holds a run.
+
+    Raises:
+        UserError: it holds neither.
+    """
+    if (path / sweep_directory.FILENAME).exists():
+        return SweepDirectory.load(path.absolute())
+    if not holds_run(path):
+        raise UserError(
+            f"{path} holds no sweep and no run",
+            key="directory",
+            remedy="Name one: ls -d multirun/*/* outputs/*/*",
+        )
+    return None
+
+
+def status(path: Path) -> list[str]:
+    """Return what `status` prints."""
+    sweep = opened(path)
+    if sweep is None:
+        state = states.read(path) or JobState(0, "running")
+        return _described(_current(path, state, path), "the run", path)
+    found = [_current(sweep.folder(state.number), state, sweep.run_dir(state)) for state in sweep.states()]
+    counts = Counter(state.state for state in found)
+    lines = [
+        f"{shown(path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
+        f"{len(found)} jobs: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+    ]
+    controllers = sweep.controllers()
+    for mark in controllers:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.began))
+        lines.append(f"controller: process {mark.pid} on {mark.host}, {mark.workers} at a time, since {began}")
+    if not controllers and any(not state.is_over for state in found):
+        again = shlex.join([*sweep.description.command, *sweep.description.overrides, f"sweep.resume={shown(path)}"])
+        lines.append(f"No controller is running. Continue the sweep: {again}")
+    for name in _LISTED:
+        listed = [state for state in found if state.state == name]
+        for state in listed[:_MOST]:
+            swept = " ".join(sweep.description.axes.swept_lines(state.number))
+            job = f"job {state.number}" + (f" ({swept})" if swept else "")
+            lines += _described(state, job, sweep.folder(state.number))
+        if len(listed) > _MOST:
+            lines.append(f"and {len(listed) - _MOST} other jobs {name}")
+    return lines
+
+
+def _described(state: JobState, name: str, folder: Path) -> list[str]:
+    """Return the lines about a job, or about a run."""
+    where = f"process {state.pid} on {state.host}" if state.state == "running" else state.error or state.reason or ""
+    first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
+    log = _log_of(folder)
+    return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
+
+
+def _current(folder: Path, state: JobState, run_dir: Path) -> JobState:
+    """Return the state of a job or run, with what its process could not write, as it was killed."""
+    if state.state != "running":
+        return state
+    held = lock.holder(folder)
+    if held is not None:
+        return replace(state, host=held.host, pid=held.processes[0][0])
+    now = states.read(folder) or state  # it may have ended since
+    if now.state != "running":
+        return now
+    return states.ended_from_result(now, run_dir) or replace(now, state="interrupted", reason="its process was killed")
+
+
+def logs(path: Path, number: int | None, *, follow: bool) -> None:
+    """Print a log.
+
+    Args:
+        number: that of a job; None: the log of a run, or of the sweep's detached controller.
+        follow: also print what is added, until the process has ended.
+    """
+    sweep = opened(path)
+    folder = path
+    if sweep is not None and number is not None:
+        if not 0 <= number < sweep.description.axes.count:
+            raise UserError(
+                f"the sweep has no job {number}",
+                key="job",
+                remedy=f"Name one from 0 to {sweep.description.axes.count - 1}.",
+            )
+        folder = sweep.folder(number)
+    log = _log_of(folder)
+    if log is None:
+        problem = "the job has not started" if number is not None else "there is no log"
+        if sweep is not None and number is None:
+            problem = "the sweep was not detached, so its controller has printed to its terminal"
+        raise UserError(problem, key="logs", remedy=f"See which jobs there are: python -m hydraloop status {path}")
+    with log.open("rb") as file:
+        while True:
+            is_over = not follow or _is_over(sweep if number is None else None, folder)
+            while chunk := file.read(1 << 16):  # after the end was seen, so that nothing is missed
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            if is_over:
+                return
+            time.sleep(_POLL)
+
+
+def _is_over(sweep: SweepDirectory | None, folder: Path) -> bool:
+    """Return whether the processes have ended whose log is printed: controllers, or that of a run."""
+    return lock.holder(folder) is None if sweep is None else not sweep.controllers()
+
+
+def _log_of(folder: Path) -> Path | None:
+    """Return the log of a job, of a controller, or of a run."""
+    logs = (folder / name for name in (states.LOG, CONTROLLER_LOG, RUN_LOG, "train.log"))
+    return next((log for log in logs if log.exists()), None)

@@ -1,0 +1,96 @@
+"""A command that returns while a background process continues, without hydraloop's runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hydraloop.run.processes import is_alive, started
+from tests.e2e.warm import SERVER, environment_of_python
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from hydraloop.launch.termination import terminable
+from hydraloop.sweeps.detach import detached
+
+with terminable():
+    background = detached()
+    print("to the terminal")
+    {act}
+"""
+READY = """background.log_to(Path("log"))
+    print(os.getpid(), os.getsid(0), sys.stdin.read(), flush=True)
+    background.ready(Path("here"))
+    time.sleep(60)"""
+
+
+def run(folder: Path, act: str, **environment: str) -> tuple[int, str, str]:
+    """Detach in a process of its own. Returns its exit code, its output and its errors."""
+    (folder / "script.py").write_text(SCRIPT.format(act=act))
+    return SERVER.run(["script.py"], folder, environment_of_python() | environment)
+
+
+def test_the_command_returns_when_the_background_process_is_ready(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, READY)
+    assert (code, err) == (0, "")
+    pid, session = (tmp_path / "log").read_text().split()
+    try:
+        assert pid == session, "a session of its own"
+        assert psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+        assert out.splitlines() == [
+            "to the terminal",
+            f"here continues in the background, as process {pid}",
+            *(f"  python -m hydraloop {command} here" for command in ("status", "attach", "logs -f", "stop")),
+        ]
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_what_fails_before_that_is_the_outcome_of_the_command(tmp_path: Path) -> None:
+    code, out, _ = run(tmp_path, "sys.exit(2)")
+    assert (code, out) == (2, "to the terminal\n")
+    (tmp_path / "log").write_text("earlier\n")
+    code, _, err = run(tmp_path, 'background.log_to(Path("log")); print("error: no"); sys.exit(1)')
+    assert (code, err) == (1, "error: no\n")
+    assert (tmp_path / "log").read_text() == "earlier\nerror: no\n"
+    assert run(tmp_path, "os.kill(os.getpid(), 9)")[0] == 137
+
+
+def test_a_signal_to_the_waiting_command_ends_both(tmp_path: Path) -> None:
+    act = """Path("pid").write_text(f"{os.getpid()}\\n")
+    try: time.sleep(60)
+    except KeyboardInterrupt as error: Path("error").write_text(repr(error)); raise"""
+    (tmp_path / "script.py").write_text(SCRIPT.format(act=act))
+    script = SERVER.start(["script.py"], tmp_path, environment_of_python())
+    written = tmp_path / "pid"
+    while not (written.exists() and written.read_text().endswith("\n")):
+        time.sleep(0.01)
+    pid = int(written.read_text())
+    since = started(pid)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(20) != 0
+    assert not is_alive(pid, since)
+    assert (tmp_path / "error").read_text() == "Terminated('by SIGTERM')"
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "end with its script"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "torchrun waits"),
+    ],
+)
+def test_it_is_refused_where_the_background_process_would_be_ended(
+    tmp_path: Path, environment: dict[str, str], problem: str
+) -> None:
+    code, out, err = run(tmp_path, "", **environment)
+    assert code == 1
+    assert out == ""
+    assert "detach: " in err
+    assert problem in err
