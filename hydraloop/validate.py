@@ -43,6 +43,8 @@ _AT_LEAST = {
     "distributed.max_restarts": (0, "Use 0 (no restart) or more."),
     "distributed.agree_interval": (1, "Use 1 or more."),
     "data.loader.eval_batch_size": (1, "Use 1 or more."),
+    "sweep.max_workers": (1, "Use 1 or more, or null for one per GPU."),
+    "sweep.max_retries": (0, "Use 0 (no retry) or more."),
 }
 """By key: the lowest value, and the fix. Null is always accepted."""
 _ABOVE_0 = {
@@ -55,6 +57,8 @@ _CHOICES = {
     "distributed.strategy": STRATEGIES,
     "weights": ("averaged", "raw"),
     "init.mismatched": ("error", "skip"),
+    "sweep.on_failure": ("continue", "stop"),
+    "sweep.executor": ("pool", "submitit"),
 }
 
 

@@ -19,6 +19,18 @@ log = logging.getLogger(__name__)
 FILENAME = "code.patch"
 _BEGIN = "# Changes since commit "
 """The beginning of each patch. A file without it belongs to the user."""
+_read: dict[Path, tuple[str | None, str | None]] = {}
+"""By folder: the commit and the changes that `prepare` has read."""
+
+
+def prepare(folder: Path) -> dict[str, str | bool]:
+    """Ask git once for all jobs of a sweep, in the process that forks them. Their code is that of the sweep's start.
+
+    Returns:
+        `commit`, and `dirty`: whether tracked files differ from it. Empty outside a repository.
+    """
+    commit, diff = _read[folder] = _state(folder)
+    return {} if commit is None else {"commit": commit, "dirty": bool(diff)}
 
 
 def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
@@ -35,10 +47,9 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
         `commit`, `dirty`: whether tracked files differ from it, and if so `patch`: the checksum of the changes. Empty
         outside a repository.
     """
-    commit = git_commit(folder)
+    commit, diff = _read.get(folder) or _state(folder)
     if commit is None:
         return {}
-    diff = git_diff(folder)
     if diff is None:
         log.warning("git diff failed or took more than 5 s: this run has no %s", FILENAME)
         return {"commit": commit}
@@ -59,6 +70,11 @@ def find(run_dir: Path) -> Path | None:
     """Return the patch of the newest attempt; None if its code was committed."""
     path = _place(run_dir)
     return path if path.is_file() and _is_ours(path) else None
+
+
+def _state(folder: Path) -> tuple[str | None, str | None]:
+    commit = git_commit(folder)
+    return commit, None if commit is None else git_diff(folder)
 
 
 def _is_ours(path: Path) -> bool:

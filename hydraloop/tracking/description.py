@@ -262,6 +262,8 @@ def experiment_name(engine: Engine) -> str:
 def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
     patch = code_patch.find(run_dir)
     config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
+    for key in ("sweep", "detach"):  # how jobs are run, which does not change what they compute
+        config.pop(key, None)
     samples = {}
     for name, loader in engine.loaders.by_key().items():
         with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no size
@@ -291,8 +293,8 @@ def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
         "run_dir": str(run_dir),
         **{f"version.{package}": version for package, version in versions().items()},
     }
-    if commit := git_commit(Path.cwd()):
-        tags["git_commit"] = commit
+    if commit := engine.git.get("commit") or git_commit(Path.cwd()):
+        tags["git_commit"] = str(commit)
     with suppress(OSError, KeyError):  # a container's user may have no name
         tags["user"] = getpass.getuser()
     return tags

@@ -117,6 +117,21 @@ def test_each_attempt_keeps_its_own_patch(repository: Path, run_dir: Path) -> No
     assert "+number = 0" in (run_dir / "code.patch").read_text()
 
 
+def test_jobs_of_a_sweep_have_the_code_that_it_was_started_with(
+    repository: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "code.py").write_text("new = 2\n")
+    monkeypatch.setattr(code_patch, "_read", {})
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    assert code_patch.prepare(repository) == {"commit": commit, "dirty": True}
+    assert code_patch.prepare(tmp_path) == {}
+    (repository / "code.py").write_text("new = 3\n")
+    monkeypatch.setattr(code_patch, "git_commit", None)  # git is not called again
+    assert code_patch.record(run_dir, repository)["commit"] == commit
+    assert "+new = 2\n" in (run_dir / "code.patch").read_text()
+    assert code_patch.record(run_dir, tmp_path) == {}
+
+
 def test_a_run_has_the_patch_and_its_result_has_no_code(
     repository: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

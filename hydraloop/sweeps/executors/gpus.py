@@ -1,0 +1,168 @@
+"""What each job of a sweep gets of this machine: GPUs and CPU threads.
+
+NVML counts the GPUs. torch is never asked: a process that has opened a GPU cannot be forked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydraloop.errors import UserError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SUBMITTED = 32
+"""Jobs that are given to Slurm at a time, by default. Slurm decides which of them run."""
+
+
+class Slots:
+    """The GPUs that jobs may use, and which jobs have them.
+
+    Args:
+        gpus: for CUDA_VISIBLE_DEVICES: numbers or UUIDs.
+        per_job: a whole number; or a fraction, then jobs share a GPU.
+
+    Raises:
+        UserError: a job cannot have so many.
+    """
+
+    def __init__(self, gpus: Sequence[str], per_job: float) -> None:
+        if per_job <= 0 or (per_job > 1 and per_job % 1) or per_job > len(gpus):
+            exists = f"more than the GPUs of this sweep ({len(gpus)})"
+            problem = exists if per_job > len(gpus) else "neither a whole number nor a fraction of one GPU"
+            raise UserError(
+                f"{per_job:g} is {problem}", key="sweep.gpus_per_job", remedy=f"Use 0.5, 1 or at most {len(gpus)}."
+            )
+        self._jobs = dict.fromkeys(gpus, 0)
+        """The number of jobs on each GPU."""
+        self._taken: dict[int, tuple[str, ...]] = {}
+        self._each, self._sharing = max(1, int(per_job)), max(1, int(1 / per_job))
+        self.most = len(gpus) * self._sharing // self._each
+        """Jobs that can run at a time."""
+
+    def take(self, number: int) -> tuple[str, ...] | None:
+        """Return the GPUs for a job, those with the fewest jobs first; None if too few are free."""
+        free = sorted((gpu for gpu, jobs in self._jobs.items() if jobs < self._sharing), key=self._jobs.__getitem__)
+        if len(free) < self._each:
+            return None
+        self.hold(number, free[: self._each])
+        return self._taken[number]
+
+    def hold(self, number: int, gpus: Sequence[str]) -> None:
+        """Note the GPUs of a job that another controller has started."""
+        self._taken[number] = tuple(gpu for gpu in gpus if gpu in self._jobs)
+        for gpu in self._taken[number]:
+            self._jobs[gpu] += 1
+
+    def give(self, number: int) -> None:
+        """Take back the GPUs of a job that has ended, if it has any."""
+        for gpu in self._taken.pop(number, ()):
+            self._jobs[gpu] -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How this machine is divided among the jobs."""
+
+    workers: int
+    """Jobs that run at a time."""
+    slots: Slots | None = None
+    """None: jobs use no GPUs, or those that Slurm gives them."""
+    threads: int | None = None
+    """Of each process, for tensor operations. None: not divided."""
+
+
+def shares(cfg: Any) -> Shares:
+    """Divide this machine by the options of a sweep.
+
+    Args:
+        cfg: of the first job.
+
+    Raises:
+        UserError: there are not so many GPUs.
+    """
+    options, ranks = cfg.sweep, int(cfg.distributed.nproc_per_node)
+    if options.executor != "pool":
+        if options.gpus is not None:
+            raise UserError(
+                "Slurm chooses the GPUs of a job", key="sweep.gpus", remedy="Use +sweep.submitit.gpus_per_node=1."
+            )
+        return Shares(options.max_workers or _SUBMITTED)
+    slots = _slots(cfg, ranks)
+    workers = int(options.max_workers or (1 if slots is None else slots.most))
+    if slots is not None and workers > slots.most:
+        raise UserError(
+            f"{workers} jobs at a time need more GPUs: there are enough for {slots.most}",
+            key="sweep.max_workers",
+            remedy=f"Use {slots.most}, or let jobs share a GPU: sweep.gpus_per_job=0.5.",
+        )
+    if workers == 1 or "OMP_NUM_THREADS" in os.environ:
+        return Shares(workers, slots)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return Shares(workers, slots, max(1, cores // (workers * ranks)))
+
+
+def visible() -> list[str]:
+    """Return the GPUs that a run on this machine can use, as in CUDA_VISIBLE_DEVICES; empty without NVIDIA's driver.
+
+    Like CUDA, this ignores everything after the first entry of that variable that is not a GPU.
+    """
+    uuids = _uuids()
+    numbers = [str(number) for number in range(len(uuids))]
+    found: list[str] = []
+    for name in os.environ.get(_VISIBLE, ",".join(numbers)).split(","):
+        name = name.strip()
+        # A UUID may be shortened. Those of a part of a GPU (MIG) are not listed.
+        if not (name in numbers or name.startswith("MIG-") or any(name and uuid.startswith(name) for uuid in uuids)):
+            break
+        found.append(name)
+    return found
+
+
+def _slots(cfg: Any, ranks: int) -> Slots | None:
+    options = cfg.sweep
+    if options.gpus is None and cfg.engine.device == "cpu":
+        return None
+    gpus = visible()
+    if options.gpus is not None:
+        for number in options.gpus:
+            if not 0 <= number < len(gpus):
+                raise _no_such_gpu(number, gpus)
+        gpus = [gpus[number] for number in dict.fromkeys(options.gpus)]
+    if not gpus:
+        return None
+    slots = Slots(gpus, float(options.gpus_per_job))
+    if ranks > max(1, options.gpus_per_job):
+        raise UserError(
+            f"the {ranks} ranks of a job need {ranks} GPUs, and it has {options.gpus_per_job:g}",
+            key="distributed.nproc_per_node",
+            remedy=f"Use sweep.gpus_per_job={ranks}, or engine.device=cpu.",
+        )
+    return slots
+
+
+def _no_such_gpu(number: int, gpus: Sequence[str]) -> UserError:
+    hidden = os.environ.get(_VISIBLE)
+    found = f"{len(gpus)} found" + ("" if hidden is None else f", {_VISIBLE}={hidden}")
+    remedy = f"Use sweep.gpus=[{','.join(map(str, range(len(gpus))))}]." if gpus else "Leave it out."
+    return UserError(f"GPU {number} does not exist ({found})", key="sweep.gpus", remedy=remedy)
+
+
+def _uuids() -> list[str]:
+    """Return the UUIDs of the machine's GPUs in NVML's order. Only their number counts, and CUDA's order may differ."""
+    import pynvml  # type: ignore[import-untyped]  # 50 ms
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()

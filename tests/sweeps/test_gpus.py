@@ -1,0 +1,136 @@
+"""GPUs and threads of the jobs: each GPU is handed out once, and wrong numbers are refused."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pynvml
+import pytest
+from omegaconf import OmegaConf
+
+from hydraloop.errors import UserError
+from hydraloop.schemas.root import Config
+from hydraloop.sweeps.executors.gpus import Shares, Slots, shares, visible
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine with the GPUs in this list. The driver is replaced, because test machines have none."""
+    uuids = ["GPU-aa", "GPU-ab", "GPU-cc", "GPU-dd"]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(uuids))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: uuids[handle])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return uuids
+
+
+def config(*, ranks: int = 1, device: str = "auto", **sweep: Any) -> Any:
+    own = {"sweep": sweep, "distributed": {"nproc_per_node": ranks}, "engine": {"device": device}}
+    return OmegaConf.merge(OmegaConf.structured(Config), own)
+
+
+def test_each_gpu_has_one_job() -> None:
+    slots = Slots(["3", "GPU-aa"], 1)
+    assert slots.most == 2
+    assert (slots.take(0), slots.take(1), slots.take(2)) == (("3",), ("GPU-aa",), None)
+    slots.give(0)
+    slots.give(0)
+    assert (slots.take(2), slots.take(3)) == (("3",), None)
+
+
+def test_jobs_share_gpus_or_use_several() -> None:
+    halves = Slots(["0", "1"], 0.5)
+    assert halves.most == 4
+    assert [halves.take(number) for number in range(5)] == [("0",), ("1",), ("0",), ("1",), None]
+    pairs = Slots(["0", "1", "2", "3", "4"], 2)
+    assert pairs.most == 2
+    assert [pairs.take(number) for number in range(3)] == [("0", "1"), ("2", "3"), None]
+    assert Slots(["0"], 0.3).most == 3
+
+
+def test_jobs_of_an_earlier_controller_keep_their_gpus() -> None:
+    slots = Slots(["0", "1"], 1)
+    slots.hold(7, ["0", "9"])  # 9: this controller may not use it
+    assert (slots.take(0), slots.take(1)) == (("1",), None)
+    slots.give(7)
+    assert slots.take(1) == ("0",)
+
+
+@pytest.mark.parametrize("per_job", [0, -1, 1.5, 3])
+def test_an_impossible_share_is_refused(per_job: float) -> None:
+    with pytest.raises(UserError) as caught:
+        Slots(["0", "1"], per_job)
+    assert caught.value.key == "sweep.gpus_per_job"
+
+
+@pytest.mark.parametrize(
+    ("variable", "found"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("2,0", ["2", "0"]),
+        ("", []),
+        ("1,-1,2", ["1"]),
+        ("1, 4, 2", ["1"]),
+        ("GPU-ab,GPU-c", ["GPU-ab", "GPU-c"]),
+        ("MIG-1/2", ["MIG-1/2"]),
+        ("GPU-xx,0", []),
+    ],
+)
+def test_the_variable_for_visible_gpus_counts(
+    machine: list[str], monkeypatch: pytest.MonkeyPatch, variable: str | None, found: list[str]
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible() == found
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    assert visible() == []
+    assert shares(config()) == Shares(1)
+
+
+def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    found = shares(config())
+    assert (found.workers, found.threads) == (4, 4)
+    found = shares(config(gpus=[1, 3], max_workers=1))
+    assert (found.workers, found.threads) == (1, None)
+    assert found.slots is not None
+    assert found.slots.take(0) == ("1",)
+    assert shares(config(gpus_per_job=2, ranks=2)).threads == 4
+    assert shares(config(device="cpu", max_workers=3)) == Shares(3, None, 5)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert shares(config()).threads is None
+
+
+def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    found = shares(config(gpus=[1]))
+    assert found.slots is not None
+    assert found.slots.take(0) == ("1",)
+    with pytest.raises(UserError, match=r"GPU 2 does not exist \(2 found, CUDA_VISIBLE_DEVICES=3,1\)\n.*=\[0,1\]"):
+        shares(config(gpus=[2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": [0, 4]}, r"sweep.gpus: GPU 4 does not exist \(4 found\)"),
+        ({"gpus": [-1]}, "sweep.gpus: GPU -1 does not exist"),
+        ({"gpus_per_job": 5}, "sweep.gpus_per_job: 5 is more than the GPUs of this sweep"),
+        ({"ranks": 2}, r"distributed.nproc_per_node: the 2 ranks of a job need 2 GPUs, and it has 1\n"),
+        ({"max_workers": 5}, "sweep.max_workers: 5 jobs at a time need more GPUs: there are enough for 4"),
+        ({"executor": "submitit", "gpus": [0]}, "sweep.gpus: Slurm chooses"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_refused(machine: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        shares(config(**options))
