@@ -52,6 +52,22 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
         _ = returned.return_value  # raises the job's error
 
 
+def run_composed_job(job: Job, cfg: DictConfig) -> Any:
+    """Run one job of a sweep as Hydra's launchers do. Return its value, or raise its error.
+
+    A composer has to be open. `cfg` has the node `hydra` with `job.num`, `job.id` and `mode`.
+    """
+    with _errors_raised(), hydra_versions.allowing():
+        returned = run_job(
+            task_function=_masked(job),
+            config=cfg,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=hydra_versions.context(GlobalHydra.instance().config_loader(), Callbacks(cfg)),
+        )
+        return returned.return_value
+
+
 def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
     """Let Hydra run the jobs of a sweep, with the config files in `folder`. Raises the error of a job."""
     before, sys.argv = sys.argv, [sys.argv[0], *argv]  # which Hydra reads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +59,7 @@ class Jobs:
             checkpoint = settle_run(command, torchrun.earlier(command.cfg.resume), locks)
 
             def job(cfg: DictConfig, run_dir: Path) -> float | None:
-                self._begin_job(cfg, command)
-                return self._train(cfg, run_dir, checkpoint)
+                return self.train(cfg, run_dir, checkpoint, typed=command.typed)
 
             hydra_run.run_composed(job, command.cfg, name)
 
@@ -76,14 +75,14 @@ class Jobs:
         self.reports.axes = self.trackers.axes = command.axes
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
-            self._begin_job(cfg, command)
             with ExitStack() as lock:
                 try:
                     directories.settle(run_dir, lock)
                 except UserError as error:
+                    self.reports.start_job()
                     self.reports.end_job(error)
                     raise
-                return self._train(cfg, run_dir, None)
+                return self.train(cfg, run_dir, None, typed=command.typed)
 
         with ExitStack() as locks:
             directory, overrides = settle_sweep(command, locks)
@@ -97,12 +96,21 @@ class Jobs:
                 self.trackers.end(directory)
                 self.reports.print_sweep(interrupted=self.trackers.ended == "interrupted")
 
-    def _begin_job(self, cfg: DictConfig, command: Command) -> None:
-        self.reports.start_job()
-        typed_options.remember(cfg, command.typed)
+    def train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None, *, typed: Sequence[str]) -> float | None:
+        """Train in this process, or in several, as Hydra's job. The directory is locked, and has Hydra's records.
 
-    def _train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> float | None:
-        """Train in this process, or in several. Returns what a sweep optimizes: the best, else the last, validation."""
+        Args:
+            checkpoint: where the run continues; None for a new run.
+            typed: the keys that the command line sets.
+
+        Returns:
+            What a sweep optimizes: the best, else the last, validation.
+
+        Raises:
+            BaseException: the error of the run. It is in `result.json`, and was shown by `reports`.
+        """
+        self.reports.start_job()
+        typed_options.remember(cfg, typed)
         records = run_dir / (HydraConfig.get().output_subdir or "")
         result = ResultFile(run_dir, records if attempts.is_attempt(records) else None)
 

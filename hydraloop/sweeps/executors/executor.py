@@ -22,6 +22,9 @@ class Request:
     """Its overrides, not masked."""
     folder: str
     """Where its state and its log are."""
+    attempts: int = 0
+    """`attempts` of its state, as the controller has read it. If the job was started since, by another controller, the
+    process exits with LEFT. Therefore two controllers cannot both start an attempt, also when they retry the job."""
     gpus: tuple[str, ...] | None = None
     """For CUDA_VISIBLE_DEVICES. None: unchanged."""
     threads: int | None = None
