@@ -9,13 +9,16 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path, *, keep_existing: bool = False, inside: str | None = None) -> Iterator[Path]:
+def replacing(
+    path: Path, *, keep_existing: bool = False, inside: str | None = None, flush: bool = True
+) -> Iterator[Path]:
     """Yield a path to write to. On exit, flush that file to the disk, rename it to `path` and flush the folder.
 
     Args:
         path: the file to replace or create. Its folder must exist.
         inside: the name of the yielded path, which is then in a temporary folder.
         keep_existing: do not replace a file that another process has created in the meantime.
+        flush: False: do not wait for the disk. After a power failure, the file may be empty.
 
     Raises:
         OSError: the file cannot be written. As after any error, `path` is unchanged and no other file is left.
@@ -26,8 +29,9 @@ def replacing(path: Path, *, keep_existing: bool = False, inside: str | None = N
         if inside is not None:
             part.mkdir(exist_ok=True)
         yield unfinished
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
+        if flush:
+            with unfinished.open("rb+") as file:
+                os.fsync(file.fileno())
         if not keep_existing or not _linked(unfinished, path):
             unfinished.replace(path)
     finally:
@@ -35,17 +39,18 @@ def replacing(path: Path, *, keep_existing: bool = False, inside: str | None = N
             unfinished.unlink(missing_ok=True)
             if inside is not None:
                 part.rmdir()
-    flush_folder(path.parent)
+    if flush:
+        flush_folder(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the contents of a file, as UTF-8. Errors: as in `replacing`."""
-    write_bytes(path, text.encode("utf-8"))
+def write_text(path: Path, text: str, *, flush: bool = True) -> None:
+    """Replace the contents of a file, as UTF-8. `flush` and errors: as in `replacing`."""
+    write_bytes(path, text.encode("utf-8"), flush=flush)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the contents of a file. Errors: as in `replacing`."""
-    with replacing(path) as unfinished:
+def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
+    """Replace the contents of a file. `flush` and errors: as in `replacing`."""
+    with replacing(path, flush=flush) as unfinished:
         unfinished.write_bytes(content)
 
 

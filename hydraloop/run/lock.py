@@ -70,14 +70,20 @@ class Holder:
         if self.is_here:
             copied = os.path.isdir(self.folder) and not os.path.samefile(self.folder, path.parent)
             return not copied and any(is_alive(pid, since) for pid, since in self.processes)
-        with tempfile.TemporaryFile(dir=path.parent) as new:
-            return os.fstat(new.fileno()).st_mtime - os.fstat(handle).st_mtime < HELD
+        return is_renewed(path.parent, os.fstat(handle))
+
+
+def is_renewed(folder: Path, stat: os.stat_result) -> bool:
+    """Return whether a file in a folder was renewed in the last 60 s, by the clock of the file system."""
+    with tempfile.TemporaryFile(dir=folder) as new:
+        return os.fstat(new.fileno()).st_mtime - stat.st_mtime < HELD
 
 
 class RunLock:
     """The lock of a run directory: a context manager, with `acquire` and `release`. It can be used several times.
 
-    A daemon thread renews the lock while it is held. In a forked process, `release` does nothing.
+    A daemon thread renews the lock while it is held. In a forked process, `release` does nothing. The folder of a job's
+    state in a sweep has the same lock.
 
     Args:
         folder: the run directory. It is created if it does not exist.
@@ -99,17 +105,9 @@ class RunLock:
         Raises:
             UserError: another process has it, or the directory cannot be written to.
         """
-        own = Holder(
-            token=secrets.token_hex(8),
-            host=socket.gethostname(),
-            machine=machine(),
-            folder=str(self._path.parent.resolve()),
-            since=time.strftime("%Y-%m-%d %H:%M:%S"),
-            processes=((os.getpid(), started(os.getpid())),),
-        )
         until = time.monotonic() + (HELD + _MARGIN if self._wait else 0.0)
         waited = False
-        while (holder := self._taken_by(own)) is not own:
+        while (holder := self.try_acquire()) is not None:
             if holder.is_here or time.monotonic() > until:
                 raise self._refusal(holder)
             if not waited:
@@ -118,19 +116,44 @@ class RunLock:
                     "%s is locked from %s; waiting up to %.0f s", self._path.parent, holder.host, HELD + _MARGIN
                 )
             time.sleep(_POLL)
-        self._token, self._owner = own.token, os.getpid()
-        self._done.clear()
-        self._thread = threading.Thread(target=self._renew, name="hydraloop-lock", daemon=True)
-        self._thread.start()
         return self
+
+    def try_acquire(self, *, renew: bool = True) -> Holder | None:
+        """Acquire the lock, or return its holder.
+
+        Args:
+            renew: False: start no thread. For a process that forks, and releases the lock in less than 60 s.
+
+        Raises:
+            UserError: the directory cannot be written to.
+        """
+        own = Holder(
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+            machine=machine(),
+            folder=str(self._path.parent.resolve()),
+            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            processes=((os.getpid(), started(os.getpid())),),
+        )
+        holder = self._taken_by(own)
+        if holder is not own:
+            return holder
+        self._token, self._owner = own.token, os.getpid()
+        if renew:
+            self._done.clear()
+            self._thread = threading.Thread(target=self._renew, name="hydraloop-lock", daemon=True)
+            self._thread.start()
+        return None
 
     def release(self) -> None:
         """Remove the lock, if this process has it."""
-        if self._thread is None or self._owner != os.getpid():
+        if self._owner != os.getpid():
             return
-        self._done.set()
-        self._thread.join()
-        self._thread = None
+        self._owner = 0
+        if self._thread is not None:
+            self._done.set()
+            self._thread.join()
+            self._thread = None
         with suppress(OSError), _opened(self._path) as handle:
             if self._is_ours(handle):
                 self._path.unlink()

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
-from hydraloop.sweeps.axes import Axes
+from hydraloop.errors import UserError
+from hydraloop.launch.failure import REQUEUE
+from hydraloop.run import atomic, lock
+from hydraloop.run.directory import holds_run
+from hydraloop.run.processes import is_alive, machine, started
+from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps import states
+from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
 FILENAME = "sweep.json"
 CONTROLLERS = "controllers"
 """Folder with a file for each controller: `<host>-<pid>.json`."""
+_NUMBERED = "${hydra.job.num}"
+"""Hydra's default of `hydra.sweep.subdir`."""
+_ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that users, schedulers and the kernel end a process with. Others tell of a mistake in the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,52 +80,219 @@ class SweepDirectory:
     def __init__(self, path: Path, description: Description) -> None:
         self.path = path
         self.description = description
+        self._mark: Path | None = None
 
     @classmethod
     def create(cls, path: Path, description: Description) -> Self:
-        """Write `sweep.json`.
+        """Write `sweep.json`, with secrets masked.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: it cannot be written, or the directory holds a sweep or a run.
         """
-        raise NotImplementedError
+        if (path / FILENAME).exists():
+            raise _held(path)
+        if holds_run(path) or (path / "multirun.yaml").exists():
+            raise UserError(f"{path} holds a run already", key="hydra.sweep.dir", remedy="Name another directory.")
+        made = cls(path, _masked(description))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            made._write(keep_existing=True)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        if cls.load(path).description.uid != description.uid:  # another process was faster
+            raise _held(path)
+        return made
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, *, key: str | None = None) -> Self:
         """Read `sweep.json`.
+
+        Args:
+            key: the option that has named the directory.
 
         Raises:
             UserError: the directory holds no sweep.
         """
-        raise NotImplementedError
+        try:
+            return cls(path.absolute(), _description(json.loads((path / FILENAME).read_bytes())))
+        except FileNotFoundError:
+            problem, remedy = "is not the directory of a sweep", "Name one, multirun/<date>/<sweep>."
+        except OSError as error:
+            problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
+        except (ValueError, TypeError, KeyError, AttributeError):
+            problem = f"has a damaged {FILENAME}"
+            remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
+        raise UserError(f"{path} {problem}", key=key, remedy=remedy)
+
+    def widen(self, axes: Axes) -> None:
+        """Replace the axes. Jobs keep their numbers.
+
+        Raises:
+            UserError: `sweep.json` cannot be written.
+        """
+        self.description = _masked(replace(self.description, axes=axes))
+        try:
+            self._write()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def _write(self, *, keep_existing: bool = False) -> None:
+        axes = self.description.axes
+        is_product = list(axes.order) == list(range(prod(len(axis.values) for axis in axes.axes)))
+        content = asdict(replace(self.description, axes=replace(axes, order=())))
+        content |= {"axes": content["axes"]["axes"], "order": None if is_product else list(axes.order)}
+        with atomic.replacing(self.path / FILENAME, keep_existing=keep_existing) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def folder(self, number: int) -> Path:
         """Return where the state, the log and the lock of a job are.
 
         It is the run directory, if that is named after the number; else `.jobs/<number>`.
         """
-        raise NotImplementedError
+        return self.path / str(number) if self.is_numbered else self.path / ".jobs" / str(number)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether run directories are named after the numbers of their jobs."""
+        return self.description.subdir == _NUMBERED
 
     def run_dir(self, state: JobState) -> Path:
         """Return the run directory of a job that was started."""
         return self.path / state.directory
 
     def state(self, number: int) -> JobState:
-        """Return the state of a job; `queued` if it was never started."""
-        raise NotImplementedError
+        """Return the state of a job; `queued` if it was never started.
+
+        A job whose file is damaged has ended if `result.json` tells so, else it was interrupted.
+        """
+        folder = self.folder(number)
+        found = states.read(folder)
+        if found is not None:
+            return found
+        lines = self.description.axes.lines(number)
+        if not (folder / states.FILENAME).exists():
+            return JobState(number, "queued", lines)
+        directory = str(number) if self.is_numbered else ""
+        reason = f"its {states.FILENAME} was damaged"
+        lost = JobState(number, "interrupted", lines, attempts=1, directory=directory, reason=reason)
+        return (states.ended_from_result(lost, folder) if self.is_numbered else None) or lost
 
     def states(self) -> list[JobState]:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
-        raise NotImplementedError
+        return [self.state(number) for number in range(self.description.axes.count)]
 
     def settle(self, number: int, code: int | None) -> JobState:
         """Return the state of a job whose process has ended, after writing it if that process was killed.
 
+        A job that another process has started again since, or whose ranks are still ending, is `running`.
+
         Args:
             code: the exit code, negative for a signal; None if unknown.
+
+        Raises:
+            OSError, UserError: the state cannot be written.
         """
-        raise NotImplementedError
+        state, folder = self.state(number), self.folder(number)
+        is_unrecorded = state.state == "queued" and code not in (None, 0, LEFT, NOT_RECORDED)
+        if state.state != "running" and not is_unrecorded:
+            return state
+        held = lock.RunLock(folder, key="sweep")
+        ended = _renewed(folder) if code is None else time.time()
+        if held.try_acquire(renew=False) is not None:
+            return state
+        try:
+            current = self.state(number)
+            if (current.state, current.attempts) != (state.state, state.attempts):  # another controller was faster
+                return current
+            if is_unrecorded:
+                state = replace(state, attempts=1)
+            state = states.ended_from_result(state, self.run_dir(state)) or states.end(_lost(state, code), ended)
+            states.write(folder, state, flush=True)
+        finally:
+            held.release()
+        return state
+
+    def announce(self, workers: int, *, detached: bool) -> None:
+        """Write the mark of this process, a controller.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        host, pid = socket.gethostname(), os.getpid()
+        mark = ControllerMark(host, machine(), pid, started(pid), time.time(), workers, detached)
+        self._mark = self.path / CONTROLLERS / f"{host}-{pid}.json"
+        self._mark.parent.mkdir(exist_ok=True)
+        atomic.write_text(self._mark, json.dumps(asdict(mark)) + "\n", flush=False)
+
+    def renew(self) -> None:
+        """Tell other machines that this controller is alive. Called every 10 s."""
+        if self._mark is not None:
+            with suppress(OSError):  # the file system may be back at the next renewal
+                os.utime(self._mark)
+
+    def withdraw(self) -> None:
+        """Remove the mark of this controller."""
+        if self._mark is not None:
+            with suppress(OSError):
+                self._mark.unlink()
 
     def controllers(self) -> list[ControllerMark]:
         """Return the controllers that are alive; those on other machines if their mark was renewed in the last 60 s."""
-        raise NotImplementedError
+        found = []
+        for path in sorted((self.path / CONTROLLERS).glob("*.json")):
+            with suppress(OSError, ValueError, TypeError):  # removed meanwhile, or not a mark
+                mark = ControllerMark(**json.loads(path.read_bytes()))
+                if mark.machine == machine():
+                    alive = is_alive(mark.pid, mark.since)
+                else:
+                    alive = lock.is_renewed(path.parent, path.stat())
+                found += [mark] if alive else []
+        return found
+
+
+def _lost(state: JobState, code: int | None) -> JobState:
+    """Return the state of a job whose process has ended without writing it, by its exit code."""
+    if code is None:
+        return replace(state, state="interrupted", reason="its process has ended without a result")
+    if code in (NOT_RECORDED, REQUEUE) or code - 128 in _ENDINGS:
+        return replace(state, state="interrupted", reason="its state could not be written")
+    if -code in _ENDINGS:
+        memory = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(-code).name}{memory}")
+    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
+    return replace(state, state="failed", error=f"its process {how}; see {states.LOG}")
+
+
+def _renewed(folder: Path) -> float:
+    """Return when the process of a job was last seen: its lock is renewed every 10 s."""
+    try:
+        return (folder / lock.FILENAME).stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _masked(description: Description) -> Description:
+    axes = tuple(
+        replace(axis, values=tuple(tuple(mask_overrides(lines)) for lines in axis.values))
+        for axis in description.axes.axes
+    )
+    overrides, command = (tuple(mask_overrides(lines)) for lines in (description.overrides, description.command))
+    return replace(description, axes=replace(description.axes, axes=axes), overrides=overrides, command=command)
+
+
+def _description(content: Mapping[str, Any]) -> Description:
+    axes = tuple(Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"]))) for axis in content["axes"])
+    order = content["order"] or range(prod(len(axis.values) for axis in axes))
+    rest = {name: value for name, value in content.items() if name not in ("axes", "order")}
+    lists = {name: tuple(content[name]) for name in ("command", "overrides")}
+    return Description(**{**rest, **lists}, axes=Axes(axes, order))
+
+
+def _held(path: Path) -> UserError:
+    remedy = f"Name another directory, or continue the sweep: sweep.resume={path}"
+    return UserError(f"{path} holds a sweep already", key="hydra.sweep.dir", remedy=remedy)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    problem = f"{path} cannot be written: {error.strerror}"
+    return UserError(problem, key="hydra.sweep.dir", remedy="Name another directory.")

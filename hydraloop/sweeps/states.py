@@ -5,9 +5,18 @@ A process that has the lock of the job's folder, and only that one, writes the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from hydraloop.run import atomic, result
+from hydraloop.run.checkpoint_files import candidates
+from hydraloop.run.config_yaml import plain
+from hydraloop.run.directory import checkpoint_folders
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
@@ -66,8 +75,14 @@ class JobState:
 
 
 def read(folder: Path) -> JobState | None:
-    """Return the state in a folder; None if there is none, or the file is not of this kind."""
-    raise NotImplementedError
+    """Return the state in a folder; None if there is none, or the file is damaged or of another program."""
+    try:
+        found = json.loads((folder / FILENAME).read_bytes())
+        value = found["value"]
+        lists = {name: tuple(found[name]) for name in ("overrides", "gpus")}
+        return JobState(**{**found, **lists, "value": None if value is None else float(value)})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def write(folder: Path, state: JobState, *, flush: bool) -> None:
@@ -79,7 +94,16 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    raise NotImplementedError
+    text = json.dumps(plain(asdict(state)), allow_nan=False)
+    atomic.write_text(folder / FILENAME, text + "\n", flush=flush)
+
+
+def result_checksum(run_dir: Path) -> str | None:
+    """Return the checksum of `result.json`; None if there is none."""
+    try:
+        return f"{zlib.crc32((run_dir / result.FILENAME).read_bytes()):08x}"
+    except OSError:
+        return None
 
 
 def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
@@ -87,4 +111,39 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
 
     None: the file is not of this attempt, or there is none.
     """
-    raise NotImplementedError
+    try:
+        if result_checksum(run_dir) == state.earlier_result:
+            return None
+        found = json.loads((run_dir / result.FILENAME).read_bytes())
+        ended = (run_dir / result.FILENAME).stat().st_mtime
+        told = {"state": found["status"], "error": found["error"], "reason": found["reason"]}
+        told |= _measured(found) | {"checkpoint": _checkpoint(found["best"], run_dir)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return end(replace(state, **told), ended)
+
+
+def end(state: JobState, ended: float) -> JobState:
+    """Return the state of a job whose attempt has ended at a time, with the seconds of that attempt added."""
+    seconds = 0.0 if state.began is None else max(0.0, ended - state.began)
+    return replace(state, ended=ended, seconds=state.seconds + seconds)
+
+
+def _measured(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the monitored metric in the contents of `result.json`."""
+    best, monitor, values = found["best"], found["monitor"], found["val_metrics"]
+    if best is not None:
+        metric, value, step = best["metric"], best["value"], best["iteration"]
+    elif values:
+        metric = monitor["metric"] if monitor is not None and monitor["metric"] in values else next(iter(values))
+        value, step = values[metric], found["progress"].get("iteration")
+    else:
+        return {}
+    rule = monitor["rule"] if monitor is not None and monitor["metric"] == metric else None
+    return {"metric": metric, "rule": rule, "value": float(value), "step": step}
+
+
+def _checkpoint(best: Mapping[str, Any] | None, run_dir: Path) -> str | None:
+    """Return the best checkpoint, else the newest, relative to the run directory."""
+    newest = candidates(*checkpoint_folders(run_dir))[:1] if best is None else [Path(best["checkpoint"])]
+    return os.path.relpath(newest[0], run_dir) if newest else None

@@ -1,0 +1,169 @@
+"""The directory of a sweep: `sweep.json`, states of jobs, marks of controllers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hydraloop.errors import UserError
+from hydraloop.run.lock import RunLock
+from hydraloop.run.processes import started
+from hydraloop.run.result import Result
+from hydraloop.sweeps import states
+from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.directory import CONTROLLERS, FILENAME, Description, SweepDirectory
+from hydraloop.sweeps.executors.executor import NOT_RECORDED
+from hydraloop.sweeps.states import JobState
+
+LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
+SEED = Axis(("seed",), (("seed=0",), ("seed=1",), ("seed=2",)))
+DESCRIPTION = Description(
+    uid="0a1b",
+    created=1.0,
+    command=("python", "train.py"),
+    overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2"),
+    config="seed: 0\n",
+    subdir="${hydra.job.num}",
+    axes=Axes((LR, SEED), range(6)),
+    average="seed",
+    git={},
+)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepDirectory:
+    return SweepDirectory.create(tmp_path / "sweep", DESCRIPTION)
+
+
+def running(sweep: SweepDirectory, number: int, **changed: object) -> JobState:
+    """A job whose process has been killed."""
+    state = JobState(number, "running", attempts=1, directory=str(number), began=time.time() - 10)
+    state = replace(state, **changed)  # type: ignore[arg-type]
+    sweep.folder(number).mkdir(parents=True)
+    states.write(sweep.folder(number), state, flush=False)
+    return state
+
+
+def test_it_is_read_as_it_was_written(sweep: SweepDirectory) -> None:
+    assert SweepDirectory.load(sweep.path).description == DESCRIPTION
+    order = (0, 1, 2, 5)
+    sweep.widen(Axes((LR, SEED), order))
+    found = SweepDirectory.load(sweep.path).description
+    assert list(found.axes.order) == list(order)
+    assert found.axes.axes == (LR, SEED)
+
+
+def test_secrets_are_masked(tmp_path: Path) -> None:
+    key = Axis(("hooks.mine.api_key",), (("hooks.mine.api_key=tops3cret",), ("hooks.mine.api_key=0ther-one",)))
+    secret = replace(DESCRIPTION, axes=Axes((key,), range(2)), overrides=("hooks.mine.api_key=tops3cret,0ther-one",))
+    sweep = SweepDirectory.create(tmp_path, secret)
+    sweep.widen(Axes((key, SEED), range(6)))
+    text = (tmp_path / FILENAME).read_text()
+    assert not re.search("tops3cret|0ther-one", text)
+    assert sweep.description.axes.axes[0].values == (("hooks.mine.api_key=***",),) * 2
+
+
+@pytest.mark.parametrize("name", [FILENAME, "result.json", "multirun.yaml"])
+def test_a_directory_in_use_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match="holds a sweep already" if name == FILENAME else "holds a run already"):
+        SweepDirectory.create(tmp_path, DESCRIPTION)
+    assert (tmp_path / name).read_text() == "{}"
+
+
+def test_of_two_that_create_it_one_is_refused(sweep: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # the other one creates it after this check
+    with pytest.raises(UserError, match=re.escape(f"sweep.resume={sweep.path}")):
+        SweepDirectory.create(sweep.path, replace(DESCRIPTION, uid="other"))
+    assert SweepDirectory.load(sweep.path).description == DESCRIPTION
+
+
+def test_a_directory_without_a_sweep_is_refused(sweep: SweepDirectory) -> None:
+    with pytest.raises(UserError, match="is not the directory of a sweep"):
+        SweepDirectory.load(sweep.path / "nowhere")
+    content = (sweep.path / FILENAME).read_text()
+    for damaged in ("", content[: len(content) // 2], "[]", "{}", '{"axes": [1]}'):
+        (sweep.path / FILENAME).write_text(damaged)
+        with pytest.raises(UserError, match=f"has a damaged {FILENAME}"):
+            SweepDirectory.load(sweep.path)
+
+
+def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        SweepDirectory.create(tmp_path / "file" / "sweep", DESCRIPTION)
+
+
+def test_the_folder_of_a_job(tmp_path: Path) -> None:
+    sweep = SweepDirectory.create(tmp_path, DESCRIPTION)
+    assert sweep.folder(3) == tmp_path / "3"
+    named = SweepDirectory.create(tmp_path / "named", replace(DESCRIPTION, subdir="seed-${seed}"))
+    assert named.folder(3) == tmp_path / "named" / ".jobs" / "3"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "text"),
+    [
+        (-signal.SIGKILL, "interrupted", "killed by SIGKILL (out of memory?)"),
+        (-signal.SIGTERM, "interrupted", "killed by SIGTERM"),
+        (-signal.SIGSEGV, "failed", "its process crashed (SIGSEGV); see job.log"),
+        (0, "failed", "its process ended with exit code 0 and no result; see job.log"),
+        (1, "failed", "its process ended with exit code 1 and no result; see job.log"),
+        (NOT_RECORDED, "interrupted", "its state could not be written"),
+        (75, "interrupted", "its state could not be written"),
+        (143, "interrupted", "its state could not be written"),
+        (None, "interrupted", "its process has ended without a result"),
+    ],
+)
+def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str, sweep: SweepDirectory) -> None:
+    running(sweep, 0, seconds=5.0)
+    settled = sweep.settle(0, code)
+    assert settled == states.read(sweep.folder(0))
+    assert (settled.state, settled.error or settled.reason, settled.attempts) == (state, text, 1)
+    assert 14 < settled.seconds < 60
+    assert sweep.settle(0, code) == settled
+    assert not (sweep.folder(0) / ".lock").exists()
+
+
+def test_a_result_before_the_kill_counts(sweep: SweepDirectory) -> None:
+    running(sweep, 0)
+    Result("finished", val_metrics={"loss": 0.5}).write(sweep.folder(0))
+    assert sweep.settle(0, -signal.SIGKILL).state == "finished"
+    assert sweep.state(0).value == 0.5
+
+
+def test_a_job_that_another_process_runs_is_not_settled(sweep: SweepDirectory) -> None:
+    state = running(sweep, 0)
+    with RunLock(sweep.folder(0), key="x"):
+        assert sweep.settle(0, -signal.SIGKILL) == state
+    assert sweep.state(0) == state
+
+
+def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
+    assert sweep.controllers() == []
+    sweep.announce(2, detached=True)
+    (mark,) = sweep.controllers()
+    assert (mark.pid, mark.since, mark.workers, mark.detached) == (os.getpid(), started(os.getpid()), 2, True)
+    (path,) = (sweep.path / CONTROLLERS).iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "since": 1.0}))
+    assert sweep.controllers() == [], "the number is another process's"
+    path.write_text(json.dumps({**content, "machine": "node7", "pid": 4711}))
+    assert [mark.pid for mark in sweep.controllers()] == [4711]
+    os.utime(path, (time.time() - 70, time.time() - 70))
+    assert sweep.controllers() == []
+    sweep.renew()
+    assert len(sweep.controllers()) == 1
+    for text in ("", "{}", "[]"):
+        path.write_text(text)
+        assert sweep.controllers() == []
+    sweep.withdraw()
+    sweep.withdraw()
+    assert not path.exists()

@@ -1,0 +1,101 @@
+"""The state of a job in `job.json`, and what `result.json` tells of a job that was killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run.result import Best, Monitor, Result
+from hydraloop.sweeps import states
+from hydraloop.sweeps.states import FILENAME, JobState
+
+RUNNING = JobState(3, "running", ("optimizer.lr=1e-3",), attempts=1, directory="3", pid=7, since=1.5, began=time.time())
+FINISHED = Result(
+    "finished",
+    val_metrics={"loss": 0.5, "accuracy": 0.75},
+    monitor=Monitor("accuracy", "greater"),
+    progress={"epoch": 2, "iteration": 40},
+    seconds=3.0,
+)
+
+
+@pytest.mark.parametrize("value", [None, 0.5, math.inf])
+def test_it_is_read_as_it_was_written(tmp_path: Path, value: float | None) -> None:
+    state = replace(RUNNING, state="finished", value=value, gpus=("0", "1"), rule="less")
+    states.write(tmp_path, state, flush=True)
+    assert states.read(tmp_path) == state
+    assert state.is_over
+    assert not RUNNING.is_over
+
+
+def test_nan_and_invalid_unicode_are_kept(tmp_path: Path) -> None:
+    states.write(tmp_path, replace(RUNNING, value=math.nan, overrides=("name=\udcff",)), flush=False)
+    found = states.read(tmp_path)
+    assert found is not None
+    assert found.value is not None
+    assert math.isnan(found.value)
+    assert found.overrides == ("name=\udcff",)
+
+
+def test_a_torn_file_is_no_state(tmp_path: Path) -> None:
+    assert states.read(tmp_path) is None
+    states.write(tmp_path, RUNNING, flush=False)
+    content = (tmp_path / FILENAME).read_bytes()
+    for size in range(len(content) - 1):  # the last byte is a newline
+        (tmp_path / FILENAME).write_bytes(content[:size])
+        assert states.read(tmp_path) is None, size
+    for other in ({}, [], {"number": 1}, {**json.loads(content), "new": 1}):
+        (tmp_path / FILENAME).write_text(json.dumps(other))
+        assert states.read(tmp_path) is None
+
+
+def test_a_result_that_was_written_before_the_kill_counts(tmp_path: Path) -> None:
+    assert states.ended_from_result(RUNNING, tmp_path) is None
+    FINISHED.write(tmp_path)
+    ended = states.ended_from_result(RUNNING, tmp_path)
+    assert ended is not None
+    assert (ended.state, ended.metric, ended.rule, ended.value, ended.step) == (
+        "finished", "accuracy", "greater", 0.75, 40,
+    )  # fmt: skip
+    assert 0 <= ended.seconds < 60
+    assert ended.checkpoint is None
+    (tmp_path / "result.json").write_text('{"status": "fini')
+    assert states.ended_from_result(RUNNING, tmp_path) is None
+
+
+def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
+    replace(FINISHED, status="interrupted", reason="preempted by SIGTERM").write(tmp_path)
+    again = replace(RUNNING, attempts=2, earlier_result=states.result_checksum(tmp_path), seconds=100.0)
+    assert states.ended_from_result(again, tmp_path) is None
+    FINISHED.write(tmp_path)
+    ended = states.ended_from_result(again, tmp_path)
+    assert ended is not None
+    assert ended.state == "finished"
+    assert ended.seconds >= 100, "of all attempts"
+
+
+def test_the_best_checkpoint_or_the_newest(tmp_path: Path) -> None:
+    for name in ("epoch_1.pth", "epoch_2.pth"):
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints" / name).write_text("")
+    FINISHED.write(tmp_path)
+    ended = states.ended_from_result(RUNNING, tmp_path)
+    assert ended is not None
+    assert ended.checkpoint == "checkpoints/epoch_2.pth"
+    best = Best("accuracy", 0.9, 20, str(tmp_path / "checkpoints" / "best.pth"))
+    replace(FINISHED, best=best).write(tmp_path)
+    ended = states.ended_from_result(RUNNING, tmp_path)
+    assert ended is not None
+    assert (ended.value, ended.step, ended.checkpoint) == (0.9, 20, "checkpoints/best.pth")
+
+
+def test_the_first_metric_counts_if_no_rule_is_known(tmp_path: Path) -> None:
+    replace(FINISHED, status="failed", error="ValueError: x", monitor=None).write(tmp_path)
+    ended = states.ended_from_result(RUNNING, tmp_path)
+    assert ended is not None
+    assert (ended.state, ended.error, ended.metric, ended.rule) == ("failed", "ValueError: x", "loss", None)
