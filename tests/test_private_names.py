@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import multiprocessing.process
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,6 +150,11 @@ def _mlflows_newest_schema() -> None:
     assert re.fullmatch("[0-9a-f]{12}", _get_latest_schema_revision())
 
 
+def _children_of_multiprocessing() -> None:
+    assert isinstance(multiprocessing.process._children, set)  # type: ignore[attr-defined]
+    assert "_children.add(self)" in inspect.getsource(multiprocessing.process.BaseProcess.start)
+
+
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
@@ -165,6 +171,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _trees: ["torch.utils._pytree"],
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
     _mlflows_newest_schema: ["_get_latest_schema_revision"],
+    _children_of_multiprocessing: ["_children"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }
 """The names that each check covers."""

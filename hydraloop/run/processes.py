@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,17 @@ def is_ancestor(pid: int, since: float | None) -> bool:
 
     own = psutil.Process()
     return pid in {own.pid, *(parent.pid for parent in own.parents())} and is_alive(pid, since)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all that it has started, also those with a session of their own, such as ranks."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
 
 
 def machine() -> str:

@@ -1,0 +1,194 @@
+"""PoolExecutor: runs jobs on this machine, each in a fork of a server process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from hydraloop.errors import UserError
+from hydraloop.run.processes import is_alive, kill_tree, started
+from hydraloop.sweeps.executors import fork_server
+from hydraloop.sweeps.executors.executor import Ended, Executor, Request, Worker
+
+_LOOK = 0.1
+"""Seconds between two looks at processes whose end no server reports."""
+
+Spawn = Callable[[Request], "subprocess.Popen[bytes]"]
+"""Starts a job as a new Python process, in a session of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    since: float | None
+    """From `processes.started`."""
+    spawned: subprocess.Popen[bytes] | None = None
+
+
+class PoolExecutor(Executor):
+    """Runs jobs as forks of a server, which is started at once, and replaced if it is killed.
+
+    Args:
+        worker: what the processes run.
+        spawn: starts a job that has an environment of its own; all jobs, if a fork of this process is not safe.
+
+    Raises:
+        UserError: the server cannot be started.
+    """
+
+    def __init__(self, worker: Worker, spawn: Spawn | None = None) -> None:
+        self._worker, self._spawn = worker, spawn
+        self._jobs: dict[int, _Process] = {}
+        self._unreported: set[int] = set()
+        """Jobs whose end no server reports: spawned ones, and those of a server that was killed."""
+        self._ended: list[Ended] = []
+        self.forks = spawn is None or why_not_fork() is None
+        """Whether jobs are forks."""
+        self._server = self._start_server() if self.forks else None
+
+    def wait_ready(self) -> None:
+        """Wait until a job can start within milliseconds.
+
+        Raises:
+            UserError: the server could not import what jobs need.
+        """
+        if self.forks:
+            self._ask({})
+
+    def check(self, lines: tuple[str, ...]) -> None:
+        """Check whether a job can be launched on this machine, by `Worker.check` in another process.
+
+        Raises:
+            UserError: it cannot.
+        """
+        if self.forks and (found := self._ask({"check": lines})):
+            raise UserError(found["problem"], key=found.get("key"), remedy=found.get("remedy"))
+
+    def submit(self, request: Request) -> None:
+        """Start a job, see `Executor`."""
+        if self._spawn is not None and (request.environment or not self.forks):
+            try:
+                spawned = self._spawn(request)
+            except OSError as error:
+                raise _not_started(error.strerror) from error
+            self._jobs[request.number] = _Process(spawned.pid, started(spawned.pid), spawned)
+            self._unreported.add(request.number)
+            return
+        answer = self._ask(fork_server.job(request))
+        if "error" in answer:
+            raise _not_started(answer["error"])
+        self._jobs[request.number] = _Process(answer["pid"], answer["since"])
+
+    def poll(self, seconds: float) -> list[Ended]:
+        """Return the processes that have ended, see `Executor`."""
+        until = time.monotonic() + seconds
+        while True:
+            self._receive(0.0)
+            for number in [number for number in self._unreported if self._has_ended(number)]:
+                spawned = self._jobs[number].spawned
+                self._end(number, None if spawned is None else spawned.returncode)
+            left = until - time.monotonic()
+            if self._ended or left <= 0:
+                ended, self._ended = self._ended, []
+                return ended
+            self._receive(min(left, _LOOK) if self._unreported else left)
+
+    def cancel(self, number: int, sign: signal.Signals) -> None:
+        """Send a signal to a job, see `Executor`."""
+        process = self._jobs.get(number)
+        if process is None or not is_alive(process.pid, process.since):
+            return
+        if sign is signal.SIGKILL:
+            kill_tree(process.pid)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, sign)
+
+    def close(self) -> None:
+        """End the server. Running jobs go on, and `poll` still returns them."""
+        self._end_server()
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message to the server, and return its answer. A server that was killed is replaced once."""
+        for _ in range(2):
+            if self._server is None:
+                self._server = self._start_server()
+            connection = self._server[1]
+            try:
+                connection.send_bytes(fork_server.encoded(message))
+                while True:
+                    answer: dict[str, Any] = json.loads(connection.recv_bytes())
+                    if "ended" not in answer:
+                        return answer
+                    self._end(answer["ended"], answer["code"])
+            except (EOFError, OSError):
+                self._end_server()
+        raise _not_started("the process that imports torch for them has ended")
+
+    def _start_server(self) -> tuple[int, Connection]:
+        try:
+            return fork_server.start(self._worker)
+        except OSError as error:
+            raise _not_started(error.strerror) from error
+
+    def _receive(self, seconds: float) -> None:
+        """Wait for a message of the server, and read all that have come."""
+        if self._server is None:
+            time.sleep(seconds)
+            return
+        try:
+            ready = wait([self._server[1]], seconds)
+            while ready:
+                message = json.loads(self._server[1].recv_bytes())
+                self._end(message["ended"], message["code"])
+                ready = wait([self._server[1]], 0.0)
+        except (EOFError, OSError):
+            self._end_server()
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            pid, connection = self._server
+            self._server = None
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            connection.close()
+            self._unreported.update(self._jobs)
+
+    def _has_ended(self, number: int) -> bool:
+        process = self._jobs[number]
+        if process.spawned is not None:
+            return process.spawned.poll() is not None
+        return not is_alive(process.pid, process.since)
+
+    def _end(self, number: int, code: int | None) -> None:
+        del self._jobs[number]
+        self._unreported.discard(number)
+        self._ended.append(Ended(number, code))
+
+
+def why_not_fork() -> str | None:
+    """Return why a fork of this process is not safe; None if it is."""
+    if threading.active_count() > 1:
+        return f"the program has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the program has used CUDA before the sweep"
+    return None
+
+
+def _not_started(problem: str | None) -> UserError:
+    return UserError(
+        f"no process could be started for a job: {problem}",
+        remedy="Run fewer jobs at a time, as with sweep.max_workers=1.",
+    )
