@@ -105,7 +105,7 @@ def pool() -> Iterator[PoolExecutor]:
 
 def request(number: int, *lines: str, gpus: tuple[str, ...] | None = None, threads: int | None = None) -> Request:
     path = FOLDER / f"{sys._getframe(1).f_code.co_name}-{number}"
-    return Request(number, lines, str(path), gpus, threads)
+    return Request(number, lines, str(path), gpus=gpus, threads=threads)
 
 
 def ended(executor: PoolExecutor, count: int) -> list[Ended]:
