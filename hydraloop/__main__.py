@@ -2,7 +2,7 @@
 
 `resume …` continues a run; `evaluate …`, `predict …` and `export …` use a finished run; `replay …` rebuilds a run at an
 iteration; `diff …` compares two runs;
-`status …` and `logs …` look at a sweep or a run;
+`status …`, `logs …` and `stop …` look at a sweep or a run, or end it;
 `sync …` sends trackers what they do not have.
 """
 
@@ -19,7 +19,7 @@ if sys.argv[1:2] == ["diff"]:
 
     sys.exit(diff(sys.argv[2:]))
 
-if sys.argv[1:2] and sys.argv[1] in ("status", "logs"):
+if sys.argv[1:2] and sys.argv[1] in ("status", "logs", "stop"):
     from hydraloop.sweeps.commands import main as sweeps
 
     sys.exit(sweeps(sys.argv[1:]))
@@ -44,6 +44,7 @@ python -m hydraloop diff <run> <run> print what differs between two runs
 python -m hydraloop status <folder>  print how a sweep or a run is doing
 python -m hydraloop logs <folder> [job]
                                      print what a job, a run or a controller has printed; -f follows it
+python -m hydraloop stop <folder>    let it save and end, and end all of its processes
 python -m hydraloop sync <folder>    send trackers the records that they do not have
 python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""
     asked = bool({"-h", "--help"}.intersection(sys.argv))

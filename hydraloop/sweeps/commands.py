@@ -1,4 +1,4 @@
-"""`python -m hydraloop status|logs <directory>`: look at a sweep or a run from another terminal. No torch.
+"""`python -m hydraloop status|logs|stop <directory>`: look at a sweep or a run from another terminal. No torch.
 
 These commands read the files of the directory. They need neither the project nor its packages.
 """
@@ -19,9 +19,10 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.run import lock
 from hydraloop.run.directory import holds_run
-from hydraloop.run.environment import shown
+from hydraloop.run.environment import resume_command, shown
+from hydraloop.run.processes import is_alive, machine
 from hydraloop.sweeps import directory as sweep_directory
-from hydraloop.sweeps import states
+from hydraloop.sweeps import states, stopping
 from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
@@ -38,10 +39,12 @@ def main(argv: Sequence[str]) -> int:
     """Run a command. Returns the exit code: 0, or 2 after a mistake, or 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
-        if args.command == "status":
-            print("\n".join(status(args.directory)))
-        else:
+        if args.command == "logs":
             logs(args.directory, args.job, follow=args.follow)
+        elif args.command == "stop" and not stop(args.directory, args.wait):
+            return 1
+        else:
+            print("\n".join(status(args.directory)))
         sys.stdout.flush()
     except UserError as error:
         Reports(with_traceback=False).show(error)
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     helps = {
         "status": "print how many jobs are in each state, and which run or have failed",
         "logs": "print what a job, a run or a detached controller has printed",
+        "stop": "let a sweep or a run save and end; no process of it is left on this machine",
     }
     for name, text in helps.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -66,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         if name == "logs":
             command.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
             command.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
+        if name == "stop":
+            command.add_argument(
+                "--wait", type=float, default=30.0, metavar="SECONDS", help="until what has not ended is killed (30)"
+            )
     return parser
 
 
@@ -90,8 +98,9 @@ def status(path: Path) -> list[str]:
     """Return what `status` prints."""
     sweep = opened(path)
     if sweep is None:
-        state = states.read(path) or JobState(0, "running")
-        return _described(_current(path, state, path), "the run", path)
+        state = _current(path, states.read(path) or JobState(0, "running"), path)
+        hint = [f"  {shlex.join(resume_command(path))}"] if state.state == "interrupted" else []
+        return [*_described(state, "the run", path), *hint]
     found = [_current(sweep.folder(state.number), state, sweep.run_dir(state)) for state in sweep.states()]
     counts = Counter(state.state for state in found)
     lines = [
@@ -169,6 +178,37 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
             if is_over:
                 return
             time.sleep(_POLL)
+
+
+def stop(path: Path, seconds: float) -> bool:
+    """End a sweep or a run, print what has ended, and return whether nothing is left on other machines."""
+    sweep, here = opened(path), machine()
+    others = set[str]()
+
+    def find() -> list[tuple[int, float | None]]:
+        marks = [] if sweep is None else sweep.controllers()
+        others.update(mark.host for mark in marks if mark.machine != here)
+        if mine := [(mark.pid, mark.since) for mark in marks if mark.machine == here]:
+            return mine  # they tell their jobs
+        folders = [path] if sweep is None else [sweep.folder(state.number) for state in _running(sweep)]
+        held = [held for held in map(lock.holder, folders) if held is not None]
+        others.update(one.host for one in held if not one.is_here)
+        alive = ([process for process in one.processes if is_alive(*process)] for one in held if one.is_here)
+        return [processes[0] for processes in alive if processes]  # which tells rank 0, if that is another
+
+    ended, killed = stopping.end(find, seconds)
+    if sweep is not None:
+        for state in _running(sweep):
+            if lock.holder(sweep.folder(state.number)) is None:
+                sweep.settle(state.number, None)
+    print(f"{ended} processes have ended" + (f"; {killed} of them were killed" if killed else ""))
+    if others:
+        print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
+    return not others
+
+
+def _running(sweep: SweepDirectory) -> list[JobState]:
+    return [state for state in sweep.states() if state.state == "running"]
 
 
 def _is_over(sweep: SweepDirectory | None, folder: Path) -> bool:

@@ -1,0 +1,60 @@
+"""`python -m hydraloop stop`: end the processes of a sweep or a run on this machine, and all that they have started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import psutil
+
+from hydraloop.run.processes import is_alive
+
+_POLL = 0.1
+"""Seconds between two looks at the processes."""
+
+
+def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) -> tuple[int, int]:
+    """Send SIGTERM, so that runs save; kill what is left after some seconds.
+
+    Ranks and followers have sessions of their own, and a process that has ended no longer tells what it has started.
+    So all descendants are noted while their ancestors are alive.
+
+    Args:
+        find: returns ids and starts of the processes that are told, and is asked again until it returns none.
+
+    Returns:
+        How many processes have ended, and how many of them were killed.
+    """
+    until = time.monotonic() + seconds
+    told, seen, killed = set[psutil.Process](), set[psutil.Process](), set[psutil.Process]()
+    while True:
+        roots = set(_running(find()))
+        for root in roots:
+            with suppress(psutil.Error):
+                seen |= {root, *root.children(recursive=True)}
+        left = {process for process in seen if _is_running(process)}
+        if not left:
+            return len(seen), len(killed)
+        is_late = time.monotonic() > until
+        for process in left if is_late else roots - told:
+            with suppress(psutil.Error):  # it has ended
+                process.kill() if is_late else process.terminate()
+        told |= roots
+        killed |= left if is_late else set()
+        time.sleep(_POLL)
+
+
+def _running(found: Iterable[tuple[int, float | None]]) -> Iterable[psutil.Process]:
+    for pid, since in found:
+        with suppress(psutil.Error):
+            if is_alive(pid, since):
+                yield psutil.Process(pid)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended. One that was not waited for has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
