@@ -19,7 +19,7 @@ def differences(one: Run, other: Run) -> list[str]:
     """Return what differs between two runs, apart from times: names of entries, and both values."""
     return [
         *_compared("checkpoint", _checkpoint(one), _checkpoint(other)),
-        *_compared("result", _result(one), _result(other)),
+        *_compared("result", result(one), result(other)),
         *_compared("records", _records(one), _records(other)),
         *_compared("ledger", ledger(one), ledger(other)),
     ]
@@ -41,7 +41,7 @@ def _checkpoint(run: Run) -> dict[str, Any]:
     return checkpoint
 
 
-def _result(run: Run) -> dict[str, Any]:
+def result(run: Run) -> dict[str, Any]:
     found = {name: run.result[name] for name in ("status", "progress", "val_metrics", "test_metrics", "best")}
     found["best"] = {name: value for name, value in found["best"].items() if name != "checkpoint"}  # a path
     return found

@@ -1,0 +1,1 @@
+"""Sweeps whose processes are killed at random moments."""

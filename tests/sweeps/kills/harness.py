@@ -1,0 +1,261 @@
+"""Sweeps of which processes are killed at random moments, and which are resumed until they have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from hydraloop.run import lock
+from hydraloop.run.processes import is_alive, started
+from hydraloop.sweeps import states
+from hydraloop.sweeps.directory import FILENAME, SweepDirectory
+from tests.e2e.projects import Project
+from tests.e2e.warm import Script
+from tests.processes import children
+
+CONFIG = """# @package _global_
+defaults:
+  - spirals
+  - override /hooks: [ema]
+experiment_name: kills
+engine: {max_iters: 24, val_interval: 12, val_by_epoch: false, test: false, sanity_val_steps: 0}
+default_hooks:
+  logger: {interval: 8}
+  checkpoint: {interval: 6, by_epoch: false, save_best: accuracy}
+hooks:
+  ledger: {_target_: my_project.kills.Ledger, path: "${hydra:sweep.dir}/ledger", job: "${hydra:job.num}"}
+  nowhere: {_target_: my_project.kills.Nowhere}
+"""
+AXES = ("seed=0,1,2,3,4,5", "optimizer.lr=1e-2,3e-2")
+JOBS = 12
+PHASES = ("begin", "iteration", "save", "trained", "done")
+"""When a process is killed: events of the ledger. A random delay follows."""
+VICTIMS = ("controller", "fork server", "job", "follower", "everything")
+"""What is killed. After `everything`, as after a power failure, a file may be torn."""
+PATIENCE = 120
+"""Seconds for a busy machine."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A signal 9."""
+
+    victim: str
+    phase: str
+    count: int
+    """How many such events are waited for."""
+    delay: float
+    torn: str | None = None
+    """The file that is cut at a random byte: `job.json` of any job, `.lock`, or `sweep.json`."""
+
+    @classmethod
+    def draw(cls, draws: random.Random) -> Kill:
+        """Return a random one."""
+        victim = draws.choice((*VICTIMS, "job", "job"))
+        torn = draws.choice((None, states.FILENAME, lock.FILENAME, FILENAME)) if victim == "everything" else None
+        phase = draws.choice(PHASES)
+        return cls(victim, phase, draws.randint(1, 8 if phase == "iteration" else 2), draws.random() * 0.05, torn)
+
+
+@dataclass
+class Sweep:
+    """A sweep, its controllers and what was killed."""
+
+    project: Project
+    path: Path
+    draws: random.Random
+    workers: int
+    kills: list[Kill] = field(default_factory=list)
+    controllers: list[Script] = field(default_factory=list)
+    processes: set[tuple[int, float | None]] = field(default_factory=set)
+    """Every process that was seen."""
+
+    @property
+    def line(self) -> list[str]:
+        """The overrides."""
+        return [
+            "-m",
+            "experiment=kills",
+            *AXES,
+            f"hydra.sweep.dir={self.path.name}",
+            f"sweep.max_workers={self.workers}",
+        ]
+
+    def start(self) -> None:
+        """Start a controller."""
+        resume = [f"sweep.resume={self.path.name}"] if (self.path / FILENAME).exists() else []
+        self.controllers.append(self.project.begin(*self.line, *resume))
+
+    def running(self) -> list[Script]:
+        """Return the controllers that have not ended."""
+        return [script for script in self.controllers if script.poll() is None]
+
+    def events(self) -> list[tuple[int, int, str]]:
+        """Return the complete lines of the ledger: job, process, event."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.path / "ledger").read_text().splitlines(keepends=True)
+            found = [line.split(maxsplit=2) for line in lines if line.endswith("\n")]
+            return [(int(job), int(pid), event.strip()) for job, pid, event in found]
+        return []
+
+    def wait(self, happened: Callable[[], bool], what: str) -> bool:
+        """Wait until something has happened. Returns False if all controllers have ended before."""
+        until = time.monotonic() + PATIENCE
+        while not happened():
+            assert time.monotonic() < until, f"{what}: not within {PATIENCE} s\n{self.printed()}"
+            if not self.running():
+                return happened()
+            time.sleep(0.002)
+        return True
+
+    def printed(self) -> str:
+        """Return what the controllers have printed."""
+        return "\n".join(
+            f"--- {script.pid}, exit code {script.returncode}\n{script.printed}" for script in self.controllers
+        )
+
+    def kill(self, kill: Kill) -> None:
+        """Wait for the moment of a kill, and kill, unless the sweep ends before."""
+        before = len(self.events())
+
+        def seen() -> list[tuple[int, int, str]]:
+            return [one for one in self.events()[before:] if one[2].startswith(kill.phase)]
+
+        if not self.wait(lambda: len(seen()) >= kill.count, f"{kill}"):
+            return
+        time.sleep(kill.delay)
+        pids = list(self.victims(kill, seen()[kill.count - 1]))
+        self.note(*pids)
+        hits = 0
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                hits += 1
+        if kill.victim == "everything":
+            self.tear(kill)
+        if hits:
+            self.kills.append(kill)
+
+    def victims(self, kill: Kill, event: tuple[int, int, str]) -> Iterator[int]:
+        """Yield the processes to be killed."""
+        controllers = self.running()
+        if kill.victim == "job" and is_alive(event[1], started(event[1])):
+            yield event[1]
+        if kill.victim == "controller" and controllers:
+            yield self.draws.choice(controllers).pid
+        if kill.victim == "fork server" and controllers:
+            script = self.draws.choice(controllers)
+            yield from (process.pid for process in children() if process.ppid() == script.pid)
+        if kill.victim == "follower":
+            yield from self.followers()[:1]
+        if kill.victim == "everything":
+            yield from (script.pid for script in controllers)
+            yield from (process.pid for script in controllers for process in _tree(script.pid))
+            yield from {pid for _, pid, _ in self.events() if self.is_job(pid)}
+            yield from self.followers()
+
+    def is_job(self, pid: int) -> bool:
+        """Return whether a process of the ledger is alive: its number may belong to another process now."""
+        return any(state.pid == pid and is_alive(pid, state.since) for state in self.found())
+
+    def found(self) -> list[states.JobState]:
+        """Return the states that are readable."""
+        return [state for number in range(JOBS) if (state := states.read(self.path / str(number))) is not None]
+
+    def followers(self) -> list[int]:
+        """Return the followers that run."""
+        pids = []
+        for path in self.path.glob("*/tracking/*.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                (pid, since), _ = json.loads(path.read_text())
+                pids += [pid] if is_alive(pid, since) else []
+        return self.draws.sample(pids, len(pids))
+
+    def tear(self, kill: Kill) -> None:
+        """Cut a file at a random byte. A damaged `sweep.json` is refused; then it is put back, as the message asks."""
+        files = [path for path in self.path.glob(f"*/{kill.torn}") if path.stat().st_size] if kill.torn else []
+        if kill.torn == FILENAME:
+            files = [self.path / FILENAME]
+        if not files:
+            return
+        file = self.draws.choice(sorted(files))
+        content = file.read_bytes()
+        file.write_bytes(content[: self.draws.randrange(len(content))])
+        if kill.torn == FILENAME:
+            done = self.project.train(*self.line, f"sweep.resume={self.path.name}")
+            assert done.code == 2, done.text
+            assert done.err.count("error: ") == 1, done.text
+            file.write_bytes(content)
+
+    def note(self, *pids: int) -> None:
+        """Remember processes, to see at the end that none is left."""
+        self.processes.update((pid, started(pid)) for pid in pids)
+        for script in self.running():
+            self.processes.update((process.pid, started(process.pid)) for process in _tree(script.pid))
+
+
+def make(path: Path, *, before: str = "") -> Project:
+    """Return the project of the sweeps.
+
+    Args:
+        before: code at the top of `train.py`.
+    """
+    project = Project.make(path)
+    project.write("conf/experiment/kills.yaml", CONFIG)
+    for name, target in (("in_project.py", "kills.py"), ("in_follower.py", "kills_follower.py")):
+        shutil.copy(Path(__file__).with_name(name), project.path / "my_project" / target)
+    project.write("train.py", before + (project.path / "train.py").read_text())
+    return project
+
+
+def train(project: Project, name: str, draws: random.Random, kills: list[Kill]) -> Sweep:
+    """Run a sweep with these kills until all of its jobs have ended.
+
+    Raises:
+        AssertionError: it hangs, does not end, or leaves processes.
+    """
+    sweep = Sweep(project, project.path / name, draws, workers=draws.randint(1, 3))
+    sweep.start()
+    for kill in kills:
+        if not sweep.running():
+            if _is_over(sweep):
+                break
+            sweep.start()
+        if len(sweep.running()) == 1 and (sweep.path / FILENAME).exists() and draws.random() < 0.2:
+            sweep.start()
+        sweep.kill(kill)
+    for _ in range(JOBS):  # a job that was killed is interrupted, and continued by the next controller
+        for script in sweep.running():
+            sweep.note()
+            script.wait(PATIENCE)
+        if _is_over(sweep):
+            break
+        sweep.start()
+    assert _is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
+    until = time.monotonic() + PATIENCE
+    while left := [pid for pid, since in sweep.processes if is_alive(pid, since)]:
+        assert time.monotonic() < until, f"processes are left: {left}"
+        time.sleep(0.05)
+    return sweep
+
+
+def _is_over(sweep: Sweep) -> bool:
+    if not (sweep.path / FILENAME).exists():
+        return False
+    return all(state.is_over for state in SweepDirectory.load(sweep.path).states())
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []

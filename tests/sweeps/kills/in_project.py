@@ -1,0 +1,56 @@
+"""The hooks of the project whose sweeps are killed: a ledger of what each job does, and a tracker with followers.
+
+The ledger knows nothing of the files with which a sweep tells its jobs apart.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import hydraloop
+from hydraloop.tracking import TrackerHook
+
+
+class Nowhere(TrackerHook):
+    """The tracker in the other file."""
+
+    kind = "my_project.kills_follower.Nowhere"
+
+
+class Ledger(hydraloop.Hook):
+    """Appends `<job> <process> <event>` to a file that all jobs share. Appending keeps the order of all events."""
+
+    priority = hydraloop.Priority.VERY_LOW
+
+    def __init__(self, *, path: str, job: int) -> None:
+        self.path, self.job = path, job
+
+    def _note(self, event: str) -> None:
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(file, f"{self.job} {os.getpid()} {event}\n".encode())
+        os.close(file)
+
+    def before_run(self, engine: hydraloop.Engine) -> None:
+        """An attempt begins."""
+        self._note("begin")
+
+    def after_train_iter(self, engine: hydraloop.Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        """Leaves time for a kill."""
+        self._note(f"iteration {engine.progress.iteration}")
+        time.sleep(0.003)
+
+    def before_save_checkpoint(self, engine: hydraloop.Engine, checkpoint: dict[str, Any]) -> None:
+        """The file is written next."""
+        self._note("save")
+
+    def after_train(self, engine: hydraloop.Engine) -> None:
+        """`result.json` is written next."""
+        if engine.error is None:
+            self._note("trained")
+
+    def after_run(self, engine: hydraloop.Engine) -> None:
+        """`result.json` is written."""
+        if engine.error is None:
+            self._note("done")

@@ -1,0 +1,49 @@
+"""What the suite counts of a sweep, from its ledger, its results and a sweep that was not interrupted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from hydraloop.sweeps.directory import SweepDirectory
+from tests.e2e.projects import Run
+from tests.faults.comparison import result
+from tests.sweeps.kills.harness import JOBS, Sweep
+
+
+def problems(sweep: Sweep, whole: Sweep) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong: `lost`, `doubled` or `different`, and a description."""
+    events = sweep.events()
+    directory = SweepDirectory.load(sweep.path)
+    found = directory.states()
+    if sorted(state.number for state in found) != list(range(JOBS)):
+        yield "lost", f"there are states of {[state.number for state in found]}"
+    for state in found:
+        mine = [(pid, event) for job, pid, event in events if job == state.number]
+        yield from ((kind, f"job {state.number}: {text}") for kind, text in _doubled(mine))
+        run, other = Run(directory.run_dir(state)), Run(whole.path / str(state.number))
+        if state.state != "finished" or not (run.path / "result.json").exists():
+            yield "lost", f"job {state.number} is {state.state}"
+        elif result(run) != result(other) or state.value != result(other)["best"]["value"]:
+            yield "different", f"job {state.number}: {result(run)}, not {result(other)}"
+        elif keys(run) != keys(other):
+            yield "different", f"job {state.number}: records {keys(run)}, not {keys(other)}"
+
+
+def _doubled(events: list[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """Yield how the events of a job show that it has run twice at a time, or again after its end."""
+    attempts = [pid for pid, _ in groupby(events, key=lambda one: one[0])]
+    twice = [pid for pid, count in Counter(attempts).items() if count > 1]
+    if twice:
+        yield "doubled", f"processes {twice} have trained while another one did"
+    names = [event for _, event in events]
+    if "trained" not in names:
+        yield "lost", "it has not trained to its end"
+    if "done" in names[:-1]:
+        yield "doubled", f"it has continued after its end: {names[names.index('done') :]}"
+
+
+def keys(run: Run) -> list[tuple[str, int]]:
+    """Return which records a run has."""
+    return [(record["mode"], record["iteration"]) for record in run.records]
