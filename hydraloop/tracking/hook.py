@@ -18,6 +18,7 @@ from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.link import Link
+from hydraloop.tracking.spawning import is_shared
 from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ class TrackerHook(Hook):
         self._begun = self._logged = False
         on_error = engine.stages.on_error(self.name)
         sweep = description.sweep_of(engine.run_dir)
-        in_sweep = sweep is not None and sweep.ended is None and is_ancestor(sweep.pid, sweep.started)
+        in_sweep = False
+        if sweep is not None and sweep.ended is None:
+            in_sweep = is_shared() or is_ancestor(sweep.pid, sweep.started)
         self._leaves = self._background or in_sweep
         self._link = Link(
             engine.run_dir,

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -158,16 +158,38 @@ class ForkServer:
 
 
 _servers: dict[str, ForkServer] = {}
-"""By kind of tracker."""
+"""By kind of tracker. Forks of this process use them, too."""
+_is_shared = False
 _guard = threading.Lock()
+
+
+def share_fork_servers(firsts: Iterable[Mapping[str, Any]], errors: Path) -> None:
+    """Start the processes that fork followers, in the process that forks the jobs of a sweep, which use them.
+
+    They end with this process. A job that needs another kind, or that lives longer, starts its follower as a Python
+    process.
+
+    Args:
+        firsts: for each kind of tracker, `kind`, `folders` and `trusted` of its first message.
+        errors: a file for the stderr of these processes.
+    """
+    global _is_shared
+    for first in firsts:
+        fork_server(first, errors)
+    _is_shared = True
+
+
+def is_shared() -> bool:
+    """Return whether this process is a fork for a job of a sweep, whose controller waits for the followers."""
+    return _is_shared
 
 
 def fork_server(first: Mapping[str, Any], errors: Path) -> ForkServer | None:
     """Return the process that forks followers of a kind of tracker, started if needed; None if that is not possible."""
     with _guard, suppress(OSError):  # a system without such sockets
-        if first["kind"] not in _servers:
+        if first["kind"] not in _servers and not _is_shared:
             _servers[first["kind"]] = ForkServer(first, errors)
-        return _servers[first["kind"]]
+        return _servers.get(first["kind"])
     return None
 
 

@@ -1,24 +1,27 @@
 """The trackers of a sweep, as its controller sees them. Does not import torch.
 
-The controller marks the sweep's directory, and waits at the end for the followers that still send. The followers of
-the jobs do the rest: they create the parent run, and tell it how their jobs ended.
+The controller marks the sweep's directory, and waits at the end for the followers that still send. The process that
+forks the jobs starts others that fork the followers. The followers of the jobs do the rest: they create the parent run,
+and tell it how their jobs ended.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydraloop.run.processes import started
 from hydraloop.run.record_log import FILENAME, count
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import (
@@ -31,8 +34,8 @@ from hydraloop.tracking.cursor import (
 )
 from hydraloop.tracking.link import SENDING
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
-from hydraloop.tracking.spawning import MARGIN, close_fork_servers, spawn
-from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
+from hydraloop.tracking.spawning import MARGIN, close_fork_servers, share_fork_servers, spawn
+from hydraloop.tracking.tracker import FOLDER, OWN, Sweep, SweepEnding
 
 log = logging.getLogger(__name__)
 
@@ -50,20 +53,23 @@ class SweepTrackers:
     """The swept keys."""
     jobs: int = 0
     """Number of jobs."""
-    ended: SweepEnding = "finished"
-    """How the sweep has ended."""
+    ended: SweepEnding | None = "finished"
+    """How the sweep has ended. None: another controller continues it."""
 
     def begin(self, folder: Path) -> None:
-        """Mark the sweep's directory. Called before the first job."""
+        """Mark the sweep's directory. Called before the first job.
+
+        A sweep that is resumed, or that has another controller, keeps its parent run: its id and its name.
+        """
         name = f"{folder.parent.name}/{folder.name}" if folder.parent.name[:4].isdigit() else folder.name
-        mark = Sweep(
-            folder=folder.absolute(),
-            uid=secrets.token_hex(8),
-            name=name,
-            job=0,
+        mark = description.read_sweep(folder) or Sweep(
+            folder=folder.absolute(), uid=secrets.token_hex(8), name=name, job=0, began=time.time()
+        )
+        mark = replace(
+            mark,
             axes=tuple(self.axes),
             jobs=self.jobs,
-            began=time.time(),
+            ended=None,
             host=socket.gethostname(),
             pid=os.getpid(),
             started=started(os.getpid()),
@@ -85,13 +91,26 @@ class SweepTrackers:
 
     def _end(self, folder: Path) -> None:
         sweep = description.read_sweep(folder)
-        if sweep is not None:
+        if sweep is not None and self.ended is not None:
             description.write_sweep(replace(sweep, ended=self.ended))
         _wait(folder)
         for page in pages(folder):
             log.info("%s", page)
         if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a follower
             _sync(folder)
+
+
+def share_followers(folder: Path, lines: Iterable[str]) -> None:
+    """Start the processes that followers are forked from, in the process that forks the jobs of a sweep.
+
+    Args:
+        lines: overrides and hooks of the jobs. Trackers of hydraloop that they name are imported; the followers of
+            others are Python processes.
+    """
+    named = set(re.findall(r"\w+", " ".join(lines)))
+    about = {"folders": ALLOWLIST.folders, "trusted": ALLOWLIST.packages}
+    firsts = [{"kind": kind, **about} for name, kind in OWN.items() if name in named]
+    share_fork_servers(firsts, folder / FOLDER / "followers.log")
 
 
 def _wait(folder: Path) -> None:

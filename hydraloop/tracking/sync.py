@@ -118,7 +118,7 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
             if unknown := options.keys() - cursor.options.keys():
                 raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
             hidden = [f"hooks.{name}.{option}" for option, value in options.items() if MASK in str(value)]
-            if hidden and cursor.kind not in OWN:  # those take their secrets from the environment
+            if hidden and cursor.kind not in OWN.values():  # those take their secrets from the environment
                 raise ValueError(f"{hidden[0]} has a secret, which is not stored: add {hidden[0]}=<value>")
             if how.again:
                 cursor = Cursor(cursor.kind, cursor.options, memory={"again": True})

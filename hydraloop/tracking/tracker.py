@@ -20,7 +20,8 @@ FOLDER = "tracking"
 MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
 WANDB = "hydraloop.tracking.wandb.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
-OWN = (MLFLOW, WANDB, TENSORBOARD)
+OWN = {"mlflow": MLFLOW, "wandb": WANDB, "tensorboard": TENSORBOARD}
+"""By the name of the hook."""
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""
 SweepEnding = Literal["finished", "failed", "interrupted"]
@@ -242,7 +243,7 @@ def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[s
         ValueError: the allowlist refuses the class, or it is not a tracker.
         Exception: raised by a module of the project while it is imported.
     """
-    if kind in OWN:
+    if kind in OWN.values():
         module, _, name = kind.rpartition(".")
         found = getattr(import_module(module), name)
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,59 @@ def test_the_mark_says_how_the_sweep_ended(tmp_path: Path) -> None:
     sweep = description.read_sweep(tmp_path)
     assert sweep is not None
     assert sweep.ended == "interrupted"
+
+
+def test_a_resumed_sweep_keeps_its_parent_run(tmp_path: Path) -> None:
+    first = SweepTrackers(jobs=9)
+    first.begin(tmp_path)
+    before = description.read_sweep(tmp_path)
+    first.ended = "interrupted"
+    first.end(tmp_path)
+    assert before is not None
+    second = SweepTrackers(axes=["seed"], jobs=16)
+    second.begin(tmp_path)
+    assert description.read_sweep(tmp_path) == replace(before, axes=("seed",), jobs=16)
+    second.ended = None  # a third one continues
+    second.end(tmp_path)
+    sweep = description.read_sweep(tmp_path)
+    assert sweep is not None
+    assert sweep.ended is None
+
+
+_POOL = """
+import os, sys
+from pathlib import Path
+import psutil
+from hydraloop.tracking import link
+from hydraloop.tracking.sweeps import SweepTrackers, share_followers
+from tests.tracking.training import training
+
+folder = Path(sys.argv[1])
+trackers = SweepTrackers(jobs=2)
+trackers.begin(folder)
+server = os.fork()
+if server == 0:
+    share_followers(folder, ["seed=1", "hooks=[ema,tensorboard]"])
+    for number in range(2):
+        job = os.fork()
+        if job == 0:
+            os.setsid()
+            training(folder / str(number), flush_timeout=80.0).train()
+            assert link.SENDING and not psutil.Process().children()
+            os._exit(0)
+        assert os.waitpid(job, 0)[1] == 0
+    os._exit(0)
+assert os.waitpid(server, 0)[1] == 0
+trackers.end(folder)
+"""
+
+
+@pytest.mark.slow
+def test_followers_of_forked_jobs_are_forks_of_one_process(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _POOL, str(tmp_path)], check=True, env=environment)
+    cursors = [Cursor.load(tmp_path / str(number), NAME) for number in range(2)]
+    assert [cursor is not None and (cursor.sent, cursor.complete) for cursor in cursors] == [(13, True)] * 2
 
 
 @pytest.mark.parametrize(("background", "waits"), [(False, True), (True, False)])
