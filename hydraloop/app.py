@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydraloop.cli import arguments, resume_command
-from hydraloop.cli.command import check_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan
@@ -29,6 +28,7 @@ from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
+from hydraloop.sweeps.planning import check_command
 
 if TYPE_CHECKING:
     from hydraloop.launch.jobs import Jobs

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hydra._internal.config_loader_impl as loading
 import pytest
 import torch
 from hydra._internal.callbacks import Callbacks
@@ -56,6 +57,13 @@ def _hydras_callbacks() -> None:
 
 def _hydras_plugins() -> None:
     assert all(get_class(target) for target in hydra_targets._OF_HYDRA)
+
+
+def _hydras_overrides() -> None:
+    cfg = OmegaConf.create({"a": 1})
+    loading.ConfigLoaderImpl._apply_overrides_to_config(arguments.parse(["a=2", "+b=3"]), cfg)
+    assert cfg == {"a": 2, "b": 3}
+    assert "get_overrides_dirname" in vars(loading) or not hydra_versions.IS_1_3
 
 
 def _native_functions() -> None:
@@ -159,6 +167,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
     _hydras_plugins: ["hydra._internal.core_plugins"],
+    _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
     _loaders_workers: ["_iterator", "_shutdown_workers", "_workers"],

@@ -7,18 +7,24 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
-from hydraloop.cli.compose import Composer, jobs, swept
+from hydraloop.cli.compose import Composer
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
 from hydraloop.errors import UserError
 from hydraloop.run.config_yaml import remember_names
 from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.root import Config
 from hydraloop.validate import validate
+
+if TYPE_CHECKING:
+    from hydraloop.sweeps.planning import Plan
+
+T = TypeVar("T")
 
 _REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
 """Config groups that every run needs."""
@@ -35,6 +41,8 @@ class Command:
     is_sweep: bool = False
     axes: list[str] = field(default_factory=list)
     """The keys that are swept."""
+    plan: Plan | None = None
+    """The jobs of a sweep."""
 
     @property
     def typed(self) -> list[str]:
@@ -42,50 +50,45 @@ class Command:
         return keys_of(self.overrides)
 
 
-def check_command(
-    args: argparse.Namespace,
-    composer: Composer,
-    *,
-    trains: bool = True,
-    check_job: Callable[[DictConfig], None] = lambda cfg: None,
-) -> Command:
-    """Compose and check the config of the run, or of each job of the sweep.
+def read(args: argparse.Namespace, composer: Composer) -> tuple[list[str], bool]:
+    """Return the overrides as Hydra takes them, and whether they are those of a sweep.
 
     Args:
         args: Hydra's flags and the overrides.
-        trains: whether training data is needed.
-        check_job: called with each config that has passed all other checks.
 
     Raises:
-        UserError: a mistake in the overrides or in the config files.
+        UserError: a mistake in the overrides.
     """
     typed = list(args.overrides)
     _check_groups(arguments.parse(typed), composer)
     lines, rewritten = arguments.with_hook_lists(typed)
-    if not args.multirun and not _mode_is_multirun(lines, composer):
-        if rewritten:
-            print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
-        cfg = compose_job(lines, composer, trains=trains)
-        check_job(cfg)
-        return Command(lines, cfg)
-    lines = arguments.with_hook_options_swept(typed)
-    return _check_sweep(lines, composer, trains=trains, check_job=check_job)
+    if args.multirun or _mode_is_multirun(lines, composer):
+        return arguments.with_hook_options_swept(typed), True
+    if rewritten:
+        print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
+    return lines, False
 
 
 def compose_job(
-    lines: Sequence[str], composer: Composer, typed: Sequence[str] | None = None, *, trains: bool = False
+    lines: Sequence[str],
+    composer: Composer,
+    typed: Sequence[str] | None = None,
+    *,
+    trains: bool = False,
+    compose: Callable[[Sequence[str]], DictConfig] | None = None,
 ) -> DictConfig:
     """Return the config of one job, with the node `hydra`, composed and checked.
 
     Args:
         typed: the lines that the user typed. A job of a sweep also has lines of a config file. None: all.
         trains: as of `validate`.
+        compose: a faster way to compose the job of a sweep. None: that of the composer.
 
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
     """
     _check_groups(arguments.parse(lines), composer)
-    cfg = _explained(composer.compose, lines, composer)
+    cfg = explained(compose or composer.compose, lines, composer)
     remember_names(cfg)
     check_hydra_node(cfg, lines if typed is None else typed)
     validate(cfg, trains=trains)
@@ -94,33 +97,9 @@ def compose_job(
 
 def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
     """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher."""
-    cfg = _explained(composer.compose_sweep, lines, composer)
+    cfg = explained(composer.compose_sweep, lines, composer)
     check_hydra_node(cfg, lines)
     return cfg
-
-
-def _check_sweep(
-    lines: list[str], composer: Composer, *, trains: bool, check_job: Callable[[DictConfig], None]
-) -> Command:
-    overrides = swept(compose_sweep(lines, composer), arguments.parse(lines))
-    axes = [override.key_or_group for override in overrides if arguments.is_sweep(override)]
-    first: DictConfig | None = None
-    for job in jobs(overrides):
-        try:
-            cfg = compose_job(job, composer, typed=lines, trains=trains)
-            check_job(cfg)
-        except UserError as error:
-            problem = f"{error.problem}, in the job {' '.join(job)}"
-            raise UserError(problem, key=error.key, remedy=error.remedy) from error
-        if cfg.resume is not None:
-            raise UserError(
-                "the jobs of a sweep would continue in one directory",
-                key="resume",
-                remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
-            )
-        first = first or cfg
-    assert first is not None, "a product of axes with values has an element"
-    return Command(lines, first, is_sweep=True, axes=axes)
 
 
 def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
@@ -152,7 +131,12 @@ def check_hydra_node(cfg: DictConfig, lines: Sequence[str]) -> None:
     config_file_limits.check_limits(cfg, keys)
 
 
-def _explained(compose: Callable[[Sequence[str]], DictConfig], lines: Sequence[str], composer: Composer) -> DictConfig:
+def explained(compose: Callable[[Sequence[str]], T], lines: Sequence[str], composer: Composer) -> T:
+    """Compose with Hydra.
+
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
     try:
         return compose(lines)
     except COMPOSING_ERRORS as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,12 @@ import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from hydraloop.cli.arguments import is_sweep, parse
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run.directory import run_id
@@ -111,38 +108,3 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
     finally:
         _ExtraFolder.folder = folder_before
         restore_gh_from_backup(surrounding)
-
-
-def jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
-    """Return the overrides of each job of a sweep, multiplied as by Hydra's basic sweeper.
-
-    Raises:
-        UserError: a sweep that cannot be enumerated (`interval(0,1)`), or that has no values.
-    """
-    axes: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        if not is_sweep(override):
-            axes[key] = [override.input_line or ""]
-        elif override.is_discrete_sweep():
-            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-            if not axes[key]:
-                raise UserError(
-                    f"{override.input_line} has no values",
-                    key=override.key_or_group,
-                    remedy="glob(…) lists the options of a group, as in experiment=glob(*). For a key, list its "
-                    "values: a,b,c",
-                )
-        else:
-            raise UserError(
-                f"{override.input_line} has no end",
-                key=override.key_or_group,
-                remedy="List its values: a,b,c or range(1,10,3).",
-            )
-    return (list(job) for job in itertools.product(*axes.values()))
-
-
-def swept(cfg: DictConfig, overrides: Sequence[Override]) -> list[Override]:
-    """Return the overrides of a sweep, including those in the config file (`hydra.sweeper.params`)."""
-    params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
-    return [*parse([f"{key}={value}" for key, value in params.items()]), *overrides]

@@ -44,9 +44,8 @@ class Jobs:
     """The trackers of a sweep."""
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse a config that cannot be launched here, before anything is written. Called for each job of a sweep."""
+        """Refuse a config that cannot be launched here, before anything is written. Of a sweep: some jobs."""
         launch_checks.check(cfg)
-        self.trackers.jobs += 1
 
     def use_debugger(self, command: Command) -> None:
         """Open the debugger after an error of the run, or refuse to."""
@@ -73,6 +72,7 @@ class Jobs:
         launch_checks.check_single_run()
         directories = JobDirectories()
         self.reports.axes = self.trackers.axes = command.axes
+        self.trackers.jobs = 0 if command.plan is None else command.plan.axes.count
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
             with ExitStack() as lock:

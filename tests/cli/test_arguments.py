@@ -4,6 +4,7 @@ import pytest
 
 from hydraloop.cli import arguments, command
 from hydraloop.errors import UserError
+from hydraloop.sweeps import planning
 from tests.config.composed import composer
 
 
@@ -114,7 +115,7 @@ def test_flags_that_say_where_the_config_is() -> None:
 )
 def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with composer() as opened:
-        checked = command.check_command(arguments.read(line.split()), opened)
+        checked = planning.check_command(arguments.read(line.split()), opened)
     assert checked.is_sweep
     assert checked.axes[0] == "hooks"
     assert "read as a list" not in capsys.readouterr().err

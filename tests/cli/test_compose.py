@@ -5,73 +5,10 @@ from pathlib import Path
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from hydraloop.cli import arguments
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
 from hydraloop.validate import hydra_config
 from tests.config.composed import composer
-
-
-def jobs(*typed: str) -> list[list[str]]:
-    return list(composing.jobs(arguments.parse(typed)))
-
-
-def test_a_line_without_a_sweep_is_one_job() -> None:
-    assert jobs("seed=1", "hooks=[ema,profiler]", "~default_hooks.logger") == [
-        ["seed=1", "hooks=[ema,profiler]", "~default_hooks.logger"]
-    ]
-    assert jobs() == [[]]
-
-
-def test_axes_are_multiplied_the_last_one_fastest() -> None:
-    assert jobs("seed=1,2", "engine.test=true", "hooks=[],[ema]") == [
-        ["seed=1", "engine.test=true", "hooks=[]"],
-        ["seed=1", "engine.test=true", "hooks=[ema]"],
-        ["seed=2", "engine.test=true", "hooks=[]"],
-        ["seed=2", "engine.test=true", "hooks=[ema]"],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("hooks=ema,profiler", ["hooks=ema", "hooks=profiler"]),
-        ("+hooks=ema,profiler", ["+hooks=ema", "+hooks=profiler"]),
-        ("seed=range(1,4)", ["seed=1", "seed=2", "seed=3"]),
-        ("seed=choice(4,2)", ["seed=4", "seed=2"]),
-        ("seed=sort(4,2)", ["seed=2", "seed=4"]),
-        ("name='a,b','c'", ["name='a,b'", "name='c'"]),
-    ],
-)
-def test_what_stands_for_several_values(typed: str, expected: list[str]) -> None:
-    assert [line for (line,) in jobs(typed)] == expected
-
-
-def test_the_same_key_twice_counts_once_the_last_one_winning() -> None:
-    assert jobs("seed=1,2", "seed=3") == [["seed=3"]]
-
-
-def test_a_sweep_without_an_end_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
-        jobs("optimizer.lr=interval(0,1)")
-    assert caught.value.key == "optimizer.lr"
-    assert "List its values" in str(caught.value.remedy)
-
-
-def test_a_glob_without_options_is_refused() -> None:
-    with composer(), pytest.raises(UserError) as caught:
-        jobs("optimizer.lr=glob(*)")
-    assert caught.value.key == "optimizer.lr"
-    assert "has no values" in str(caught.value)
-
-
-def test_the_axes_of_a_config_file_are_swept_too(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(
-        "defaults: [hydraloop, _self_]\nhydra: {sweeper: {params: {seed: '1,2', experiment_name: x}}}\n"
-    )
-    with composing.opened(tmp_path, "config") as opened:
-        swept = composing.swept(opened.compose([]), arguments.parse(["seed=5,6"]))
-    assert list(composing.jobs(swept)) == [["seed=5", "experiment_name=x"], ["seed=6", "experiment_name=x"]]
 
 
 def test_a_missing_folder_is_named_with_its_flag(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydraloop.cli import arguments, command
 from hydraloop.cli import compose as composing
+from hydraloop.sweeps.selection import select
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -71,8 +72,9 @@ def all_composed() -> Iterator[tuple[str, str]]:
             lines, _ = arguments.with_hook_lists(typed)
             yield f"{name}.yaml", _text(["python train.py", *typed], job(lines, opened))
         for name, typed in SWEEPS.items():
-            for number, lines in enumerate(composing.jobs(arguments.parse(typed))):
-                yield f"{name}.{number}.yaml", _text(["python train.py -m", *typed], job(lines, opened))
+            jobs = select(arguments.parse(typed), [], {})
+            for number in range(jobs.count):
+                yield f"{name}.{number}.yaml", _text(["python train.py -m", *typed], job(jobs.lines(number), opened))
 
 
 def _text(command: Sequence[str], cfg: DictConfig) -> str:

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.cli import compose as composing
+from hydraloop.sweeps.selection import axes_of
 from tests.config.composed import GOLDEN, SINGLE, SWEEPS, all_composed, composer, job
 
 
@@ -107,6 +107,6 @@ def test_two_ways_to_type_the_same(one: Sequence[str], other: Sequence[str]) -> 
 
 def test_a_glob_sweeps_over_all_options_of_a_group() -> None:
     with composer() as opened:
-        jobs = list(composing.jobs(arguments.parse(["experiment=glob(*)"])))
-        names = [job(lines, opened).experiment_name for lines in jobs]
+        (axis,) = axes_of(arguments.parse(["experiment=glob(*)"]))
+        names = [job(lines, opened).experiment_name for lines in axis.values]
     assert names == ["char_lm", "diabetes", "spirals"]

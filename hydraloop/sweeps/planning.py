@@ -1,0 +1,178 @@
+"""Check a command line, and plan the jobs of a sweep, before anything is written or started."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.cli import arguments
+from hydraloop.cli import command as command_line
+from hydraloop.cli.command import Command
+from hydraloop.cli.compose import Composer
+from hydraloop.errors import UserError
+from hydraloop.run.config_yaml import masked_yaml
+from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.grid import GridComposer
+from hydraloop.sweeps.selection import select
+
+ALL_CHECKED = 100
+"""Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,
+the smallest and the largest; of the others, only key and type are checked."""
+
+_NOT_OF_JOBS = ("hydra", "sweep", "detach")
+"""Nodes of a config that do not change what a job trains."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs of a sweep. All values have been checked, but not all combinations."""
+
+    axes: Axes
+    master: DictConfig
+    """What Hydra composes for the sweep itself, without what is swept: for the nodes `sweep` and `hydra`."""
+    grid: GridComposer
+
+    @property
+    def options(self) -> DictConfig:
+        """The options `sweep.*`."""
+        return self.master.sweep  # type: ignore[no-any-return]
+
+    @property
+    def subdir(self) -> str:
+        """`hydra.sweep.subdir`, not resolved."""
+        raw: Any = OmegaConf.to_container(self.master.hydra.sweep, resolve=False)
+        return str(raw["subdir"])
+
+    def config(self, axes: Axes) -> str:
+        """Return the masked config of the first job as YAML, not resolved, without what does not change its training.
+
+        Two sweeps with equal axes and equal configs of their first jobs have the same jobs.
+
+        Args:
+            axes: of this plan; or these widened, whose first job is that of the earlier sweep.
+        """
+        cfg = self.grid.compose(axes.lines(0))
+        return masked_yaml(
+            OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in _NOT_OF_JOBS]), resolve=False
+        )
+
+
+def check_command(
+    args: argparse.Namespace,
+    composer: Composer,
+    *,
+    trains: bool = True,
+    check_job: Callable[[DictConfig], None] = lambda cfg: None,
+) -> Command:
+    """Compose and check the config of the run, or each value of each axis of the sweep.
+
+    Args:
+        args: Hydra's flags and the overrides.
+        trains: whether training data is needed.
+        check_job: called with each config that has passed all other checks.
+
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
+    lines, is_sweep = command_line.read(args, composer)
+    if is_sweep:
+        return check(lines, composer, trains=trains, check_job=check_job)
+    cfg = command_line.compose_job(lines, composer, trains=trains)
+    check_job(cfg)
+    return Command(lines, cfg)
+
+
+def check(
+    lines: list[str],
+    composer: Composer,
+    *,
+    trains: bool = True,
+    check_job: Callable[[DictConfig], None] = lambda cfg: None,
+) -> Command:
+    """Plan a sweep, and check each value of each axis in the first job that has it. The arguments are as above.
+
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
+    master = command_line.compose_sweep(lines, composer)
+    params = OmegaConf.select(master, "hydra.sweeper.params") or {}
+    axes = select(
+        arguments.parse(master.hydra.overrides.task),
+        arguments.parse([f"{key}={value}" for key, value in params.items()]),
+        master.get("sweep") or {},
+    )
+    grid = GridComposer(composer, master)
+    first: DictConfig | None = None
+    for number in _checked(axes):
+        job = axes.lines(number)
+        with _in_job(job):
+            cfg = command_line.compose_job(job, composer, typed=lines, trains=trains, compose=grid.compose)
+            check_job(cfg)
+        if cfg.resume is not None:
+            raise UserError(
+                "the jobs of a sweep would continue in one directory",
+                key="resume",
+                remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
+            )
+        first = first or cfg
+    assert first is not None, "a sweep has a job"
+    _check_types(axes, grid, composer)
+    keys = [key.partition("@")[0] for axis in axes.swept for key in axis.keys]
+    return Command(lines, first, is_sweep=True, axes=keys, plan=Plan(axes, master, grid))
+
+
+def _checked(axes: Axes) -> list[int]:
+    """Return the jobs that are validated, each the first one with a value of an axis."""
+    found = {0}
+    for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
+        found.update(jobs[value] for value in _validated(axis, sorted(jobs)))
+    return sorted(found)
+
+
+def _validated(axis: Axis, values: list[int]) -> list[int]:
+    """Return which values of an axis are validated."""
+    if len(values) <= ALL_CHECKED:
+        return values
+    numbers = {value: _number(axis.values[value][0]) for value in values}
+    ends = [min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)]
+    return [*values[: ALL_CHECKED // 2], *values[-ALL_CHECKED // 2 :], *ends]
+
+
+def _number(line: str) -> float:
+    try:
+        return float(line.partition("=")[2])
+    except ValueError:
+        return 0.0
+
+
+def _check_types(axes: Axes, grid: GridComposer, composer: Composer) -> None:
+    """Check that the values of long axes have a key, and its type."""
+    for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
+        validated = set(_validated(axis, sorted(jobs)))
+        others: tuple[str, ...] | None = None
+        for value, number in jobs.items():
+            if value in validated:
+                continue
+            job, lines = axes.lines(number), axis.values[value]
+            if others != (others := tuple(line for line in job if line not in lines)):
+                cfg = grid.compose(others)
+            # One config takes all values, so a key that is new to it may be there already.
+            again = [f"++{line.lstrip('+')}" if line.startswith("+") else line for line in lines]
+            with _in_job(job):
+                command_line.explained(partial(grid.apply, cfg=cfg), again, composer)
+
+
+@contextmanager
+def _in_job(job: Sequence[str]) -> Iterator[None]:
+    """Name the job in an error."""
+    try:
+        yield
+    except UserError as error:
+        problem = f"{error.problem}, in the job {' '.join(job)}"
+        raise UserError(problem, key=error.key, remedy=error.remedy) from error

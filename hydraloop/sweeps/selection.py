@@ -1,0 +1,168 @@
+"""Which jobs a sweep has: the product of its axes, zipped axes, a condition, and a file with a job in each line."""
+
+from __future__ import annotations
+
+import shlex
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from hydraloop.cli import arguments
+from hydraloop.errors import UserError, suggestion
+from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.condition import Condition
+
+_LIST = "List its values: a,b,c or range(1,10,3)."
+
+
+def select(typed: Sequence[Override], in_files: Sequence[Override], options: Mapping[str, Any]) -> Axes:
+    """Return the axes of a sweep, and which of their combinations are jobs.
+
+    Args:
+        typed: all overrides, with those of the sweep itself, which its jobs do not get.
+        in_files: those in `hydra.sweeper.params`. Typed ones have precedence.
+        options: `sweep.*`.
+
+    Raises:
+        UserError: there are no such jobs.
+    """
+    for override in typed:
+        if is_of_sweep(override) and arguments.is_sweep(override):
+            key = override.key_or_group
+            raise UserError(
+                "it holds for the whole sweep", key=key, remedy=f"Give it one value, without a comma: {key}=…"
+            )
+    lines = [override for override in typed if not is_of_sweep(override)]
+    axes = _zipped(axes_of([*_allowed(in_files, "hydra.sweeper.params"), *lines]), options.get("zip") or ())
+    if options.get("jobs") is not None:
+        axes.insert(0, _read_jobs(str(options["jobs"]), axes))
+    product = Axes.product(axes)
+    return product if options.get("where") is None else _where(product, str(options["where"]))
+
+
+def is_of_sweep(override: Override) -> bool:
+    """Return whether an override is about the sweep, not about its jobs."""
+    return override.is_hydra_override() or override.key_or_group.partition(".")[0] in ("sweep", "detach")
+
+
+def axes_of(overrides: Sequence[Override]) -> list[Axis]:
+    """Return an axis for each key, in the order of Hydra's basic sweeper.
+
+    Raises:
+        UserError: a sweep that cannot be enumerated (`interval(0,1)`), or that has no values.
+    """
+    axes: dict[str, Axis] = {}
+    for override in overrides:
+        key, line = override.get_key_element(), override.input_line or ""
+        if override.is_delete():
+            lines = [line]
+        elif not arguments.is_sweep(override):
+            lines = [f"{key}={override.get_value_element_as_str()}"]  # like the values of a sweep: 1e-3 is 0.001
+        else:
+            if not override.is_discrete_sweep():
+                raise UserError(f"{line} has no end", key=override.key_or_group, remedy=_LIST)
+            lines = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        if not lines:
+            raise UserError(
+                f"{line} has no values",
+                key=override.key_or_group,
+                remedy="glob(…) lists the options of a group, as in experiment=glob(*). For a key, list its "
+                "values: a,b,c",
+            )
+        axes[key] = Axis((_key(override),), tuple((line,) for line in lines))
+    return list(axes.values())
+
+
+def _key(override: Override) -> str:
+    key: str = override.get_key_element().lstrip("+")
+    return key
+
+
+def _allowed(overrides: Sequence[Override], where: str) -> Sequence[Override]:
+    """Refuse overrides of the sweep itself where they would have no effect."""
+    for override in overrides:
+        if is_of_sweep(override):
+            problem = f"{where} has {override.input_line}, which is not an option of a job"
+            raise UserError(problem, key=override.key_or_group, remedy="Set it in config.yaml, or on the command line.")
+    return overrides
+
+
+def _zipped(axes: list[Axis], groups: Sequence[Sequence[str]]) -> list[Axis]:
+    """Return the axes with those of each group as one, in the place of the first of them."""
+    for group in groups:
+        found = {key: next((axis for axis in axes if axis.keys == (key,)), None) for key in map(str, group)}
+        for key, axis in found.items():
+            if axis is None or len(axis.values) < 2:
+                swept = [axis.keys[0] for axis in axes if len(axis.values) > 1 and len(axis.keys) == 1]
+                raise UserError(
+                    f"{key} is not swept, or is zipped already", key="sweep.zip", remedy=suggestion(key, swept)
+                )
+        zipped = [axis for axis in axes if axis in found.values()]
+        lengths = [len(axis.values) for axis in zipped]
+        if len(set(lengths)) > 1:
+            counts = ", ".join(f"{axis.keys[0]} has {length}" for axis, length in zip(zipped, lengths, strict=True))
+            raise UserError(
+                f"zipped axes need equally many values: {counts}",
+                key="sweep.zip",
+                remedy="List one value for each job.",
+            )
+        if zipped:
+            keys = tuple(axis.keys[0] for axis in zipped)
+            one = Axis(
+                keys, tuple(tuple(line for (line,) in lines) for lines in zip(*(a.values for a in zipped), strict=True))
+            )
+            axes = [one if axis is zipped[0] else axis for axis in axes if axis is zipped[0] or axis not in zipped]
+    return axes
+
+
+def _read_jobs(name: str, axes: Sequence[Axis]) -> Axis:
+    """Return the axis with a value for each line of a file. Empty lines and comments (`#`) are left out."""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name} cannot be read: {error}", key="sweep.jobs", remedy="Name a text file.") from error
+    taken = {key for axis in axes for key in axis.keys}
+    keys: dict[str, None] = {}
+    values = []
+    for number, line in enumerate(text.splitlines(), 1):
+        place = f"line {number} of {name}"
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise UserError(f"{place}: {error}", key="sweep.jobs", remedy="Quote it as in bash.") from error
+        if not words:
+            continue
+        lines = arguments.with_hook_options_swept(words)
+        for override in _allowed(arguments.parse(lines), place):
+            if arguments.is_sweep(override):
+                problem = f"{place} has several values: {override.input_line}"
+                remedy = "Write a line for each, or sweep on the command line; a list has brackets."
+                raise UserError(problem, key="sweep.jobs", remedy=remedy)
+            keys[_key(override)] = None
+        values.append(tuple(lines))
+    twice = taken.intersection(keys)
+    if twice:
+        problem = f"{name} and the command line both set {', '.join(sorted(twice))}"
+        raise UserError(problem, key="sweep.jobs", remedy="Set it in one of them.")
+    if not values:
+        raise UserError(f"{name} has no jobs", key="sweep.jobs", remedy="Write the overrides of one job in each line.")
+    return Axis(tuple(keys), tuple(values))
+
+
+def _where(product: Axes, text: str) -> Axes:
+    """Return the axes with those combinations that meet a condition."""
+    condition = Condition(text, [key for axis in product.axes for key in axis.keys])
+    lines = [line for axis in product.axes for value in axis.values for line in value]
+    settings = {line: (_key(override), override.value()) for line in lines for override in arguments.parse([line])}
+    kept = array("q")
+    for number in range(product.count):
+        job = product.lines(number)
+        if condition.holds(dict(settings[line] for line in job), job):
+            kept.append(number)
+    if not kept:
+        problem = f"none of the {product.count} combinations meets {text}"
+        raise UserError(problem, key="sweep.where", remedy="Change the condition, or the values of the axes.")
+    return Axes(product.axes, kept)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from hydraloop.cli import arguments
+from hydraloop.cli.command import Command
+from hydraloop.cli.compose import Composer, opened
+from hydraloop.errors import UserError
+from hydraloop.sweeps import planning
+from tests.config.composed import composer
+
+
+def planned(line: str, composing: Composer) -> tuple[Command, planning.Plan, list[DictConfig]]:
+    """The command, its plan, and the configs that were checked."""
+    checked: list[DictConfig] = []
+    command = planning.check_command(arguments.read(line.split()), composing, check_job=checked.append)
+    assert command.plan is not None
+    return command, command.plan, checked
+
+
+def test_each_value_is_checked_once_not_each_combination() -> None:
+    with composer() as opened:
+        command, plan, checked = planned("-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2", opened)
+    assert [(cfg.seed, cfg.engine.max_epochs) for cfg in checked] == [(1, 4), (1, 5), (1, 6), (2, 4), (3, 4)]
+    assert command.axes == ["seed", "engine.max_epochs"]
+    assert (command.cfg.seed, plan.axes.count, plan.options.max_workers) == (1, 9, 2)
+    assert plan.subdir == "${hydra.job.num}"
+
+
+def test_a_single_run_has_no_plan() -> None:
+    with composer() as opened:
+        assert planning.check_command(arguments.read(["seed=1"]), opened).plan is None
+
+
+def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
+    with composer() as opened:
+        _, old, _ = planned("-m seed=1,2", opened)
+        _, wider, _ = planned("-m seed=0,1,2 sweep.max_workers=2", opened)
+        stored = old.config(old.axes)
+        assert stored.startswith("seed: 1\n")
+        assert "\nhydra:" not in stored
+        assert "\nsweep:" not in stored
+        assert wider.config(wider.axes.widened(old.axes)) == stored
+        assert wider.config(wider.axes) != stored
+
+
+def test_of_a_long_axis_the_ends_and_the_extremes_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "ALL_CHECKED", 4)
+    values = "9,8,50,7,1,6,3,2,10"
+    with composer() as opened:
+        _, _, checked = planned(f"-m seed={values}", opened)
+        assert [cfg.seed for cfg in checked] == [9, 8, 50, 1, 2, 10]
+        _, _, checked = planned(f"-m +hooks.mine={{_target_:my_project.hooks.MyHook}} +hooks.mine.a={values}", opened)
+        assert len(checked) == 6
+        for wrong in ("seed=9,8,50,7,x,6,3,2,10", "sead=9,8,7,6,5,4,3", "hooks.mine.b=1,2,3,4,5,6,7"):
+            with pytest.raises(UserError) as caught:
+                planned(f"-m {wrong}", opened)
+            assert "in the job" in caught.value.problem
+
+
+def test_an_axis_of_a_config_file_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw, precision: fp32, _self_]\n"
+        "hydra: {sweeper: {params: {seed: '1,x'}}}\n"
+    )
+    with opened(tmp_path, "config") as composing, pytest.raises(UserError) as caught:
+        planned("-m", composing)
+    assert caught.value.key == "seed"
+    assert "in the job seed=x" in caught.value.problem

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.cli import arguments
+from hydraloop.errors import UserError
+from hydraloop.sweeps.selection import select
+from tests.config.composed import composer
+
+
+def jobs(*typed: str, params: tuple[str, ...] = (), **options: Any) -> list[list[str]]:
+    axes = select(arguments.parse(typed), arguments.parse(params), options)
+    return [list(axes.lines(number)) for number in range(axes.count)]
+
+
+def refused(*typed: str, params: tuple[str, ...] = (), **options: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        jobs(*typed, params=params, **options)
+    return caught.value
+
+
+def test_a_line_without_a_sweep_is_one_job() -> None:
+    assert jobs("seed=1", "hooks=[ema,profiler]", "~default_hooks.logger") == [
+        ["seed=1", "hooks=[ema,profiler]", "~default_hooks.logger"]
+    ]
+    assert jobs() == [[]]
+
+
+def test_a_constant_is_written_like_a_value_of_a_sweep() -> None:
+    """So it can become one when a sweep is widened."""
+    assert jobs("optimizer.lr=1e-3", "name='a b'", "+new={a: [1, 'b c']}") == [
+        ["optimizer.lr=0.001", "name='a b'", "+new={a:[1,'b c']}"]
+    ]
+
+
+def test_axes_are_multiplied_the_last_one_fastest() -> None:
+    assert jobs("seed=1,2", "engine.accumulate=2", "hooks=[],[ema]") == [
+        ["seed=1", "engine.accumulate=2", "hooks=[]"],
+        ["seed=1", "engine.accumulate=2", "hooks=[ema]"],
+        ["seed=2", "engine.accumulate=2", "hooks=[]"],
+        ["seed=2", "engine.accumulate=2", "hooks=[ema]"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("hooks=ema,profiler", ["hooks=ema", "hooks=profiler"]),
+        ("+hooks=ema,profiler", ["+hooks=ema", "+hooks=profiler"]),
+        ("seed=range(1,4)", ["seed=1", "seed=2", "seed=3"]),
+        ("seed=choice(4,2)", ["seed=4", "seed=2"]),
+        ("seed=sort(4,2)", ["seed=2", "seed=4"]),
+        ("name='a,b','c'", ["name='a,b'", "name='c'"]),
+    ],
+)
+def test_what_stands_for_several_values(typed: str, expected: list[str]) -> None:
+    assert [line for (line,) in jobs(typed)] == expected
+
+
+def test_the_same_key_twice_counts_once_the_last_one_winning() -> None:
+    assert jobs("seed=1,2", "seed=3") == [["seed=3"]]
+
+
+def test_a_sweep_without_an_end_is_refused() -> None:
+    error = refused("optimizer.lr=interval(0,1)")
+    assert error.key == "optimizer.lr"
+    assert "List its values" in str(error.remedy)
+
+
+def test_a_glob_without_options_is_refused() -> None:
+    with composer():
+        error = refused("optimizer.lr=glob(*)")
+    assert error.key == "optimizer.lr"
+    assert "has no values" in str(error)
+
+
+def test_the_axes_of_a_config_file_are_swept_too() -> None:
+    expected = [["seed=5", "experiment_name=x"], ["seed=6", "experiment_name=x"]]
+    assert jobs("seed=5,6", params=("seed=1,2", "experiment_name=x")) == expected
+
+
+def test_the_jobs_do_not_get_the_options_of_the_sweep() -> None:
+    typed = ("seed=1,2", "sweep.max_workers=2", "detach=true", "hydra.verbose=true", "hydra/sweeper=basic")
+    assert jobs(*typed) == [["seed=1"], ["seed=2"]]
+
+
+@pytest.mark.parametrize("typed", ["sweep.max_workers=1,2", "detach=true,false"])
+def test_the_options_of_the_sweep_are_not_swept(typed: str) -> None:
+    error = refused(typed)
+    assert error.key == typed.partition("=")[0]
+    assert "whole sweep" in error.problem
+    assert "hydra.sweeper.params has sweep.gpus=[1]" in refused(params=("sweep.gpus=[1]",)).problem
+
+
+def test_zipped_axes_advance_together_at_the_place_of_the_first() -> None:
+    assert jobs("optimizer.lr=1,2", "hooks=[],[ema]", "+engine.x=3,4", zip=[["engine.x", "optimizer.lr"]]) == [
+        ["optimizer.lr=1", "+engine.x=3", "hooks=[]"],
+        ["optimizer.lr=1", "+engine.x=3", "hooks=[ema]"],
+        ["optimizer.lr=2", "+engine.x=4", "hooks=[]"],
+        ["optimizer.lr=2", "+engine.x=4", "hooks=[ema]"],
+    ]
+    assert len(jobs("a=1,2", "b=1,2", "c=1,2,3", "d=1,2,3", zip=[["a", "b"], ["c", "d"]])) == 6
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem", "remedy"),
+    [
+        ([["a", "c"]], "zipped axes need equally many values: a has 2, c has 3", "one value for each job"),
+        ([["a", "bb"]], "bb is not swept", "Did you mean b?"),
+        ([["a", "e"]], "e is not swept", "Known: a, b, c."),
+        ([["a", "b"], ["b", "a"]], "b is not swept, or is zipped already", "Known: c."),
+    ],
+)
+def test_zipped_axes_that_do_not_fit(groups: list[list[str]], problem: str, remedy: str) -> None:
+    error = refused("a=1,2", "b=1,2", "c=1,2,3", "e=1", zip=groups)
+    assert error.key == "sweep.zip"
+    assert problem in error.problem
+    assert remedy in str(error.remedy)
+
+
+def test_a_condition_leaves_jobs_out() -> None:
+    typed = ("optimizer.lr=1e-3,0.01,0.1", "seed=0,1", "hooks=[],[ema]", "engine.max_epochs=3")
+    kept = jobs(*typed, where="(optimizer.lr < 1e-2 or seed == 0) and hooks != [] and engine.max_epochs * 2 > 5")
+    assert [(lr, seed) for lr, seed, _, _ in kept] == [
+        ("optimizer.lr=0.001", "seed=0"),
+        ("optimizer.lr=0.001", "seed=1"),
+        ("optimizer.lr=0.01", "seed=0"),
+        ("optimizer.lr=0.1", "seed=0"),
+    ]
+    assert {hooks for _, _, hooks, _ in kept} == {"hooks=[ema]"}
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ("name == 'a'", 3),
+        ("name in ['b', 'c']", 3),
+        ("not name == 'a' and x is_not_valid", None),
+        ("x == null", 2),
+        ("x != null and x >= 2", 2),
+        ("0 < (x == null) + 1 < 2", 4),
+        ("x in (1, 2) or name not in ('a',)", 5),
+        ("x % 2 == 0 and x / 2 == 1 and x // 2 - 1 == -0", None),
+    ],
+)
+def test_conditions(where: str, count: int | None) -> None:
+    typed = ("name=a,b", "+x=1,2,null")
+    if count is None:
+        assert refused(*typed, where=where).key == "sweep.where"
+    else:
+        assert len(jobs(*typed, where=where)) == count
+
+
+@pytest.mark.parametrize(
+    ("where", "problem", "remedy"),
+    [
+        ("a > 5", "none of the 4 combinations meets a > 5", "Change the condition"),
+        ("a.b == 1", "no override sets a.b", "Quote texts: 'a.b'"),
+        ("optimizer.lrr == 1", "no override sets optimizer.lrr", "Did you mean optimizer.lr?"),
+        ("a <", "a < is not a condition", "Compare keys"),
+        ("print(1)", "print(1) cannot be part of a condition", "Compare keys"),
+        ("a ** 2 > 1", "a ** 2 cannot be part", "Compare keys"),
+        ("[x for x in [1]]", "cannot be part", "Compare keys"),
+        ("a.__class__ == 1", "no override sets a.__class__", "Quote"),
+        ("a < 'x'", "a < 'x' cannot be evaluated: '<' not supported", "Compare what each job sets"),
+        ("a / 0 > 1", "division by zero, in the job a=1 optimizer.lr=1", "Compare what each job sets"),
+    ],
+)
+def test_conditions_that_are_refused(where: str, problem: str, remedy: str) -> None:
+    error = refused("a=1,2", "optimizer.lr=1,2", where=where)
+    assert error.key == "sweep.where"
+    assert problem in error.problem
+    assert remedy in str(error.remedy)
+
+
+def test_a_file_has_a_job_in_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.txt"
+    file.write_text("# two baselines\nhooks=[ema] optimizer.lr=1e-3\n\noptimizer.lr=0.1 'name=\"a b\"'  # the other\n")
+    assert jobs("seed=0,1", jobs=str(file)) == [
+        ["hooks=[ema]", "optimizer.lr=1e-3", "seed=0"],
+        ["hooks=[ema]", "optimizer.lr=1e-3", "seed=1"],
+        ["optimizer.lr=0.1", 'name="a b"', "seed=0"],
+        ["optimizer.lr=0.1", 'name="a b"', "seed=1"],
+    ]
+    assert len(jobs("seed=0,1", jobs=str(file), where="optimizer.lr < 0.1 or seed == 1")) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no jobs"),
+        ("a=1\nhooks=a,b", "line 2 of"),
+        ("hydra.verbose=true", "line 1 of"),
+        ("sweep.gpus=[1]", "line 1 of"),
+        ("seed=1", "and the command line both set seed"),
+        ("'a", "No closing quotation"),
+        ("a", "'a' is not key=value"),
+    ],
+)
+def test_files_of_jobs_that_are_refused(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.txt"
+    file.write_text(text)
+    assert problem in refused("seed=0,1", jobs=str(file)).problem
+
+
+def test_a_file_of_jobs_that_does_not_exist(tmp_path: Path) -> None:
+    error = refused("seed=0,1", jobs=str(tmp_path / "nope.txt"))
+    assert error.key == "sweep.jobs"
+    assert "No such file" in error.problem
