@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import is_alive, started
+from hydraloop.sweeps import states
+from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.commands import main
+from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.states import JobState
 from tests.e2e.warm import SERVER, environment_of_python
+
+LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
+SEED = Axis(("seed",), (("seed=0",), ("seed=1",), ("seed=2",)))
+DESCRIPTION = Description(
+    uid="0a1b",
+    created=1.0,
+    command=("python", "train.py", "-m"),
+    overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2"),
+    config="seed: 0\n",
+    subdir="${hydra.job.num}",
+    axes=Axes((LR, SEED), range(6)),
+    average="seed",
+    git={},
+)
 
 TRAINING = """
 import os, signal, time
@@ -40,6 +61,71 @@ def run(tmp_path: Path) -> Path:
     (run_dir / "result.json").write_text(json.dumps({"status": "finished", "val_metrics": {"loss": 0.5}}))
     (run_dir / "output.log").write_text("epoch 1\n")
     return run_dir
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepDirectory:
+    """A sweep without a controller: job 0 has finished, 1 has failed, 2 was killed, 3 runs in this process."""
+    made = SweepDirectory.create(tmp_path / "sweep", DESCRIPTION)
+    began = JobState(0, "running", attempts=1, began=time.time())
+    for number, state in enumerate(("finished", "failed", "running", "running")):
+        made.folder(number).mkdir()
+        error = "ValueError: no" if state == "failed" else None
+        changed = replace(began, number=number, state=state, directory=str(number), error=error)
+        states.write(made.folder(number), changed, flush=False)
+    (made.folder(1) / "job.log").write_text("line\n")
+    return made
+
+
+def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLock(sweep.folder(3), key="sweep"):
+        assert main(["status", str(sweep.path)]) == 0
+    line = "python train.py -m optimizer.lr=1e-3,1e-2 seed=0,1,2"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{sweep.path}: {line}",
+        "6 jobs: 1 finished, 1 failed, 1 interrupted, 1 running, 2 queued",
+        f"No controller is running. Continue the sweep: {line} sweep.resume={sweep.path}",
+        f"running: job 3 (optimizer.lr=1e-2 seed=0): process {os.getpid()} on {socket.gethostname()}",
+        "interrupted: job 2 (optimizer.lr=1e-3 seed=2): its process was killed",
+        "failed: job 1 (optimizer.lr=1e-3 seed=1): ValueError: no",
+        f"  {sweep.folder(1) / 'job.log'}",
+    ]
+    sweep.announce(2, detached=True)
+    assert main(["status", str(sweep.path)]) == 0
+    assert f"controller: process {os.getpid()} on " in capsys.readouterr().out
+
+
+def test_logs_of_a_sweep(sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(sweep.path), "1"]) == 0
+    assert capfd.readouterr().out == "line\n"
+    for words, problem in {
+        "6": "job: the sweep has no job 6",
+        "5": "logs: the job has not started",
+        "": "logs: the sweep was not detached",
+    }.items():
+        assert main(["logs", str(sweep.path), *words.split()]) == 2
+        assert capfd.readouterr().err.startswith(f"error: {problem}")
+
+
+def test_a_followed_log_ends_with_its_job(sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    lock = RunLock(sweep.folder(1), key="sweep").acquire()
+
+    def end() -> None:
+        with (sweep.folder(1) / "job.log").open("a") as file:
+            file.write("last\n")
+        lock.release()
+
+    timer = threading.Timer(0.1, end)
+    timer.start()
+    assert main(["logs", "-f", str(sweep.path), "1"]) == 0
+    assert capfd.readouterr().out == "line\nlast\n"
+    timer.join()
+
+
+def test_stop_records_what_was_killed(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", str(sweep.path)]) == 0
+    assert [state.state for state in sweep.states()][2:4] == ["interrupted", "interrupted"]
+    assert capsys.readouterr().out.startswith("0 processes have ended\n")
 
 
 def test_logs_prints_what_the_run_has_printed(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
