@@ -18,6 +18,9 @@ class Nowhere(TrackerHook):
 
     kind = "my_project.kills_follower.Nowhere"
 
+    def __init__(self) -> None:
+        super().__init__(flush_timeout=10.0, options={})
+
 
 class Ledger(hydraloop.Hook):
     """Appends `<job> <process> <event>` to a file that all jobs share. Appending keeps the order of all events."""
