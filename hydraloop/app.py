@@ -31,6 +31,7 @@ from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps.planning import check_command
 
 if TYPE_CHECKING:
+    from hydraloop.cli.command import Command
     from hydraloop.launch.jobs import Jobs
 
 
@@ -127,7 +128,7 @@ class _App:
                 if args.pdb:
                     jobs.use_debugger(command)
                 if not command.is_sweep:
-                    return jobs.run_once(command, name)
+                    return self._run_once(jobs, command, name)
         from hydraloop.cli import hydra_run
 
         flags = arguments.flags(argv, args, folder)
@@ -148,7 +149,14 @@ class _App:
             jobs.check(command.cfg)
             if args.pdb:
                 jobs.use_debugger(command)
-            return jobs.run_once(command, resume_command.BASE)
+            return self._run_once(jobs, command, resume_command.BASE)
+
+    def _run_once(self, jobs: Jobs, command: Command, name: str) -> None:
+        if command.cfg.detach:
+            from hydraloop.sweeps.detach import detached
+
+            jobs.on_start = detached().take_over
+        jobs.run_once(command, name)
 
     def _jobs(self) -> Jobs:
         from hydraloop.launch.jobs import Jobs

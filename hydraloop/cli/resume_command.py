@@ -20,6 +20,7 @@ from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, run_of
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
+from hydraloop.safety.typed_options import keys_of
 from hydraloop.validate import validate
 
 NAME = "resume"
@@ -68,7 +69,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     cfg = config_of(run_dir, ["resume_strict=true", *own_lines], meta)
     _check_given(run_dir, meta)
     _check_secrets(cfg)
-    cfg.resume, cfg.load_from = str(path), None
+    cfg.resume, cfg.load_from, cfg.detach = str(path), None, cfg.detach and "detach" in keys_of(lines)
     composed = composer.compose(hydra_lines)
     with open_dict(cfg):
         cfg.hydra = composed.hydra

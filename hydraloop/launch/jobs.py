@@ -42,6 +42,8 @@ class Jobs:
     """Tells the other ranks of a torchrun what to train."""
     trackers: SweepTrackers = field(default_factory=SweepTrackers)
     """The trackers of a sweep."""
+    on_start: Callable[[Path], None] = lambda run_dir: None
+    """Called when a single run has its directory, and before anything is imported for it."""
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a config that cannot be launched here, before anything is written. Of a sweep: some jobs."""
@@ -58,6 +60,7 @@ class Jobs:
             checkpoint = settle_run(command, torchrun.earlier(command.cfg.resume), locks)
 
             def job(cfg: DictConfig, run_dir: Path) -> float | None:
+                self.on_start(run_dir)
                 return self.train(cfg, run_dir, checkpoint, typed=command.typed)
 
             hydra_run.run_composed(job, command.cfg, name)

@@ -201,7 +201,7 @@ def stop(path: Path, seconds: float) -> bool:
         for state in _running(sweep):
             if lock.holder(sweep.folder(state.number)) is None:
                 sweep.settle(state.number, None)
-    print(f"{ended} processes have ended" + (f", {killed} of them by a kill" if killed else ""))
+    print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))
     if others:
         print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
     return not others

@@ -45,6 +45,11 @@ class Detached:
                 if isinstance(stream, TextIOWrapper):
                     stream.reconfigure(line_buffering=True)
 
+    def take_over(self, run_dir: Path) -> None:
+        """Continue a single run, whose directory is locked."""
+        self.log_to(run_dir / RUN_LOG)
+        self.ready(run_dir)
+
     def ready(self, directory: Path) -> None:
         """Let the command return, since the directory tells all that it could."""
         self._tell(ready=str(directory))

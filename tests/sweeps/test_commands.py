@@ -125,7 +125,7 @@ def test_a_followed_log_ends_with_its_job(sweep: SweepDirectory, capfd: pytest.C
 def test_stop_records_what_was_killed(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", str(sweep.path)]) == 0
     assert [state.state for state in sweep.states()][2:4] == ["interrupted", "interrupted"]
-    assert capsys.readouterr().out.startswith("0 processes have ended\n")
+    assert capsys.readouterr().out.startswith("processes ended: 0\n")
 
 
 def test_logs_prints_what_the_run_has_printed(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -158,10 +158,10 @@ def test_stop_leaves_no_process(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert since is not None
     assert main(["stop", str(run), "--wait", "0.5"]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == [
-        "2 processes have ended, 1 of them by a kill",
+        "processes ended: 2, killed: 1",
         "interrupted: the run: its process was killed",
     ]
     assert not is_alive(child, since)
     assert script.wait(20) == -15
     assert main(["stop", str(run)]) == 0
-    assert capsys.readouterr().out.startswith("0 processes have ended\n")
+    assert capsys.readouterr().out.startswith("processes ended: 0\n")

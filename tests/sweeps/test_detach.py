@@ -1,16 +1,21 @@
-"""A command that returns while a background process continues, without hydraloop's runs."""
+"""A command that returns while a background process continues."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hydraloop.run.processes import is_alive, started
+from hydraloop.sweeps.commands import main
+from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, environment_of_python
 
 SCRIPT = """
@@ -94,3 +99,35 @@ def test_it_is_refused_where_the_background_process_would_be_ended(
     assert out == ""
     assert "detach: " in err
     assert problem in err
+
+
+@pytest.mark.slow
+def test_a_run_continues_without_its_terminal_until_it_is_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project.make(tmp_path / "project")
+    run_dir = project.path / "mine"
+    line = "python train.py experiment=spirals engine.max_epochs=1000000 hydra.run.dir=mine detach=true"
+    terminal = subprocess.Popen(
+        [sys.executable, "-c", "import pty; pty.spawn(['sh', '-c', 'exec 2>&1; $LINE; sleep 600'])"],
+        cwd=project.path,
+        env=environment_of_python() | {"LINE": line.replace("python", sys.executable, 1)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert terminal.stdout is not None
+    printed = "".join(takewhile(lambda text: "hydraloop stop" not in text, terminal.stdout))
+    assert "mine continues in the background, as process " in printed, printed
+    shell = psutil.Process(terminal.pid).children()[0]
+    terminal.kill()  # the terminal is closed
+    shell.wait(20)
+    assert main(["status", str(run_dir)]) == 0
+    assert capsys.readouterr().out.startswith("running: the run: process ")
+    while not (run_dir / "checkpoints" / "last_checkpoint").exists():
+        time.sleep(0.05)
+    assert main(["stop", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("processes ended: 1\ninterrupted: the run: preempted by SIGTERM"), out
+    assert "train  " in (run_dir / "output.log").read_text()
+    terminal.communicate()
