@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
-from hydraloop.engine.report.summary import clock, number
+from hydraloop.engine.report.formats import clock, number
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydraloop.engine.report.summary import clock, duration, number
+from hydraloop.engine.report.formats import clock, duration, number
 
 _ROWS = 20
 """Lines after which the header is repeated: it then stays visible in a terminal of 24 lines."""

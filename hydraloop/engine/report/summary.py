@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Mapping, Sized
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
+from hydraloop.engine.report.formats import duration, number
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
 from hydraloop.run.environment import resume_command, shown
@@ -182,25 +182,3 @@ def _aligned(rows: Mapping[str, str]) -> list[str]:
 
 def _count(n: int, noun: str, ending: str = "s") -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else ending)
-
-
-def number(value: object) -> str:
-    """Return a number with 4 significant digits: `0.1234`, `12.35`, `1.235e-05`, `nan`; other values as they are."""
-    if not isinstance(value, float) or not isfinite(value) or value == 0:
-        return str(value)
-    return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in a fitting unit: `85µs`, `4.2ms`, `302ms`, `1.23s`, `0:04:10`."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f}µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}ms"
-    return f"{seconds:.2f}s" if seconds < 100 else clock(seconds)
-
-
-def clock(seconds: float) -> str:
-    """Return seconds as hours, minutes and seconds: `0:00:04`, `26:03:04`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

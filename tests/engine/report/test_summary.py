@@ -19,7 +19,8 @@ from hydraloop.builder import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.report.summary import clock, duration, format_start, format_summary, number
+from hydraloop.engine.report.formats import clock, duration, number
+from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several

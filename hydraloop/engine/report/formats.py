@@ -1,0 +1,25 @@
+"""Numbers and durations as text for people. Imports no torch."""
+
+from math import isfinite
+
+
+def number(value: object) -> str:
+    """Return a number with 4 significant digits: `0.1234`, `12.35`, `1.235e-05`, `nan`; other values as they are."""
+    if not isinstance(value, float) or not isfinite(value) or value == 0:
+        return str(value)
+    return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in a fitting unit: `85µs`, `4.2ms`, `302ms`, `1.23s`, `0:04:10`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f}µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}ms"
+    return f"{seconds:.2f}s" if seconds < 100 else clock(seconds)
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds: `0:00:04`, `26:03:04`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,153 @@
+"""The results of a sweep in the terminal."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hydraloop.engine.report.formats import duration, number
+from hydraloop.run.environment import shown
+from hydraloop.safety.secrets import MASK
+from hydraloop.sweeps import results, statistics
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.results import Group, Results, Row
+from hydraloop.tracking.description import short_keys
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+log = logging.getLogger(__name__)
+
+_MOST = 40
+"""Rows of a table. More do not fit on a screen."""
+_WIDE = 1000
+"""Columns of an output that is no terminal, so that no text is cut."""
+_STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan", "queued": "dim", "pruned": "dim"}
+
+
+def show(directory: SweepDirectory) -> None:
+    """Write the files with results, and print tables of the jobs and averages, and the best job.
+
+    If a file cannot be written, because the disk is full, a warning says so.
+    """
+    found = results.collect(directory)
+    try:
+        results.write(directory, found)
+    except OSError as error:
+        log.warning("%s and %s cannot be written: %s", results.CSV, results.JSON, error.strerror)
+    console = new_console()
+    counts = Counter(row.status for row in found.rows)
+    console.print(f"{shown(directory.path)}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
+    console.print(jobs_table(found))
+    if len(found.rows) > _MOST:
+        console.print(f"and {len(found.rows) - _MOST} other jobs, see {shown(directory.path / results.CSV)}")
+    if found.average is not None:
+        console.print(averages_table(found))
+        console.print(_claim(found), soft_wrap=True)
+    if found.best is not None:
+        console.print(_best(directory, found.best), soft_wrap=True)
+
+
+def new_console() -> Console:
+    """Return a console for text that contains brackets and colons: `hooks=[ema]` is no markup."""
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
+
+
+def jobs_table(found: Results) -> Table:
+    """Return a table of the jobs, the best first."""
+    short = short_keys(found.keys)
+    table = new_table("job", *short.values(), "status", found.metric or "value", "step", "time", "checkpoint", "error")
+    for row in found.rows[:_MOST]:
+        value = "" if row.value is None else number(row.value)
+        if value and row.metric != found.metric:
+            value += f" ({row.metric})"
+        cells = [str(row.job), *(row.swept.get(key, "") for key in found.keys), row.status, value]
+        cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
+        cells += [row.checkpoint or "", first_line(row.error)]
+        table.add_row(*cells, style=style_of(row.status))
+    return table
+
+
+def averages_table(found: Results) -> Table:
+    """Return a table of the averages, the best first."""
+    keys = [key for key in found.keys if key != found.average]
+    short = short_keys(keys)
+    metric = found.metric or "value"
+    table = new_table(
+        "#", *short.values(), "jobs", f"mean {metric}", "sd", "differs from", title=f"averages over {found.average}"
+    )
+    for index, group in enumerate(found.groups[:_MOST]):
+        cells = [str(index + 1), *(group.swept.get(key, "") for key in keys), _count(group)]
+        cells += ["" if value is None else number(value) for value in (group.mean, group.deviation)]
+        table.add_row(*cells, _ranges([other + 1 for other in found.differing(index)]))
+    return table
+
+
+def new_table(*headers: str, title: str | None = None) -> Table:
+    """Return a table without lines, whose last columns are cut if the terminal is narrow."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
+    for header in headers:
+        table.add_column(header, no_wrap=header not in ("checkpoint",), overflow="ellipsis")
+    return table
+
+
+def style_of(status: str) -> str:
+    """Return the colour of a job with a status."""
+    return _STYLES.get(status, "")
+
+
+def first_line(text: str | None) -> str:
+    """Return the first line of an error; empty if there is none."""
+    return (text or "").partition("\n")[0]
+
+
+def _count(group: Group) -> str:
+    return (
+        str(len(group.values)) if len(group.values) == len(group.jobs) else f"{len(group.values)} of {len(group.jobs)}"
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as `1, 3-5`."""
+    parts: list[list[int]] = []
+    for one in numbers:
+        if parts and one == parts[-1][-1] + 1:
+            parts[-1][1:] = [one]
+        else:
+            parts.append([one])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def _claim(found: Results) -> str:
+    """Return what the averages say, and what they do not."""
+    if len(found.groups) < 2:
+        return "There is nothing to compare."
+    fewest = min(len(group.values) for group in found.groups)
+    if found.p is None:
+        why = (
+            f"at least two averages of {statistics.FEWEST} or more jobs are needed"
+            if fewest < statistics.FEWEST
+            else ""
+        )
+        return f"No claim is made about which averages differ: {why or 'the jobs of each average are equal'}."
+    text = f"Averages differ if p < {statistics.LEVEL:g} by Welch's t-test of all pairs, corrected by Holm's method."
+    return text + (
+        f" Averages of fewer than {statistics.FEWEST} jobs are not compared." if fewest < statistics.FEWEST else ""
+    )
+
+
+def _best(directory: SweepDirectory, best: Row) -> str:
+    command = results.rerun_command(directory, best.job)
+    lines = [f"best: job {best.job}, {best.metric} {number(best.value)}; it runs again with", f"  {command}"]
+    if MASK in command:
+        lines.append(f"  {MASK} is a secret: write its value.")
+    return "\n".join(lines)

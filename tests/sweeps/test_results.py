@@ -1,0 +1,180 @@
+"""results.csv, results.json and the tables of a sweep, whose states are written by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import resource
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.cli import arguments
+from hydraloop.safety.secrets import remember_overrides
+from hydraloop.sweeps import results, results_table
+from hydraloop.sweeps.directory import SweepDirectory
+from tests.sweeps.written import finished, sweep, write
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> SweepDirectory:
+    """Two lrs, two seeds and a constant: job 2 is the best; job 1 has failed, job 3 diverged."""
+    made = sweep(tmp_path / "sweep", "optimizer.lr=1e-3,1e-2", "seed=0,1", "engine.max_epochs=3", "sweep.max_workers=2")
+    told = {
+        0: finished(0.9),
+        1: finished(0.99, state="failed", error="ValueError: [red] is bad :smile:\nmore", checkpoint=None),
+        2: finished(0.95, state="stopped", reason="no improvement"),
+        3: finished(math.nan, checkpoint=None),
+    }
+    write(made, told)
+    return made
+
+
+def as_json(directory: SweepDirectory) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(results.as_json(directory, results.collect(directory)))
+    return content
+
+
+def test_the_files_have_a_row_for_each_job_with_the_best_first(directory: SweepDirectory) -> None:
+    results.write(directory, results.collect(directory))
+    rows = list(csv.reader((directory.path / "results.csv").read_text().splitlines()))
+    header = ["job", "optimizer.lr", "seed", "status", "metric", "value", "step", "checkpoint", "seconds", "error"]
+    best = ["2", "1e-2", "0", "stopped", "accuracy", "0.95", "40", "2/checkpoints/best.pth", "2.0", ""]
+    assert rows[:2] == [header, best]
+    assert [row[0] for row in rows[1:]] == ["2", "0", "1", "3"]
+    assert rows[3][:3] == ["1", "1e-3", "1"]
+    assert rows[4][5] == "nan"
+    content = json.loads((directory.path / "results.json").read_text())
+    assert content["rows"][3] == {
+        "job": 3,
+        "swept": {"optimizer.lr": "1e-2", "seed": "1"},
+        "status": "finished",
+        "metric": "accuracy",
+        "value": "nan",
+        "step": 40,
+        "checkpoint": None,
+        "seconds": 2.0,
+        "error": None,
+    }
+    assert content["rows"][2]["error"].startswith("ValueError: [red] is bad")
+    assert content["best"]["command"] == "python train.py optimizer.lr=1e-2 seed=0 engine.max_epochs=3"
+
+
+def test_the_table_shows_all_that_the_files_have(directory: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    results_table.show(directory)
+    printed = capsys.readouterr().out.splitlines()
+    cells = [line.split() for line in printed]
+    assert cells[1] == ["job", "lr", "seed", "status", "accuracy", "step", "time", "checkpoint", "error"]
+    assert cells[2] == ["2", "1e-2", "0", "stopped", "0.9500", "40", "2.00s", "2/checkpoints/best.pth"]
+    assert printed[4].endswith("ValueError: [red] is bad :smile:")
+    assert cells[5][:5] == ["3", "1e-2", "1", "finished", "nan"]
+    assert [line.split() for line in printed[7:10]] == [
+        ["#", "lr", "jobs", "mean", "accuracy", "sd", "differs", "from"],
+        ["1", "1e-3", "1", "of", "2", "0.9000"],
+        ["2", "1e-2", "2", "nan", "nan"],
+    ]
+    assert printed[10].startswith("No claim is made")
+    assert printed[-1] == "  python train.py optimizer.lr=1e-2 seed=0 engine.max_epochs=3"
+
+
+def test_low_values_of_a_loss_are_the_best(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "a=0,1,2")
+    write(made, {n: finished(value, metric="loss", rule="less") for n, value in enumerate((0.2, -0.3, math.inf))})
+    assert [row["job"] for row in as_json(made)["rows"]] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {0: {"state": "running"}, 1: {"state": "failed", "error": "x"}},
+        {0: finished(None, metric=None, rule=None)},
+        {0: finished(0.5, rule=None), 1: finished(0.4, rule=None)},
+        {0: finished(math.nan)},
+    ],
+)
+def test_without_a_comparable_result_no_job_is_the_best(
+    tmp_path: Path, told: dict[int, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = sweep(tmp_path / "sweep", "a=0,1", "seed=0,1")
+    write(made, told)
+    results_table.show(made)
+    assert "best" not in capsys.readouterr().out.replace("best.pth", "")
+    content = as_json(made)
+    assert content["best"] is content["p"] is None
+    assert [row["job"] for row in content["rows"]] == [0, 1, 2, 3]
+
+
+def test_jobs_with_another_metric_are_not_compared(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "task=a,b", "seed=0,1")
+    write(made, {0: finished(0.5), 1: finished(0.6), 2: finished(90.0, metric="top5"), 3: finished(0.7)})
+    content = as_json(made)
+    assert [row["job"] for row in content["rows"]] == [3, 1, 0, 2]
+    assert [group["values"] for group in content["groups"]] == [[0.7], [0.5, 0.6]]
+
+
+def test_five_seeds_tell_which_averages_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = sweep(tmp_path / "sweep", "seed=0,1,2,3,4", "a=0,1,2")
+    noise = (0.0, 0.01, -0.01, 0.02, -0.02)
+    write(made, {3 * s + a: finished((0.9, 0.905, 0.5)[a] + noise[s]) for s in range(5) for a in range(3)})
+    content = as_json(made)
+    assert [group["swept"] for group in content["groups"]] == [{"a": "1"}, {"a": "0"}, {"a": "2"}]
+    assert [group["differs_from"] for group in content["groups"]] == [[2], [2], [0, 1]]
+    assert content["groups"][0]["jobs"] == [1, 4, 7, 10, 13]
+    assert content["groups"][0]["mean"] == pytest.approx(0.905)
+    assert content["groups"][0]["deviation"] == pytest.approx(math.sqrt(0.001 / 4))
+    assert content["p"][0][0] == "nan"
+    assert content["p"][0][1] > 0.5 > content["p"][0][2]
+    results_table.show(made)
+    assert capsys.readouterr().out.count("1-2") == 1
+    write(made, {2: {"state": "failed", "error": "x"}})
+    assert [group["differs_from"] for group in as_json(made)["groups"]] == [[], [], []]
+
+
+def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path) -> None:
+    remember_overrides(["+logger.api_key=abcdefgh12345678"])
+    hydra = ("hydra.searchpath=[file://other]", "hydra/launcher=pool", "hydra.sweep.dir=x", "hydra/job_logging=none")
+    axes = (
+        "hooks=[],[ema]",
+        "detach=true",
+        "sweep.where=x",
+        "~default_hooks.logger=",
+        "+logger.api_key=abcdefgh12345678",
+    )
+    command = ("python", "my train.py", "--multirun", "--config-name=other")
+    made = sweep(tmp_path / "sweep", *axes, overrides=(*axes, *hydra), command=command)
+    text = results.rerun_command(made, 1)
+    assert "abcdefgh" not in text
+    assert shlex.split(text.replace("***", "x")) == [
+        *("python", "my train.py", "--config-name=other", hydra[0], hydra[3]),
+        *("hooks=[ema]", "~default_hooks.logger=", "+logger.api_key=x"),
+    ]
+    arguments.parse(shlex.split(text)[4:])
+
+
+def test_a_full_disk_still_shows_the_table(
+    directory: SweepDirectory, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with full_disk():
+        results_table.show(directory)
+    assert "accuracy" in capsys.readouterr().out
+    assert "results.csv and results.json cannot be written: File too large" in caplog.text
+    assert {path.name for path in directory.path.glob("*.*")} == {"sweep.json"}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
