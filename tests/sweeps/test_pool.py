@@ -32,5 +32,5 @@ def test_that(name: str, errors: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_tensor_operations_before_the_fork(tmp_path: Path) -> None:
+def test_slow_checks(tmp_path: Path) -> None:
     assert run(str(tmp_path), "slow") == {}

@@ -194,6 +194,8 @@ class _Server:
 
 def _fork(run: Callable[[], int]) -> int:
     """Fork a process that calls a function and exits with its result. Return the process ID."""
+    sys.stdout.flush()  # or the new process would print the text, too
+    sys.stderr.flush()
     with warnings.catch_warnings(action="ignore"):  # Python 3.12 warns of threads, numpy's or the one that forks
         pid = os.fork()
     if pid == 0:

@@ -56,6 +56,11 @@ class PoolExecutor(Executor):
         """Whether jobs are forks."""
         self._server = self._start_server() if self.forks else None
 
+    @property
+    def running(self) -> list[int]:
+        """The numbers of the jobs whose end was not returned yet."""
+        return [*self._jobs, *(ended.number for ended in self._ended)]
+
     def wait_ready(self) -> None:
         """Wait until a job can start within milliseconds.
 
