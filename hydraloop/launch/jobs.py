@@ -44,6 +44,8 @@ class Jobs:
     """The trackers of a sweep."""
     on_start: Callable[[Path], None] = lambda run_dir: None
     """Called when a single run has its directory, and before anything is imported for it."""
+    on_build: Callable[[int], None] = lambda iterations: None
+    """Called before training with the iterations of the whole run, if one process trains."""
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a config that cannot be launched here, before anything is written. Of a sweep: some jobs."""
@@ -133,7 +135,7 @@ class Jobs:
             ended = self._train_ranks(cfg, Resumed(run_dir, checkpoint), close)
             close(ended)
         else:
-            ended = _train_alone(cfg, run_dir, checkpoint, close)
+            ended = _train_alone(cfg, Resumed(run_dir, checkpoint), close, self.on_build)
         if ended.error not in self.reports.shown:  # the run has finished; a signal may have come at its end
             self.reports.end_job()
         if ended.error is not None:
@@ -152,16 +154,20 @@ class Jobs:
             return Ended(error=error, trained=False)
 
 
-def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close: Callable[[Ended], None]) -> Ended:
+def _train_alone(
+    cfg: DictConfig, resumed: Resumed, close: Callable[[Ended], None], built: Callable[[int], None]
+) -> Ended:
     """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does, unless they preempt it.
 
     Args:
-        checkpoint: where the run continues; None for a new run.
+        resumed: its directory, and where it continues.
         close: called once when the run has ended. If it has failed, or was interrupted or preempted, no signal
             interrupts this call. Called from another thread if the main thread does not return within
             `termination.GRACE` seconds after a signal.
     """
     training = Training()
+    run_dir = resumed.run_dir
+    assert run_dir is not None, "Hydra has made the directory"
 
     def last(number: int) -> None:
         result = None if training.engine is None else training.engine.result
@@ -176,8 +182,9 @@ def _train_alone(cfg: DictConfig, run_dir: Path, checkpoint: Path | None, close:
         with uncollected():
             from hydraloop.builder import build  # imports torch
 
-        torchrun.remember(run_dir, checkpoint)
-        training.engine = build(cfg, run_dir=run_dir, resumed=Resumed(run_dir, checkpoint))
+        torchrun.remember(run_dir, resumed.checkpoint)
+        training.engine = build(cfg, run_dir=run_dir, resumed=resumed)
+        built(training.engine.max_iters)
         training.engine.train()
         ended = Ended.with_result(run_dir)
     except BaseException as error:

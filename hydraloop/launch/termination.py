@@ -171,12 +171,14 @@ def _not_ignored() -> list[signal.Signals]:
 
 def leave(code: int) -> NoReturn:
     """End this process at once after a failure. The normal end of torch.distributed may wait for lost ranks."""
-    for child in multiprocessing.active_children():
-        child.terminate()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # also on a full disk
 
 
 # Forked processes (a loader's workers) do not inherit the handlers above. The signals are blocked during a fork:

@@ -88,12 +88,13 @@ class RunLock:
     Args:
         folder: the run directory. It is created if it does not exist.
         key: the option that named it, for the error.
-        wait: wait up to 65 s for a lock from another machine. A lock from this machine is never waited for.
+        wait: wait up to 65 s for a lock from another machine.
+        patience: seconds to wait for a lock from this machine.
     """
 
-    def __init__(self, folder: Path, *, key: str, wait: bool = False) -> None:
+    def __init__(self, folder: Path, *, key: str, wait: bool = False, patience: float = 0.0) -> None:
         self._path = folder / FILENAME
-        self._key, self._wait = key, wait
+        self._key, self._wait, self._patience = key, wait, patience
         self._token = ""
         self._owner = 0
         self._done = threading.Event()
@@ -105,12 +106,13 @@ class RunLock:
         Raises:
             UserError: another process has it, or the directory cannot be written to.
         """
-        until = time.monotonic() + (HELD + _MARGIN if self._wait else 0.0)
+        began = time.monotonic()
         waited = False
         while (holder := self.try_acquire()) is not None:
-            if holder.is_here or time.monotonic() > until:
+            longest = self._patience if holder.is_here else HELD + _MARGIN if self._wait else 0.0
+            if time.monotonic() - began >= longest:
                 raise self._refusal(holder)
-            if not waited:
+            if not waited and not holder.is_here:
                 waited = True
                 log.warning(
                     "%s is locked from %s; waiting up to %.0f s", self._path.parent, holder.host, HELD + _MARGIN

@@ -1,0 +1,263 @@
+"""SweepJob: what the process of a job does: claim the job, train it as a single run, and write how it has ended.
+
+The process holds the lock of the job's folder from the claim until the end is written. Therefore each attempt has one
+process, and a process that gets the lock later sees how the attempt has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from signal import SIGINT
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from hydraloop.cli import hydra_run
+from hydraloop.cli.command import Command
+from hydraloop.errors import UserError
+from hydraloop.launch import checks as launch_checks
+from hydraloop.launch.jobs import Jobs
+from hydraloop.launch.termination import terminable
+from hydraloop.run import attempts
+from hydraloop.run.config_yaml import dumped, masked_yaml
+from hydraloop.run.directory import has_trained
+from hydraloop.run.lock import RunLock
+from hydraloop.run.processes import machine, started
+from hydraloop.run.result import describe
+from hydraloop.run.resume import newest_checkpoint
+from hydraloop.safety.secrets import mask_overrides, mask_text
+from hydraloop.sweeps import states
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
+from hydraloop.sweeps.states import JobState
+from hydraloop.validate import hydra_config
+
+Compose = Callable[[Sequence[str], int | None], DictConfig]
+"""Composes a job from its overrides and number, with the node `hydra`."""
+
+_KEY = "hydra.sweep.subdir"
+_REMEDY = "Let it tell the jobs apart: ${hydra.job.num}."
+_OWNER = ".job"
+"""File in a run directory that is not named after its job: the number of that job."""
+_ENDING = 30.0
+"""Seconds that a job waits for the ranks of its earlier attempt to end, after their launcher was killed."""
+_EVERY_JOB = ("hydraloop.builder", "hydraloop.tracking.hook", "numpy.random", "psutil", "torch.profiler")
+"""Modules that each job imports."""
+
+
+class SweepJob(Worker):
+    """Runs jobs of a sweep.
+
+    Args:
+        command: of the sweep.
+        jobs: trains.
+        compose: as `GridComposer` does.
+    """
+
+    def __init__(self, directory: SweepDirectory, command: Command, jobs: Jobs, compose: Compose) -> None:
+        self._directory, self._command = directory, command
+        self._jobs, self._compose = jobs, compose
+
+    def prepare(self) -> None:
+        """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
+        for name in _EVERY_JOB:
+            import_module(name)
+        for target in _targets(OmegaConf.to_container(self._command.cfg, resolve=False)):
+            module, _, name = target.rpartition(".")
+            if module.partition(".")[0] in ("hydraloop", "torch"):
+                with suppress(ImportError, AttributeError):  # reported by the job
+                    getattr(import_module(module), name)
+
+    def check(self, lines: tuple[str, ...]) -> None:
+        """Check whether a job can be launched on this machine.
+
+        Raises:
+            UserError: it cannot.
+        """
+        launch_checks.check(self._compose(lines, None))
+
+    def run(self, request: Request) -> int:
+        """Run a job, unless another process has it. Returns the exit code."""
+        folder = Path(request.folder)
+        lock = RunLock(folder, key="sweep")
+        try:
+            with terminable():
+                folder.mkdir(parents=True, exist_ok=True)
+                _print_to(folder / states.LOG)
+                self._directory.settle(request.number, None)  # an attempt that was killed
+                if lock.try_acquire() is not None:
+                    return LEFT
+                state = self._claimed(request)
+                return LEFT if state is None else self._run(request, state)
+        except KeyboardInterrupt as error:
+            return _exit_code(error)
+        except (OSError, UserError) as error:  # a full disk
+            with suppress(OSError):
+                print(f"error: the state of the job cannot be written: {error}", file=sys.stderr, flush=True)
+            return NOT_RECORDED
+        finally:
+            lock.release()
+
+    def _claimed(self, request: Request) -> JobState | None:
+        """Write that the job is running, and return that state; None if it has been started since the request."""
+        before = self._directory.state(request.number)
+        folder = self._directory.folder(request.number)
+        if before.attempts != request.attempts or before.state not in ("queued", "interrupted", "failed"):
+            return None
+        first = before.attempts == 0
+        state = JobState(
+            number=request.number,
+            state="running",
+            overrides=tuple(mask_overrides(request.lines)),
+            attempts=before.attempts + 1,
+            directory=before.directory or os.path.relpath(folder, self._directory.path),
+            host=socket.gethostname(),
+            machine=machine(),
+            pid=os.getpid(),
+            since=started(os.getpid()),
+            began=time.time(),
+            seconds=before.seconds,
+            earlier_result=None if first else states.result_checksum(self._directory.run_dir(before)),
+            gpus=request.gpus or (),
+        )
+        states.write(folder, state, flush=False)
+        return state
+
+    def _run(self, request: Request, state: JobState) -> int:
+        """Run the job that this process has claimed, and write its end. Returns the exit code."""
+        folder = Path(request.folder)
+        error: BaseException | None = None
+
+        def note(**changed: Any) -> None:
+            nonlocal state
+            state = replace(state, **changed)
+            states.write(folder, state, flush=False)
+
+        try:
+            with ExitStack() as locks:
+                cfg = self._composed(request)
+                launch_checks.check(cfg)
+                run_dir = self._settle(cfg, state, locks)
+                directory = os.path.relpath(run_dir, self._directory.path)
+                if directory != state.directory:
+                    note(directory=directory)
+                checkpoint = newest_checkpoint(run_dir, since=0.0) if state.attempts > 1 else None
+                self._jobs.built = lambda iterations: note(total=iterations)
+                self._train(cfg, run_dir, checkpoint)
+        except BaseException as raised:
+            error = raised
+            self._jobs.reports.show(error)
+        states.write(folder, _ended(state, self._directory.run_dir(state), error), flush=True)
+        return _exit_code(error)
+
+    def _composed(self, request: Request) -> DictConfig:
+        cfg = self._compose(request.lines, request.number)
+        with read_write(cfg.hydra):
+            cfg.hydra.mode = RunMode.MULTIRUN
+            cfg.hydra.sweep.dir = str(self._directory.path)
+        return cfg
+
+    def _settle(self, cfg: DictConfig, state: JobState, locks: ExitStack) -> Path:
+        """Return the run directory, locked until `locks` closes.
+
+        Raises:
+            UserError: it is outside the sweep's directory, another job's, locked, or holds a run.
+        """
+        with hydra_config(cfg):
+            run_dir = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
+        sweep, resolved = self._directory.path, run_dir.resolve()
+        if not resolved.is_relative_to(sweep.resolve()):
+            raise UserError(f"{run_dir} is outside the sweep's directory, {sweep}", key=_KEY, remedy=_REMEDY)
+        is_own = state.attempts > 1
+        if resolved != self._directory.folder(state.number).resolve():  # which is locked already
+            locks.enter_context(RunLock(run_dir, key=_KEY, patience=_ENDING if is_own else 0.0))
+            owner = run_dir / _OWNER
+            if owner.exists() and owner.read_text(encoding="ascii") != str(state.number):
+                raise UserError(f"{run_dir} is another job's already", key=_KEY, remedy=_REMEDY)
+            is_own = owner.exists()
+            if is_own or not has_trained(run_dir):
+                owner.write_text(str(state.number), encoding="ascii")
+        if not is_own and has_trained(run_dir):
+            raise UserError(f"{run_dir} holds a run already", key=_KEY, remedy=_REMEDY)
+        return run_dir
+
+    def _train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
+        """Train as Hydra's job. Its records are written here, which takes a third of the time that Hydra needs."""
+        records = cfg.hydra.output_subdir
+        if checkpoint is not None:
+            records = str(attempts.following(run_dir).relative_to(run_dir))
+        with read_write(cfg.hydra):
+            cfg.hydra.output_subdir = None
+
+        def job(cfg: DictConfig, run_dir: Path) -> float | None:
+            if records is not None:
+                _write_records(cfg, run_dir, records)
+            return self._jobs.train(cfg, run_dir, checkpoint, typed=self._command.typed)
+
+        hydra_run.run_composed_job(job, cfg)
+
+
+def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobState:
+    """Return the state of a job that has ended, or has raised an error."""
+    told = states.ended_from_result(state, run_dir)
+    if error is None:
+        error = None if told is not None else RuntimeError("the run has written no result.json")
+    if error is None or (told is not None and isinstance(error, KeyboardInterrupt)):
+        assert told is not None
+        return told  # a signal at the end of a run does not change how it has ended
+    ended = told or states.end(state, time.time())
+    text = mask_text(describe(error))
+    if isinstance(error, KeyboardInterrupt):
+        return replace(ended, state="interrupted", reason=text)
+    return replace(ended, state="failed", error=text, reason=None)
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Return the exit code of a job whose state is written. `Requeue` and `Terminated` have one."""
+    return int(getattr(error, "code", 128 + SIGINT)) if isinstance(error, KeyboardInterrupt) else 0
+
+
+def _write_records(cfg: DictConfig, run_dir: Path, records: str) -> None:
+    """Write what Hydra does, with secrets masked."""
+    hydra: Any = HydraConfig.instance().cfg
+    assert hydra is not None, "a job is running"
+    with read_write(hydra.hydra):
+        hydra.hydra.output_subdir = records
+    folder = run_dir / records
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = mask_overrides(map(str, hydra.hydra.overrides.task))
+    texts = {"config": masked_yaml(cfg, resolve=False), "hydra": masked_yaml(hydra, resolve=False)}
+    for name, text in {**texts, "overrides": dumped(lines)}.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def _print_to(log: Path) -> None:
+    """Append what this process and its children print to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Yield each `_target_` in a plain container."""
+    if isinstance(node, dict):
+        if isinstance(target := node.get("_target_"), str):
+            yield target
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value)

@@ -1,0 +1,123 @@
+"""Runs jobs of a sweep, each in a fork, without a controller. Prints their exit codes as JSON.
+
+`python job_program.py <plan as JSON>`, in a project. A step of the plan is a job, how often it was started before, and
+what happens to its process, see `prepare`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import _save_config
+from omegaconf import DictConfig, open_dict
+
+from hydraloop.cli.command import Command
+from hydraloop.cli.compose import opened
+from hydraloop.cli.error_reports import Reports
+from hydraloop.launch import torchrun
+from hydraloop.launch.jobs import Jobs
+from hydraloop.launch.termination import leave
+from hydraloop.run import checkpoint_files
+from hydraloop.run.result import Result
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.sweeps import job
+from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.job import SweepJob
+
+write_records = job._write_records
+
+
+def kill(*arguments: Any, **options: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+    raise AssertionError
+
+
+def after(original: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*arguments: Any, **options: Any) -> Any:
+        original(*arguments, **options)
+        return then()
+
+    return both
+
+
+def write_twice(cfg: DictConfig, run_dir: Path, records: str) -> None:
+    """Write the records, and a copy by Hydra itself."""
+    write_records(cfg, run_dir, records)
+    hydra: Any = HydraConfig.instance().cfg
+    for name, node in (("config", cfg), ("hydra", hydra), ("overrides", hydra.hydra.overrides.task)):
+        _save_config(node, f"{name}.yaml", run_dir / "by_hydra")
+
+
+def prepare(when: str) -> None:
+    """Prepare the death of this process, or let it do something else."""
+    if when == "records":
+        job._write_records = write_twice
+    elif when == "checkpoint":
+        checkpoint_files.point_to = after(checkpoint_files.point_to, kill)
+    elif when == "result":
+        Result.write = after(Result.write, kill)  # type: ignore[method-assign]
+    elif when == "start":
+        Jobs.train = kill  # type: ignore[method-assign]
+    elif when == "terminated":
+        checkpoint_files.point_to = after(checkpoint_files.point_to, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    elif when == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: str, steps: list[Any]) -> None:
+    with opened(Path("conf"), "config") as composer:
+        sys.path.insert(0, os.getcwd())
+        ALLOWLIST.trust_folder(Path.cwd())
+        master = composer.compose_sweep([*lines, f"hydra.sweep.subdir={subdir}"])
+        loader: Any = GlobalHydra.instance().config_loader()
+        constants = [Axis((line.partition("=")[0],), ((line,),)) for line in lines]
+        swept = [Axis((key,), tuple((f"{key}={value}",) for value in values)) for key, values in axes.items()]
+        count = 1
+        for axis in swept:
+            count *= len(axis.values)
+        all_axes = Axes((*constants, *swept), range(count))
+
+        def compose(lines: Sequence[str], number: int | None) -> DictConfig:
+            cfg: DictConfig = loader.load_sweep_config(master, list(lines))
+            with open_dict(cfg):
+                cfg.hydra.job.id = cfg.hydra.job.num = number
+            return cfg
+
+        if (path / "sweep.json").exists():
+            directory = SweepDirectory.load(path)
+        else:
+            description = Description("uid", 0.0, ("python",), (), "", subdir, all_axes, "seed", {})
+            directory = SweepDirectory.create(path, description)
+        command = Command(list(lines), compose(all_axes.lines(0), 0), is_sweep=True)
+        jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
+        worker = SweepJob(directory, command, jobs, compose)
+        codes = []
+        for number, attempts, *death in steps:
+            pid = os.fork()
+            if pid == 0:
+                for when in death:
+                    prepare(when)
+                folder = str(directory.folder(number))
+                leave(worker.run(Request(number, all_axes.lines(number), folder, attempts)))
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            directory.settle(number, codes[-1])
+        print(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    main(Path(given["path"]).absolute(), given["lines"], given["axes"], given["subdir"], given["steps"])

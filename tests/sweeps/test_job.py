@@ -1,0 +1,86 @@
+"""What the process of a job does: claim, train, write the end. Without a controller, see `job_program`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hydraloop.sweeps import states
+from hydraloop.sweeps.executors.executor import LEFT
+from tests.e2e.projects import Project, Run
+
+PROGRAM = Path(__file__).with_name("job_program.py")
+LINES = ["experiment=spirals", "engine.max_epochs=2", "engine.limit_train_batches=3", "hooks=[]"]
+
+
+def run(project: Project, *steps: list[Any], subdir: str = "${hydra.job.num}", **axes: list[str]) -> list[int]:
+    """Run jobs of `sweep`, one after the other. Returns their exit codes."""
+    plan = {"path": "sweep", "lines": LINES, "axes": axes, "subdir": subdir, "steps": steps}
+    done = project.python(str(PROGRAM), json.dumps(plan))
+    assert done.code == 0, done.text
+    found: list[int] = json.loads(done.out.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def module_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("jobs") / "project")
+
+
+@pytest.fixture(scope="module")
+def sweep(module_project: Project) -> Path:
+    """Jobs: 0 finished, 1 failed, 2 killed before its first iteration."""
+    codes = run(
+        module_project,
+        *([0, 0, "records"], [0, 0], [0, 1], [1, 0], [1, 5], [2, 0, "start"]),
+        **{"optimizer.lr": ["1e-3", "-1", "1e-2"]},
+    )
+    assert codes == [0, LEFT, LEFT, 0, LEFT, -9]
+    return module_project.path / "sweep"
+
+
+def state_of(sweep: Path, number: int) -> states.JobState:
+    found = states.read(sweep / str(number))
+    assert found is not None
+    return found
+
+
+def test_a_finished_job(sweep: Path) -> None:
+    state = state_of(sweep, 0)
+    result = Run(sweep / "0").result
+    assert (state.state, state.attempts, state.directory, state.error) == ("finished", 1, "0", None)
+    assert (state.metric, state.rule) == ("accuracy", "greater")
+    assert (state.value, state.step, state.total) == (result["val_metrics"]["accuracy"], 6, 6)
+    assert state.overrides == (*LINES, "optimizer.lr=1e-3")
+    assert state.checkpoint == "checkpoints/epoch_2.pth"
+    assert (sweep / "0" / state.checkpoint).is_file()
+    assert state.seconds > result["seconds"]
+    assert "status      finished" in (sweep / "0" / "job.log").read_text()
+    assert not (sweep / "0" / ".lock").exists()
+
+
+def test_its_records_are_those_of_hydra(sweep: Path) -> None:
+    for name in ("config", "hydra", "overrides"):
+        ours = OmegaConf.to_container(OmegaConf.load(sweep / "0" / ".hydra" / f"{name}.yaml"), resolve=False)
+        assert ours == OmegaConf.to_container(OmegaConf.load(sweep / "0" / "by_hydra" / f"{name}.yaml"), resolve=False)
+    hydra = OmegaConf.load(sweep / "0" / ".hydra" / "hydra.yaml").hydra
+    assert (hydra.job.num, str(hydra.mode), hydra.output_subdir) == (0, "MULTIRUN", ".hydra")
+    assert hydra.runtime.output_dir == str(sweep / "0")
+
+
+def test_a_failed_job(sweep: Path) -> None:
+    state = state_of(sweep, 1)
+    assert (state.state, state.value, state.checkpoint) == ("failed", None, None)
+    assert state.error is not None
+    assert "-1" in state.error
+    assert "error: " in (sweep / "1" / "job.log").read_text()
+
+
+def test_a_killed_job(sweep: Path) -> None:
+    state = state_of(sweep, 2)
+    assert (state.state, state.reason, state.attempts) == ("interrupted", "killed by SIGKILL (out of memory?)", 1)
+    assert not (sweep / "2" / ".lock").exists()
