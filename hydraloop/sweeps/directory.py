@@ -272,12 +272,8 @@ def _renewed(folder: Path) -> float:
 
 
 def _masked(description: Description) -> Description:
-    axes = tuple(
-        replace(axis, values=tuple(tuple(mask_overrides(lines)) for lines in axis.values))
-        for axis in description.axes.axes
-    )
     overrides, command = (tuple(mask_overrides(lines)) for lines in (description.overrides, description.command))
-    return replace(description, axes=replace(description.axes, axes=axes), overrides=overrides, command=command)
+    return replace(description, axes=description.axes.masked(), overrides=overrides, command=command)
 
 
 def _description(content: Mapping[str, Any]) -> Description:

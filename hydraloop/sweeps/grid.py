@@ -24,7 +24,7 @@ class GridComposer:
     """
 
     def __init__(self, composer: Composer, master: DictConfig) -> None:
-        self._composer = composer
+        self.composer = composer
         self._master = master
         self._bases: dict[tuple[str, ...], bytes] = {}
         self._parsed: dict[str, Override] = {}
@@ -76,7 +76,7 @@ class GridComposer:
         return groups, [line for line in lines if line not in groups]
 
     def _selects(self, override: Override) -> bool:
-        return self._composer.is_group(override.key_or_group) and not isinstance(override.value(), dict)
+        return self.composer.is_group(override.key_or_group) and not isinstance(override.value(), dict)
 
     def _base(self, groups: tuple[str, ...]) -> bytes:
         """Return the pickled config with these choices of groups, composed by Hydra the first time."""

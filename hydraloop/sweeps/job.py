@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from signal import SIGINT
@@ -23,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.cli import hydra_run
-from hydraloop.cli.command import Command
+from hydraloop.cli.command import Command, explained
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
@@ -39,11 +40,9 @@ from hydraloop.safety.secrets import mask_overrides, mask_text
 from hydraloop.sweeps import states
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
+from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.states import JobState
 from hydraloop.validate import hydra_config
-
-Compose = Callable[[Sequence[str], int | None], DictConfig]
-"""Composes a job from its overrides and number, with the node `hydra`."""
 
 _KEY = "hydra.sweep.subdir"
 _REMEDY = "Let it tell the jobs apart: ${hydra.job.num}."
@@ -59,14 +58,12 @@ class SweepJob(Worker):
     """Runs jobs of a sweep.
 
     Args:
-        command: of the sweep.
+        command: of the sweep, with its first job.
         jobs: trains.
-        compose: as `GridComposer` does.
     """
 
-    def __init__(self, directory: SweepDirectory, command: Command, jobs: Jobs, compose: Compose) -> None:
-        self._directory, self._command = directory, command
-        self._jobs, self._compose = jobs, compose
+    def __init__(self, directory: SweepDirectory, command: Command, jobs: Jobs, grid: GridComposer) -> None:
+        self._directory, self._command, self._jobs, self._grid = directory, command, jobs, grid
 
     def prepare(self) -> None:
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
@@ -84,7 +81,7 @@ class SweepJob(Worker):
         Raises:
             UserError: it cannot.
         """
-        launch_checks.check(self._compose(lines, None))
+        launch_checks.check(self._composed(lines, 0))
 
     def run(self, request: Request) -> int:
         """Run a job, unless another process has it. Returns the exit code."""
@@ -145,7 +142,7 @@ class SweepJob(Worker):
 
         try:
             with ExitStack() as locks:
-                cfg = self._composed(request)
+                cfg = self._composed(request.lines, request.number)
                 launch_checks.check(cfg)
                 run_dir = self._settle(cfg, state, locks)
                 directory = os.path.relpath(run_dir, self._directory.path)
@@ -160,8 +157,8 @@ class SweepJob(Worker):
         states.write(folder, _ended(state, self._directory.run_dir(state), error), flush=True)
         return _exit_code(error)
 
-    def _composed(self, request: Request) -> DictConfig:
-        cfg = self._compose(request.lines, request.number)
+    def _composed(self, lines: Sequence[str], number: int) -> DictConfig:
+        cfg = explained(partial(self._grid.compose, number=number), lines, self._grid.composer)
         with read_write(cfg.hydra):
             cfg.hydra.mode = RunMode.MULTIRUN
             cfg.hydra.sweep.dir = str(self._directory.path)

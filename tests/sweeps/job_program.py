@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import _save_config
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
 from hydraloop.cli.command import Command
 from hydraloop.cli.compose import opened
@@ -34,6 +33,7 @@ from hydraloop.sweeps import job
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.directory import Description, SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 
 write_records = job._write_records
@@ -82,29 +82,18 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
     with opened(Path("conf"), "config") as composer:
         sys.path.insert(0, os.getcwd())
         ALLOWLIST.trust_folder(Path.cwd())
-        master = composer.compose_sweep([*lines, f"hydra.sweep.subdir={subdir}"])
-        loader: Any = GlobalHydra.instance().config_loader()
+        grid = GridComposer(composer, composer.compose_sweep([*lines, f"hydra.sweep.subdir={subdir}"]))
         constants = [Axis((line.partition("=")[0],), ((line,),)) for line in lines]
         swept = [Axis((key,), tuple((f"{key}={value}",) for value in values)) for key, values in axes.items()]
-        count = 1
-        for axis in swept:
-            count *= len(axis.values)
-        all_axes = Axes((*constants, *swept), range(count))
-
-        def compose(lines: Sequence[str], number: int | None) -> DictConfig:
-            cfg: DictConfig = loader.load_sweep_config(master, list(lines))
-            with open_dict(cfg):
-                cfg.hydra.job.id = cfg.hydra.job.num = number
-            return cfg
-
+        all_axes = Axes.product([*constants, *swept])
         if (path / "sweep.json").exists():
             directory = SweepDirectory.load(path)
         else:
             description = Description("uid", 0.0, ("python",), (), "", subdir, all_axes, "seed", {})
             directory = SweepDirectory.create(path, description)
-        command = Command(list(lines), compose(all_axes.lines(0), 0), is_sweep=True)
+        command = Command(list(lines), grid.compose(all_axes.lines(0)), is_sweep=True)
         jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
-        worker = SweepJob(directory, command, jobs, compose)
+        worker = SweepJob(directory, command, jobs, grid)
         codes = []
         for number, attempts, *death in steps:
             pid = os.fork()

@@ -19,7 +19,7 @@ from hydraloop.run.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.directory import CONTROLLERS, FILENAME, Description, SweepDirectory
-from hydraloop.sweeps.executors.executor import NOT_RECORDED
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
 LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
@@ -101,11 +101,28 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
         SweepDirectory.create(tmp_path / "file" / "sweep", DESCRIPTION)
 
 
+def test_a_job_without_a_file_is_queued(sweep: SweepDirectory) -> None:
+    running(sweep, 1)
+    assert [state.state for state in sweep.states()] == ["queued", "running", *["queued"] * 4]
+    assert sweep.state(4).overrides == ("optimizer.lr=1e-2", "seed=1")
+
+
 def test_the_folder_of_a_job(tmp_path: Path) -> None:
     sweep = SweepDirectory.create(tmp_path, DESCRIPTION)
     assert sweep.folder(3) == tmp_path / "3"
     named = SweepDirectory.create(tmp_path / "named", replace(DESCRIPTION, subdir="seed-${seed}"))
     assert named.folder(3) == tmp_path / "named" / ".jobs" / "3"
+
+
+def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> None:
+    for number in (0, 1):
+        running(sweep, number)
+        (sweep.folder(number) / states.FILENAME).write_bytes(b"")
+    Result("finished", val_metrics={"loss": 0.5}).write(sweep.folder(1))
+    assert sweep.state(0).state == "interrupted"
+    assert sweep.state(0).reason == "its job.json was damaged"
+    assert (sweep.state(1).state, sweep.state(1).value, sweep.state(1).attempts) == ("finished", 0.5, 1)
+    assert sweep.state(1).overrides == ("optimizer.lr=1e-3", "seed=1")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +154,14 @@ def test_a_result_before_the_kill_counts(sweep: SweepDirectory) -> None:
     Result("finished", val_metrics={"loss": 0.5}).write(sweep.folder(0))
     assert sweep.settle(0, -signal.SIGKILL).state == "finished"
     assert sweep.state(0).value == 0.5
+
+
+def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) -> None:
+    for code in (None, 0, LEFT, NOT_RECORDED):
+        assert sweep.settle(0, code).state == "queued"
+    sweep.folder(0).mkdir()
+    settled = sweep.settle(0, 1)
+    assert (settled.state, settled.attempts) == ("failed", 1)
 
 
 def test_a_job_that_another_process_runs_is_not_settled(sweep: SweepDirectory) -> None:
