@@ -155,7 +155,7 @@ class Jobs:
 
 
 def _train_alone(
-    cfg: DictConfig, resumed: Resumed, close: Callable[[Ended], None], built: Callable[[int], None]
+    cfg: DictConfig, resumed: Resumed, close: Callable[[Ended], None], on_build: Callable[[int], None]
 ) -> Ended:
     """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does, unless they preempt it.
 
@@ -184,7 +184,7 @@ def _train_alone(
 
         torchrun.remember(run_dir, resumed.checkpoint)
         training.engine = build(cfg, run_dir=run_dir, resumed=resumed)
-        built(training.engine.max_iters)
+        on_build(training.engine.max_iters)
         training.engine.train()
         ended = Ended.with_result(run_dir)
     except BaseException as error:

@@ -149,7 +149,7 @@ class SweepJob(Worker):
                 if directory != state.directory:
                     note(directory=directory)
                 checkpoint = newest_checkpoint(run_dir, since=0.0) if state.attempts > 1 else None
-                self._jobs.built = lambda iterations: note(total=iterations)
+                self._jobs.on_build = lambda iterations: note(total=iterations)
                 self._train(cfg, run_dir, checkpoint)
         except BaseException as raised:
             error = raised
