@@ -4,16 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.engine import EngineConf
-from hydraloop.schemas.sweep import SweepConf
-
-
-def _open_mapping() -> Any:
-    """Return a mapping that takes new keys from the command line without `+`."""
-    return OmegaConf.create({}, flags={"struct": False})
+from hydraloop.schemas.sweep import SweepConf, open_mapping
 
 
 @dataclass
@@ -29,7 +24,7 @@ class InitConf:
     exclude: List[str] = field(default_factory=list)
     """Modules or entries to leave out, by their names in the model: names (`head`), globs (`layers.*`), or `re:` and a
     regular expression. Empty: all entries that have a name of the model are loaded."""
-    rename: Dict[str, str] = field(default_factory=_open_mapping)
+    rename: Dict[str, str] = field(default_factory=open_mapping)
     """Changes of names in the file, applied in this order before `prefix`. A key is the beginning of names, and its
     value replaces it (`{model.net.: backbone.}`); or the key is `re:` and a regular expression. Empty: none."""
     mismatched: str = "error"

@@ -3,6 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from omegaconf import OmegaConf
+
+
+def open_mapping() -> Any:
+    """Return a mapping that takes new keys from the command line without `+`."""
+    return OmegaConf.create({}, flags={"struct": False})
+
 
 @dataclass
 class SweepConf:
@@ -20,17 +27,17 @@ class SweepConf:
     """How often a job that failed or was killed is started again; it continues from its newest checkpoint. 0: most
     errors would repeat."""
     max_workers: Optional[int] = None
-    """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1."""
+    """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1; 32 in Slurm's queue."""
     gpus: Optional[List[int]] = None
-    """Numbers of the GPUs that jobs may use. Null: all that are visible."""
+    """Numbers of the GPUs that jobs may use, as in `cuda:0`. Null: all that are visible."""
     gpus_per_job: float = 1.0
     """GPUs of each job: a whole number, or a fraction (0.5: two jobs share a GPU). 1: a run uses one unless it has
     several ranks."""
     executor: str = "pool"
     """What runs the jobs: `pool`, processes on this machine; or `submitit`, jobs of Slurm."""
-    submitit: Dict[str, Any] = field(default_factory=dict)
-    """Parameters of submitit's executor (partition, timeout_min, mem_gb). `cluster=local` needs no Slurm. Empty:
-    submitit's own defaults."""
+    submitit: Dict[str, Any] = field(default_factory=open_mapping)
+    """Parameters of submitit's AutoExecutor: `timeout_min`, the time limit of a job in minutes, is required;
+    `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. `cluster: local` needs no Slurm. Empty: Slurm."""
     zip: List[List[str]] = field(default_factory=list)
     """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
     combination is a job."""

@@ -1,0 +1,101 @@
+"""Jobs that are new Python processes, not forks: `python train.py`, and a file with the request.
+
+They are for `hydra.job.env_set`, whose variables libraries read when they are imported; for programs that cannot be
+forked; and for other machines. The overrides are in the file, because everybody on a machine can see arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydraloop.run import atomic, environment
+from hydraloop.sweeps.executors.executor import LEFT, Request
+from hydraloop.sweeps.states import LOG
+from hydraloop.tracking.spawning import share_fork_servers
+
+_VARIABLE = "HYDRALOOP_SWEEP_JOB"
+"""The path of the file with the request."""
+
+
+class Spawn:
+    """Starts jobs of a sweep on this machine.
+
+    Args:
+        sweep: its directory.
+    """
+
+    def __init__(self, sweep: Path) -> None:
+        self._sweep = sweep
+
+    def __call__(self, request: Request) -> subprocess.Popen[bytes]:
+        """Start a job.
+
+        Raises:
+            OSError: the process could not be started.
+        """
+        variables = command_variables(request, self._sweep, waits_for_followers=True)
+        if request.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
+        if request.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(request.threads)
+        with Path(request.folder, LOG).open("ab") as log:
+            return subprocess.Popen(
+                command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **variables, **request.environment},
+                start_new_session=True,
+            )
+
+
+def command() -> list[str]:
+    """Return the command of a job's process."""
+    return [sys.executable, *environment.command()[1:]]
+
+
+def command_variables(request: Request, sweep: Path, *, waits_for_followers: bool) -> dict[str, str]:
+    """Write the file with a request, and return the environment variables that `command` needs.
+
+    Args:
+        waits_for_followers: whether the sweep does, at its end. Otherwise the job does.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(request.folder, "request.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"sweep": str(sweep), "waits_for_followers": waits_for_followers, "request": asdict(request)}
+    with atomic.replacing(path, flush=False) as unfinished:
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(json.dumps(content), encoding="utf-8")
+    return {_VARIABLE: str(path)}
+
+
+def received() -> tuple[Path, Request] | None:
+    """Return the sweep's directory and the request, if this process was started for one.
+
+    Raises:
+        SystemExit: another process has the job.
+    """
+    name = os.environ.pop(_VARIABLE, None)  # not for processes that the job starts
+    if name is None:
+        return None
+    try:
+        content = json.loads(Path(name).read_bytes())
+        Path(name).unlink()
+    except FileNotFoundError:
+        sys.exit(LEFT)
+    if content["waits_for_followers"]:
+        share_fork_servers([], Path())
+    sent: dict[str, Any] = content["request"]
+    sent |= {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
+    request = Request(**sent)
+    os.environ.update(request.environment)
+    return Path(content["sweep"]), request

@@ -1,0 +1,138 @@
+"""SubmititExecutor: runs jobs with the library submitit, which gives them to Slurm, or to processes of this machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hydraloop.errors import UserError
+from hydraloop.run.processes import kill_tree
+from hydraloop.sweeps.executors.executor import Ended, Executor, Request
+from hydraloop.sweeps.executors.spawned import command, command_variables
+from hydraloop.sweeps.states import LOG
+
+_KEY = "sweep.submitit"
+_LOOK = 0.5
+"""Seconds between two looks for results of jobs, which are files."""
+_ASK = 30.0
+"""Seconds between two questions to Slurm about jobs that have no result, as they may have been killed."""
+_SCRIPT = """trap : TERM INT
+log=$1; shift
+env "$@" >>"$log" 2>&1 </dev/null
+echo $?"""
+"""The shell waits for the job, which gets the same signals as it does, and returns the exit code as its output."""
+_ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+"""Signals after which a job exits by itself, with 128 and their number."""
+
+
+class SubmititExecutor(Executor):
+    """Runs each job as a new Python process, where submitit starts it.
+
+    Args:
+        sweep: the directory of the sweep, which all machines share.
+        options: `cluster` (`slurm`, the default, or `local`), and parameters of submitit's AutoExecutor.
+
+    Raises:
+        UserError: submitit is not installed, or there is no Slurm, or a parameter is wrong.
+    """
+
+    def __init__(self, sweep: Path, options: Mapping[str, Any]) -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            problem, remedy = "the package submitit is not installed", "pip install 'hydraloop[submitit]'"
+            raise UserError(problem, key="sweep.executor", remedy=remedy) from error
+        if "timeout_min" not in options:
+            raise UserError(
+                "submitit would end each job after a few minutes",
+                key=f"{_KEY}.timeout_min",
+                remedy="Set the time limit of a job, in minutes: sweep.submitit.timeout_min=240",
+            )
+        cluster = options.get("cluster", "slurm")
+        if cluster not in ("slurm", "local"):
+            raise UserError(f"{cluster!r} is unknown", key=f"{_KEY}.cluster", remedy="Use slurm or local.")
+        self._sweep, self._function, self._is_local = sweep, submitit.helpers.CommandFunction, cluster == "local"
+        try:
+            self._executor = submitit.AutoExecutor(sweep / ".submitit", cluster=cluster)
+            with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
+                self._executor.update_parameters(**_parameters(options, is_local=self._is_local))
+        except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
+            raise UserError(" ".join(str(error).split()), key=_KEY, remedy="See submitit's documentation.") from error
+        self._jobs: dict[int, Any] = {}
+        self._asked = time.monotonic()
+
+    def submit(self, request: Request) -> None:
+        """Submit a job, see `Executor`."""
+        try:
+            variables = command_variables(request, self._sweep, waits_for_followers=False)
+            words = [
+                str(Path(request.folder, LOG)),
+                *(f"{key}={value}" for key, value in variables.items()),
+                *command(),
+            ]
+            self._jobs[request.number] = self._executor.submit(self._function(["sh", "-c", _SCRIPT, "sh", *words]))
+        except Exception as error:  # of submitit, for any answer of sbatch
+            raise UserError(
+                f"job {request.number} could not be submitted: {error}",
+                key=_KEY,
+                remedy=f"Continue when Slurm accepts it: sweep.resume={self._sweep}",
+            ) from error
+
+    def poll(self, seconds: float) -> list[Ended]:
+        """Return the jobs that have ended, see `Executor`."""
+        until = time.monotonic() + seconds
+        while True:
+            asks = time.monotonic() > self._asked + _ASK
+            if asks:
+                self._asked = time.monotonic()
+            over = [number for number, job in self._jobs.items() if job.done(force_check=asks)]
+            left = until - time.monotonic()
+            if over or left <= 0:
+                return [Ended(number, _code(self._jobs.pop(number))) for number in over]
+            time.sleep(min(left, _LOOK))
+
+    def cancel(self, number: int, sign: signal.Signals) -> None:
+        """Let a job save and end, see `Executor`. Slurm kills it half a minute later."""
+        job = self._jobs.get(number)
+        if job is None:
+            return
+        self._asked = float("-inf")
+        if not self._is_local:
+            job.cancel(check=False)
+        elif sign is signal.SIGKILL:
+            kill_tree(int(job.job_id))
+        else:  # the processes of submitit ignore it
+            with suppress(psutil.Error):
+                for process in psutil.Process(int(job.job_id)).children(recursive=True):
+                    with suppress(psutil.Error):
+                        process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Do nothing: submitted jobs go on."""
+
+
+def _parameters(options: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
+    """Return the parameters for submitit. Before the time limit, Slurm sends SIGTERM, after which a run saves."""
+    found = {"name": "hydraloop", **{name: value for name, value in options.items() if name != "cluster"}}
+    if not is_local:
+        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', 90)}"}
+        found["slurm_additional_parameters"] = {**own, **found.get("slurm_additional_parameters", {})}
+    return found
+
+
+def _code(job: Any) -> int:
+    """Return the exit code of a job that has ended. A job without one was killed."""
+    if not job.paths.result_pickle.exists():  # `result` would wait for it
+        return -signal.SIGKILL
+    try:
+        code = int(job.result())
+    except Exception:
+        return -signal.SIGKILL
+    return 128 - code if code > 128 and code - 128 not in _ENDINGS else code

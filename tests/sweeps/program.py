@@ -1,0 +1,30 @@
+"""A program of which the tests of executors start processes: it runs a job that its overrides describe."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hydraloop.sweeps.executors.spawned import received
+from hydraloop.tracking.spawning import is_shared
+
+if __name__ == "__main__":
+    sent = received()
+    assert sent is not None, "the tests start jobs only"
+    sweep, request = sent
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    about = {"sweep": str(sweep), "variables": variables, "argv": sys.argv[1:], "leaves": is_shared()}
+    Path(request.folder, "about.json").write_text(json.dumps(about))
+    print("lines:", *request.lines, flush=True)
+    for line in request.lines:
+        name, _, value = line.partition("=")
+        if name == "exit":
+            sys.exit(int(value))
+        if name == "kill":
+            os.kill(os.getpid(), int(value))
+        if name == "sleep":
+            time.sleep(float(value))

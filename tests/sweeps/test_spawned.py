@@ -1,0 +1,63 @@
+"""Jobs as new Python processes: their environment and arguments, and who has the request."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.run import environment
+from hydraloop.sweeps.executors import spawned
+from hydraloop.sweeps.executors.executor import LEFT, Request
+from tests.sweeps import program
+
+
+@pytest.fixture(autouse=True)
+def _command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_command", ["python", str(program.__file__), "--config-name=mine"])
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+
+
+def about(folder: Path) -> Any:
+    return json.loads((folder / "about.json").read_text())
+
+
+def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep" / "3"
+    variables = {"OF_THE_JOB": "yes"}
+    lines = ("password=hunter2", "exit=7")
+    request = Request(3, lines, str(folder), gpus=("1", "3"), threads=2, environment=variables)
+    process = spawned.Spawn(tmp_path / "sweep")(request)
+    assert os.getsid(process.pid) == process.pid
+    assert process.wait(60) == 7
+    expected = {"CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "2", "OF_THE_JOB": "yes"}
+    assert about(folder) == {
+        "sweep": str(tmp_path / "sweep"),
+        "variables": expected,
+        "argv": ["--config-name=mine"],
+        "leaves": True,
+    }
+    assert (folder / "job.log").read_text() == "lines: password=hunter2 exit=7\n"
+    assert not (folder / "request.json").exists()
+
+
+def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spawned.received() is None
+    request = Request(0, ("token=x",), str(tmp_path / "0"), attempts=2, environment={"OF_THE_JOB": "yes"})
+    (name, path), *_ = spawned.command_variables(request, tmp_path, waits_for_followers=False).items()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    monkeypatch.setenv(name, path)
+    monkeypatch.setenv("OF_THE_JOB", "no")
+    assert spawned.received() == (tmp_path, request)
+    assert os.environ["OF_THE_JOB"] == "yes"
+    assert name not in os.environ
+    monkeypatch.setenv(name, path)
+    with pytest.raises(SystemExit) as left:
+        spawned.received()
+    assert left.value.code == LEFT
