@@ -102,8 +102,9 @@ def check(
     """
     master = command_line.compose_sweep(lines, composer)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
+    typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(
-        arguments.parse(master.hydra.overrides.task),
+        arguments.parse(typed),
         arguments.parse([f"{key}={value}" for key, value in params.items()]),
         master.get("sweep") or {},
     )

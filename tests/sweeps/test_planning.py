@@ -70,3 +70,9 @@ def test_an_axis_of_a_config_file_is_checked_too(tmp_path: Path) -> None:
         planned("-m", composing)
     assert caught.value.key == "seed"
     assert "in the job seed=x" in caught.value.problem
+
+
+def test_an_interpolation_is_left_to_the_jobs() -> None:
+    with composer() as opened:
+        _, plan, _ = planned("-m seed=1,2 experiment_name=number-${hydra:job.num}", opened)
+    assert plan.axes.lines(1) == ("seed=2", "experiment_name=number-${hydra:job.num}")
