@@ -23,6 +23,7 @@ from hydraloop.cli.help import format_help, format_plan
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.launch import torchrun
+from hydraloop.launch.checks import check_options
 from hydraloop.launch.failure import Requeue, Terminated
 from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
@@ -124,11 +125,15 @@ class _App:
                 overrides = check_command(args, composer, trains=False).overrides
             else:
                 jobs = self._jobs()
-                command = check_command(args, composer, check_job=jobs.check)
+                command = check_command(args, composer, check_job=check_options)
                 if args.pdb:
                     jobs.use_debugger(command)
-                if not command.is_sweep:
+                if command.plan is None:
                     return self._run_once(jobs, command, name)
+                if command.plan.is_ours:
+                    from hydraloop.sweeps import sweep
+
+                    sweep.run(command, jobs, name)
         from hydraloop.cli import hydra_run
 
         flags = arguments.flags(argv, args, folder)
@@ -146,7 +151,6 @@ class _App:
             if args.dry_run:
                 return print(format_plan(command.cfg))
             jobs = self._jobs()
-            jobs.check(command.cfg)
             if args.pdb:
                 jobs.use_debugger(command)
             return self._run_once(jobs, command, resume_command.BASE)

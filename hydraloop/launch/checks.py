@@ -13,7 +13,15 @@ from hydraloop.validate import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
-    """Check `distributed` and the device of the ranks. Imports torch for several processes only."""
+    """Check `distributed` and the devices of this machine. Imports torch for several processes only."""
+    check_options(cfg)
+    options = cfg.distributed
+    if several(cfg) or options.backend != "auto":
+        _check_machine(options, str(cfg.engine.device), _processes(options))
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Check `distributed`, as far as another machine may train the run. Does not import torch."""
     options = cfg.distributed
     local = _processes(options)
     check_strategy(options.strategy, several=several(cfg))
@@ -23,8 +31,6 @@ def check(cfg: DictConfig) -> None:
             key="distributed.nproc_per_node",
             remedy="Move the class to another file of the project, or use torchrun.",
         )
-    if several(cfg) or options.backend != "auto":
-        _check_machine(options, str(cfg.engine.device), local)
 
 
 def several(cfg: Any) -> bool:

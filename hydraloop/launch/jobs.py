@@ -47,10 +47,6 @@ class Jobs:
     on_build: Callable[[int], None] = lambda iterations: None
     """Called before training with the iterations of the whole run, if one process trains."""
 
-    def check(self, cfg: DictConfig) -> None:
-        """Refuse a config that cannot be launched here, before anything is written. Of a sweep: some jobs."""
-        launch_checks.check(cfg)
-
     def use_debugger(self, command: Command) -> None:
         """Open the debugger after an error of the run, or refuse to."""
         launch_checks.check_debugger(command.cfg, is_sweep=command.is_sweep)
@@ -58,6 +54,7 @@ class Jobs:
 
     def run_once(self, command: Command, name: str) -> None:
         """Train once, in the directory that the config names. A composer has to be open. An error has been reported."""
+        launch_checks.check(command.cfg)
         with ExitStack() as locks:
             checkpoint = settle_run(command, torchrun.earlier(command.cfg.resume), locks)
 
@@ -82,6 +79,7 @@ class Jobs:
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
             with ExitStack() as lock:
                 try:
+                    launch_checks.check(cfg)
                     directories.settle(run_dir, lock)
                 except UserError as error:
                     self.reports.start_job()

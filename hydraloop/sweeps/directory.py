@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import time
@@ -18,6 +19,7 @@ from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
 from hydraloop.run import atomic, lock
 from hydraloop.run.directory import holds_run
+from hydraloop.run.environment import shown
 from hydraloop.run.processes import is_alive, machine, started
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import states
@@ -155,6 +157,16 @@ class SweepDirectory:
     def is_numbered(self) -> bool:
         """Whether run directories are named after the numbers of their jobs."""
         return self.description.subdir == _NUMBERED
+
+    def name(self, number: int) -> str:
+        """Return the name of a job for people: `job 3 (optimizer.lr=1e-3 seed=1)`."""
+        swept = " ".join(self.description.axes.swept_lines(number))
+        return f"job {number} ({swept})" if swept else f"job {number}"
+
+    def resume_command(self) -> str:
+        """Return the command line that continues the sweep."""
+        overrides = [line for line in self.description.overrides if not line.startswith("sweep.resume=")]
+        return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
 
     def run_dir(self, state: JobState) -> Path:
         """Return the run directory of a job that was started."""

@@ -44,6 +44,12 @@ class Plan:
         return self.master.sweep  # type: ignore[no-any-return]
 
     @property
+    def is_ours(self) -> bool:
+        """Whether hydraloop runs the jobs, and not another sweeper or launcher of Hydra."""
+        choices = self.master.hydra.runtime.choices
+        return (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
+
+    @property
     def subdir(self) -> str:
         """`hydra.sweep.subdir`, not resolved."""
         raw: Any = OmegaConf.to_container(self.master.hydra.sweep, resolve=False)

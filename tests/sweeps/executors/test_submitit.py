@@ -16,7 +16,7 @@ from hydraloop.run import environment
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor
 from tests.sweeps import program
-from tests.sweeps.test_spawned import about
+from tests.sweeps.executors.test_spawned import about
 from tests.tracking.training import until
 
 _SLURM = {

@@ -1,0 +1,62 @@
+"""What the terminal says about the jobs of a sweep: a line for each start and end, and a last line."""
+
+from __future__ import annotations
+
+import logging
+
+from hydraloop.run.environment import shown
+from hydraloop.sweeps import states
+from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.states import JobState
+
+log = logging.getLogger(__name__)
+
+_NAMED = 5
+"""Jobs that the last line names. More do not fit on a screen."""
+
+
+class Lines:
+    """Prints a line when a job starts, and when it ends. What the job prints is in its log."""
+
+    def __init__(self, directory: SweepDirectory) -> None:
+        self._directory = directory
+
+    def started(self, state: JobState) -> None:
+        """Print that a job was started."""
+        log.info("%s %s", self._directory.name(state.number), "continues" if state.attempts else "started")
+
+    def ended(self, state: JobState) -> None:
+        """Print how a job has ended; an error without its traceback."""
+        name = self._directory.name(state.number)
+        if state.state == "failed":
+            path = shown(self._directory.folder(state.number) / states.LOG)
+            log.error("%s: %s\n  %s", name, state.error, path)
+        elif state.state == "interrupted":
+            reason = str(state.reason)
+            log.info("%s %s", name, reason if reason.startswith("interrupted") else f"interrupted: {reason}")
+        else:
+            value = "" if state.value is None else f": {state.metric} {state.value:.4g}"
+            log.info("%s %s%s (%.0f s)", name, state.state, value, state.seconds)
+
+    def update(self) -> None:
+        """Print nothing."""
+
+
+def print_end(controller: Controller) -> None:
+    """Print how to continue a sweep that is not over, and which jobs have failed. Nothing if all have succeeded."""
+    directory = controller.directory
+    if controller.problem is not None:
+        log.error("%s", controller.problem)
+    if controller.left:
+        why = "was interrupted" if controller.signals else "has ended"
+        jobs = f"{len(controller.left)} of {directory.description.axes.count} jobs are not over"
+        log.info("the sweep %s, and %s. Continue it:\n  %s", why, jobs, directory.resume_command())
+    failed = [state.number for state in controller.failed]
+    if failed:
+        names = ", ".join(map(directory.name, failed[:_NAMED]))
+        names += f" and {len(failed) - _NAMED} others" if len(failed) > _NAMED else ""
+        numbers = ",".join(map(str, failed[:_NAMED]))
+        logs = directory.folder(0).parent / (f"{{{numbers}}}" if len(failed) > 1 else numbers) / states.LOG
+        count = directory.description.axes.count
+        log.error("%d of %d jobs failed: %s; logs: %s", len(failed), count, names, shown(logs))

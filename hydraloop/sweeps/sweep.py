@@ -1,0 +1,118 @@
+"""A sweep, from its checked command line to its last line: directory, executor, controller, trackers, results."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
+
+from hydraloop.cli.command import Command
+from hydraloop.cli.console import prepare_handlers
+from hydraloop.launch import checks as launch_checks
+from hydraloop.launch.jobs import Jobs
+from hydraloop.run import code_patch, environment
+from hydraloop.safety import hydra_versions
+from hydraloop.sweeps import results_table
+from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.detach import CONTROLLER_LOG, detached
+from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.executors import gpus
+from hydraloop.sweeps.executors.pool import PoolExecutor
+from hydraloop.sweeps.job import SweepJob
+from hydraloop.sweeps.lines import Lines, print_end
+from hydraloop.sweeps.planning import Plan
+from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.validate import hydra_config
+
+
+def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
+    """Run a sweep with our own executors, and exit. A composer has to be open.
+
+    Args:
+        command: of a sweep.
+        jobs: trains.
+        name: of the primary config.
+
+    Raises:
+        UserError: the sweep cannot be started.
+    """
+    plan = command.plan
+    assert plan is not None, "a sweep has a plan"
+    launch_checks.check_single_run()
+    first = command.cfg
+    shares = gpus.shares(SimpleNamespace(sweep=plan.options, distributed=first.distributed, engine=first.engine))
+    background = detached() if plan.master.detach else None
+    hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
+    prepare_handlers()
+    directory = SweepDirectory.create(_path(command), _description(command, plan))
+    if background is not None:
+        background.log_to(directory.path / CONTROLLER_LOG)
+    executor = PoolExecutor(SweepJob(directory, command, jobs, plan.grid))
+    options = plan.options
+    controller = Controller(
+        directory,
+        executor,
+        plan.axes.lines,
+        shares,
+        Lines(directory),
+        max_retries=options.max_retries,
+        stop_on_failure=options.on_failure == "stop",
+    )
+    with _shown_to_others(controller, command, plan, name, detached=background is not None):
+        executor.wait_ready()
+        if background is not None:
+            background.ready(directory.path)
+        controller.run(retry_failed=options.retry_failed)
+    results_table.show(directory)
+    print_end(controller)
+    sys.exit(controller.code)
+
+
+@contextmanager
+def _shown_to_others(
+    controller: Controller, command: Command, plan: Plan, name: str, *, detached: bool
+) -> Iterator[None]:
+    """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
+    directory = controller.directory
+    trackers = SweepTrackers(axes=command.axes, jobs=plan.axes.count)
+    callbacks = Callbacks(plan.master)
+    callbacks.on_multirun_start(config=plan.master, config_name=name)
+    try:
+        directory.announce(controller.shares.workers, detached=detached)
+        trackers.begin(directory.path)
+        yield
+    finally:
+        controller.executor.close()
+        directory.withdraw()
+        if controller.left:
+            trackers.ended = None if directory.controllers() else "interrupted"
+        elif controller.failed:
+            trackers.ended = "failed"
+        trackers.end(directory.path)
+        callbacks.on_multirun_end(config=plan.master, config_name=name)
+
+
+def _path(command: Command) -> Path:
+    with hydra_config(command.cfg):
+        return Path(command.cfg.hydra.sweep.dir).absolute()
+
+
+def _description(command: Command, plan: Plan) -> Description:
+    return Description(
+        uid=secrets.token_hex(8),
+        created=time.time(),
+        command=(*environment.command(), "-m"),
+        overrides=tuple(command.overrides),
+        config=plan.config(plan.axes),
+        subdir=plan.subdir,
+        axes=plan.axes,
+        average=plan.options.average,
+        git=code_patch.prepare(Path.cwd()),
+    )

@@ -1,0 +1,294 @@
+"""The loop of a sweep, with jobs that are played in this process: starts, ends, retries, signals, other controllers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from hydraloop.errors import UserError
+from hydraloop.run.lock import RunLock
+from hydraloop.run.processes import machine
+from hydraloop.sweeps import controller, states
+from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
+from hydraloop.sweeps.executors.gpus import Shares, Slots
+from hydraloop.sweeps.states import JobState, State
+from tests.sweeps.test_directory import DESCRIPTION
+
+Play = Callable[["Played", Request], int | None]
+"""What the process of a job does. Returns its exit code; None: it is still running."""
+
+
+@dataclass
+class Played:
+    """An executor whose jobs do one step in each poll."""
+
+    directory: SweepDirectory
+    play: Play
+    requests: list[Request] = field(default_factory=list)
+    running: dict[int, Request] = field(default_factory=dict)
+    cancelled: list[tuple[int, signal.Signals]] = field(default_factory=list)
+    most: int = 0
+    """Jobs that were running at a time."""
+
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
+        self.running[request.number] = request
+        self.most = max(self.most, len(self.running))
+
+    def poll(self, seconds: float) -> list[Ended]:
+        ended = [(number, self.play(self, request)) for number, request in list(self.running.items())]
+        found = [Ended(number, code) for number, code in ended if code is not None]
+        for one in found:
+            del self.running[one.number]
+        return found
+
+    def cancel(self, number: int, sign: signal.Signals) -> None:
+        self.cancelled.append((number, sign))
+
+    def close(self) -> None: ...
+
+    @property
+    def started(self) -> list[int]:
+        return [request.number for request in self.requests]
+
+    def write(self, request: Request, state: State) -> None:
+        """Write the state, as the process of the job does."""
+        folder = self.directory.folder(request.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        attempts = request.attempts + (state == "running")
+        states.write(folder, JobState(request.number, state, attempts=attempts, machine=machine()), flush=False)
+
+
+@dataclass
+class Seen:
+    """What the user would see."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def started(self, state: JobState) -> None:
+        self.lines.append(f"{state.number} started")
+
+    def ended(self, state: JobState) -> None:
+        self.lines.append(f"{state.number} {state.state}")
+
+    def update(self) -> None: ...
+
+
+Make = Callable[..., tuple[Controller, Played]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    directory = SweepDirectory.create(tmp_path / "sweep", DESCRIPTION)
+
+    def made(
+        play: Play, *, workers: int = 2, slots: Slots | None = None, **options: object
+    ) -> tuple[Controller, Played]:
+        executor = Played(directory, play)
+        shares = Shares(workers, slots)
+        controller = Controller(directory, executor, directory.description.axes.lines, shares, Seen(), **options)  # type: ignore[arg-type]
+        return controller, executor
+
+    return made
+
+
+def finish(played: Played, request: Request) -> int:
+    played.write(request, "running")
+    played.write(replace(request, attempts=request.attempts + 1), "finished")
+    return 0
+
+
+def fail(played: Played, request: Request) -> int:
+    played.write(request, "running")
+    played.write(replace(request, attempts=request.attempts + 1), "failed")
+    return 0
+
+
+def test_each_job_runs_once_and_as_many_at_a_time_as_there_are_workers(make: Make) -> None:
+    loop, played = make(finish)
+    loop.run()
+    assert played.started == [0, 1, 2, 3, 4, 5]
+    assert played.requests[3].lines == ("optimizer.lr=1e-2", "seed=0")
+    assert (played.most, loop.code, loop.left) == (2, 0, [])
+    assert [state.state for state in loop.ended.values()] == ["finished"] * 6
+    assert loop.watcher.lines[:3] == ["0 started", "1 started", "0 finished"]  # type: ignore[attr-defined]
+
+
+def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:
+    make(lambda played, request: fail(played, request) if request.number == 2 else finish(played, request))[0].run()
+    loop, played = make(finish)
+    loop.run()
+    assert played.started == []
+    assert loop.code == 1
+    loop, played = make(finish)
+    loop.run(retry_failed=True)
+    assert [(request.number, request.attempts) for request in played.requests] == [(2, 1)]
+    assert loop.code == 0
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_job_that_fails_is_retried_as_often_as_asked_and_the_others_run(make: Make, retries: int) -> None:
+    def play(played: Played, request: Request) -> int:
+        return fail(played, request) if request.number == 1 else finish(played, request)
+
+    loop, played = make(play, max_retries=retries)
+    loop.run()
+    assert [request.attempts for request in played.requests if request.number == 1] == list(range(retries + 1))
+    assert sorted(set(played.started)) == [0, 1, 2, 3, 4, 5]
+    assert [state.number for state in loop.failed] == [1]
+    assert loop.code == 1
+
+
+def test_a_killed_job_is_retried(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.attempts or request.number:
+            return finish(played, request)
+        played.write(request, "running")
+        return -signal.SIGKILL
+
+    loop, played = make(play, max_retries=1)
+    loop.run()
+    assert played.started.count(0) == 2
+    assert loop.code == 0
+    assert loop.ended[0].attempts == 2
+    assert "0 interrupted" in loop.watcher.lines  # type: ignore[attr-defined]
+
+
+def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
+    loop, played = make(fail, workers=1, stop_on_failure=True)
+    loop.run()
+    assert played.started == [0]
+    assert (loop.code, loop.left) == (1, [1, 2, 3, 4, 5])
+
+
+def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other controller starts job 1 first, and its process is alive for a while."""
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    lock = RunLock(make(finish)[0].directory.folder(1), key="")
+    looks: list[Request] = []
+
+    def play(played: Played, request: Request) -> int | None:
+        if request.number != 1:
+            looks.append(request)
+            if len(looks) == 5:
+                finish(played, replace(request, number=1))
+                lock.release()
+            return finish(played, request)
+        if not looks:
+            lock.acquire()
+            played.write(request, "running")
+        return LEFT
+
+    loop, played = make(play)
+    loop.run()
+    assert sorted(played.started) == [0, 1, 2, 3, 4, 5]
+    assert loop.code == 0
+    assert loop.ended[1].state == "finished"
+
+
+def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number == 0:
+            finish(played, replace(request, number=5))
+        return finish(played, request)
+
+    loop, played = make(play, workers=1)
+    loop.run()
+    assert played.started == [0, 1, 2, 3, 4]
+    assert loop.ended[5].state == "finished"
+
+
+def test_a_job_that_outlived_its_controller_keeps_its_gpu(make: Make) -> None:
+    looks: list[int] = []
+
+    def play(played: Played, request: Request) -> int | None:
+        looks.append(request.number)
+        assert request.gpus == ("1",)
+        return finish(played, request)
+
+    loop, played = make(play, workers=2, slots=Slots(["0", "1"], 1))
+    folder = loop.directory.folder(0)
+    with RunLock(folder, key=""):
+        states.write(folder, JobState(0, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False)
+        loop.executor.poll = lambda seconds, poll=played.poll: poll(seconds) if len(looks) < 5 else end()  # type: ignore
+
+        def end() -> list[Ended]:
+            states.write(folder, JobState(0, "finished", attempts=1), flush=False)
+            return []
+
+        loop.run()
+    assert played.started == [1, 2, 3, 4, 5]
+    assert (played.most, loop.code) == (1, 0)
+
+
+def test_a_full_disk_ends_the_sweep(make: Make) -> None:
+    loop, played = make(lambda played, request: NOT_RECORDED, workers=1, max_retries=1)
+    loop.run()
+    assert played.started == [0]
+    assert loop.code == 1
+    assert loop.problem is not None
+    assert "MB are free" in loop.problem.problem
+    assert f"sweep.resume={loop.directory.path}" in str(loop.problem)
+
+
+def test_a_machine_that_can_start_no_process_ends_the_sweep(make: Make) -> None:
+    loop, played = make(finish)
+
+    def refuse(request: Request) -> None:
+        raise UserError("no process could be started")
+
+    played.submit = refuse  # type: ignore[method-assign]
+    loop.run()
+    assert (loop.code, loop.left) == (1, [0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("number", "codes", "expected"),
+    [
+        (signal.SIGTERM, (75, 75), 75),
+        (signal.SIGTERM, (75, 143), 143),
+        (signal.SIGINT, (130, 0), 130),
+        (signal.SIGHUP, (129, 129), 129),
+    ],
+)
+def test_a_signal_is_passed_on_and_no_job_starts_after_it(
+    make: Make, number: signal.Signals, codes: tuple[int, int], expected: int
+) -> None:
+    def play(played: Played, request: Request) -> int | None:
+        if not played.cancelled:
+            if request.number == 0:
+                os.kill(os.getpid(), number)
+            return None
+        played.write(replace(request, attempts=1), "interrupted")
+        return codes[request.number]
+
+    loop, played = make(play, max_retries=1)
+    loop.run()
+    assert played.cancelled == [(0, number), (1, number)]
+    assert played.started == [0, 1]
+    assert (loop.code, loop.left, loop.failed) == (expected, [0, 1, 2, 3, 4, 5], [])
+
+
+def test_a_second_signal_kills_the_jobs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_SECOND", 0.05)
+
+    def play(played: Played, request: Request) -> int | None:
+        if (0, signal.SIGKILL) in played.cancelled:
+            return -signal.SIGKILL
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+    loop, played = make(play, workers=1)
+    loop.run()
+    assert [sign for _, sign in played.cancelled[:2]] == [signal.SIGINT, signal.SIGKILL]
+    assert loop.code == 130
