@@ -42,6 +42,7 @@ from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.states import JobState
+from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
 _KEY = "hydra.sweep.subdir"
@@ -74,6 +75,9 @@ class SweepJob(Worker):
             if module.partition(".")[0] in ("hydraloop", "torch"):
                 with suppress(ImportError, AttributeError):  # reported by the job
                     getattr(import_module(module), name)
+        axes = self._directory.description.axes.axes
+        typed = [line for axis in axes for value in axis.values for line in value]
+        share_followers(self._directory.path, [*typed, *map(str, [*self._command.cfg.hooks])])
 
     def check(self, lines: tuple[str, ...]) -> None:
         """Check whether a job can be launched on this machine.

@@ -13,7 +13,7 @@ import pytest
 from hydraloop.run import environment
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import LEFT, Request
-from tests.sweeps import program
+from tests.sweeps.executors import program
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from hydraloop.errors import UserError
 from hydraloop.run import environment
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor
-from tests.sweeps import program
+from tests.sweeps.executors import program
 from tests.sweeps.executors.test_spawned import about
 from tests.tracking.training import until
 
