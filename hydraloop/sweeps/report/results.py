@@ -14,8 +14,9 @@ from typing import Any
 from hydraloop.run import atomic
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
-from hydraloop.sweeps import statistics
+from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.report import statistics
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.tracking.tracker import valid_utf8
 
@@ -111,12 +112,11 @@ def collect(directory: SweepDirectory) -> Results:
 
 
 def _row(directory: SweepDirectory, state: JobState) -> Row:
-    lines = (line.partition("=") for line in directory.description.axes.swept_lines(state.number))
     checkpoint = None if state.checkpoint is None else f"{state.directory}/{state.checkpoint}"
     error = state.error or (state.reason if state.state == "interrupted" else None)
     return Row(
         job=state.number,
-        swept={key.lstrip("+"): valid_utf8(value) for key, _, value in lines},
+        swept=swept_values(directory.description.axes, state.number),
         status=state.state,
         metric=state.metric,
         value=state.value,
@@ -125,6 +125,12 @@ def _row(directory: SweepDirectory, state: JobState) -> Row:
         seconds=state.seconds,
         error=None if error is None else valid_utf8(error),
     )
+
+
+def swept_values(axes: Axes, job: int) -> dict[str, str]:
+    """Return the swept keys and their values in a job, as typed."""
+    lines = (line.partition("=") for line in axes.swept_lines(job))
+    return {key.lstrip("+"): valid_utf8(value) for key, _, value in lines}
 
 
 def _rank(value: float | None, rule: str | None) -> tuple[bool, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from hydraloop.sweeps.statistics import LEVEL, compare, mean_and_deviation
+from hydraloop.sweeps.report.statistics import LEVEL, compare, mean_and_deviation
 
 GROUPS = ([0.90, 0.91, 0.92, 0.93, 0.94], [0.91, 0.90, 0.93, 0.95, 0.96, 0.92], [0.80, 0.82, 0.84, 0.86, 0.89])
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from hydraloop.engine.report.formats import duration, number
 from hydraloop.run.environment import shown
 from hydraloop.safety.secrets import MASK
-from hydraloop.sweeps import results, statistics
 from hydraloop.sweeps.directory import SweepDirectory
-from hydraloop.sweeps.results import Group, Results, Row
+from hydraloop.sweeps.report import results, statistics
+from hydraloop.sweeps.report.results import Group, Results, Row
 from hydraloop.tracking.description import short_keys
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,13 @@ def new_table(*headers: str, title: str | None = None) -> Table:
     for header in headers:
         table.add_column(header, no_wrap=header not in ("checkpoint",), overflow="ellipsis")
     return table
+
+
+def line(text: str) -> Text:
+    """Return a line that is cut if the terminal is narrow."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def style_of(status: str) -> str:

@@ -1,0 +1,202 @@
+"""The live table of a sweep in a terminal. It has no thread: it is drawn when the loop of the sweep asks for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from hydraloop.engine.report.formats import clock, number
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.report.progress import Progress, RunningJob
+from hydraloop.sweeps.report.results import swept_values
+from hydraloop.sweeps.report.results_table import line, new_console, new_table
+from hydraloop.sweeps.states import JobState, State
+from hydraloop.tracking.description import short_keys
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+
+_PERIOD = 0.1
+"""Seconds between two updates at least."""
+_SHARE = 0.005
+"""Of the CPU time while no job starts or ends: an update of 5 ms is followed by a pause of 1 s."""
+_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "running", "queued")
+
+
+class Watcher(Protocol):
+    """Shows the user what happens."""
+
+    def started(self, state: JobState) -> None:
+        """Called when a job was started, with the state before or after it."""
+
+    def ended(self, state: JobState) -> None:
+        """Called when a job has ended."""
+
+    def update(self) -> None:
+        """Called several times a second."""
+
+
+@contextmanager
+def watching(directory: SweepDirectory, lines: Watcher) -> Iterator[Watcher]:
+    """Yield what shows a sweep: a live table in a terminal, otherwise `lines`.
+
+    Above the table, `lines` tell of the jobs that end without a result. What is printed through `sys.stdout` appears
+    there, too. The table is removed at the end.
+    """
+    console = new_console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lines
+        return
+    display = Display(directory, lines, console)
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+class Display:
+    """The live table.
+
+    Args:
+        directory: of the sweep. The states of all jobs are read once.
+        lines: tell of jobs that end without a result.
+        console: of a terminal.
+    """
+
+    def __init__(self, directory: SweepDirectory, lines: Watcher, console: Console) -> None:
+        from rich.live import Live
+
+        self._progress = Progress.of(directory, directory.states())
+        self._lines = lines
+        self._began = time.time()
+        self._drawn = self._due = 0.0
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            get_renderable=lambda: sweep_table(self._progress, time.time(), self._began, rows=console.height - 4),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        _streams_in_forks.append((sys.stdout, sys.stderr))
+        self._live.start()
+
+    def started(self, state: JobState) -> None:
+        """Add a job."""
+        self._progress.started(state)
+        self._due = self._drawn + _PERIOD
+
+    def ended(self, state: JobState) -> None:
+        """Remove a job, and print why it has no result."""
+        self._progress.ended(state)
+        self._due = self._drawn + _PERIOD
+        if state.state in ("failed", "interrupted"):
+            self._lines.ended(state)
+
+    def update(self) -> None:
+        """Draw the table if it is time to. A terminal that was closed is not drawn to."""
+        if time.monotonic() < self._due:
+            return
+        began = time.process_time()
+        self._progress.look()
+        with suppress(OSError):
+            self._live.refresh()
+        self._drawn = time.monotonic()
+        self._due = self._drawn + max(_PERIOD, (time.process_time() - began) / _SHARE)
+
+    def close(self) -> None:
+        """Remove the table."""
+        with suppress(OSError):
+            self._live.stop()
+        _streams_in_forks.pop()
+
+
+_streams_in_forks: list[tuple[TextIO, TextIO]] = []
+"""The streams while a table is shown. A process that is forked then must not draw it."""
+
+
+def _restore_streams() -> None:
+    if _streams_in_forks:
+        sys.stdout, sys.stderr = _streams_in_forks[0]
+
+
+os.register_at_fork(after_in_child=_restore_streams)
+
+
+def watch(directory: SweepDirectory, lines: Watcher) -> None:
+    """Show a sweep that other processes run, until no controller and no job of it runs."""
+    known = {state.number: state for state in directory.states() if state.state != "running"}
+    with watching(directory, lines) as watcher:
+        due = 0.0
+        while True:
+            if (began := time.monotonic()) >= due:
+                is_over = not directory.controllers()
+                states = directory.states()
+                for state in states:
+                    before = known.get(state.number)
+                    if before is None or (before.state, before.attempts) != (state.state, state.attempts):
+                        known[state.number] = state
+                        watcher.started(state) if state.state == "running" else watcher.ended(state)
+                if is_over and all(state.state != "running" for state in states):
+                    return
+                due = began + max(1.0, 50 * (time.monotonic() - began))
+            watcher.update()
+            time.sleep(0.2)
+
+
+def sweep_table(progress: Progress, now: float, began: float, *, rows: int) -> Group:
+    """Return the table of running jobs, and a line about the sweep.
+
+    Args:
+        now, began: in seconds since 1970.
+        rows: of jobs that fit on the screen.
+    """
+    from rich.console import Group
+
+    jobs = [progress.running[number] for number in sorted(progress.running)]
+    rows = len(jobs) if len(jobs) <= rows else max(1, rows - 1)
+    parts: list[Table | Text] = [_jobs(progress, jobs[:rows], now)] if jobs else []
+    if len(jobs) > rows:
+        parts.append(line(f"and {len(jobs) - rows} other jobs that run"))
+    return Group(*parts, *map(line, _summary(progress, now, began)))
+
+
+def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
+    from rich.progress_bar import ProgressBar
+
+    axes = progress.directory.description.axes
+    short = short_keys(key for axis in axes.swept for key in axis.keys)
+    table = new_table("job", *short.values(), "progress", "iteration", "loss", "metric", "time", "left")
+    for job in jobs:
+        state, left = job.state, job.seconds_left(now, progress.usual)
+        swept = swept_values(axes, state.number)
+        is_begun = state.state == "running" and state.began is not None
+        table.add_row(
+            str(state.number),
+            *(swept.get(key, "") for key in short),
+            ProgressBar(total=state.total or 1, completed=job.iteration if state.total else 0, width=16),
+            f"{job.iteration:,}" + (f"/{state.total:,}" if state.total else "") if is_begun else "starts",
+            job.loss,
+            job.metric,
+            clock(now - state.began) if is_begun and state.began is not None else "",
+            "" if left is None else clock(left),
+        )
+    return table
+
+
+def _summary(progress: Progress, now: float, began: float) -> list[str]:
+    """Return how far the sweep is, and its best job."""
+    counts = [f"{progress.counts[name]:,} {name}" for name in _COUNTED if progress.counts[name]]
+    left = progress.seconds_left(now)
+    times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
+    lines = [f"{progress.over:,} of {progress.total:,} jobs have ended: {', '.join(counts)}; {times}"]
+    best = progress.best
+    if best is not None:
+        swept = " ".join(progress.directory.description.axes.swept_lines(best.number))
+        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept})")
+    return lines

@@ -1,0 +1,165 @@
+"""The live table of a sweep whose files are written by hand."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.report import display
+from hydraloop.sweeps.states import JobState
+from tests.sweeps.written import finished, sweep, write
+
+
+@dataclass
+class Lines:
+    """Notes what it is told."""
+
+    told: list[str] = field(default_factory=list)
+
+    def started(self, state: JobState) -> None:
+        self.told.append(f"{state.number} started")
+
+    def ended(self, state: JobState) -> None:
+        self.told.append(f"{state.number} {state.state}")
+
+    def update(self) -> None:
+        self.told.append("update")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> SweepDirectory:
+    """30 jobs: two have ended, one of them failed, and two run."""
+    made = sweep(tmp_path / "sweep", "hooks=[],[red],:smile:", "seed=0,1,2,3,4,5,6,7,8,9")
+    write(made, {0: finished(0.5), 1: {"state": "failed", "error": "x"}})
+    write(made, {n: {"state": "running", "began": time.time() - 60, "total": 100} for n in (12, 20)})
+    return made
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """The terminal, 100 x 10."""
+    written = io.StringIO()
+    console = Console(
+        file=written, force_terminal=True, width=100, height=10, markup=False, emoji=False, highlight=False
+    )
+    monkeypatch.setattr(display, "new_console", lambda: console)
+    monkeypatch.setenv("TERM", "xterm")
+    return written
+
+
+def shown(terminal: io.StringIO) -> str:
+    """Return what was written since the last call."""
+    text = terminal.getvalue()
+    terminal.seek(0)
+    terminal.truncate()
+    return text
+
+
+def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
+    directory: SweepDirectory, terminal: io.StringIO
+) -> None:
+    lines = Lines()
+    with display.watching(directory, lines) as watcher:
+        watcher.update()
+        text = shown(terminal)
+        assert "12   [red]" in text
+        assert "20   :smile:" in text
+        assert "0/100" in text
+        assert "2 of 30 jobs have ended: 1 finished, 1 failed, 2 running, 26 queued; 0:00:00" in text
+        assert "best: job 0, accuracy 0.5000 (hooks=[] seed=0)" in text
+        write(directory, {12: finished(0.75), 20: {"state": "failed", "error": "x"}})
+        watcher.ended(directory.state(12))
+        watcher.ended(directory.state(20))
+        print("above the table")
+        time.sleep(0.12)
+        watcher.update()
+        text = shown(terminal)
+        assert "above the table" in text
+        assert "4 of 30 jobs" in text
+        assert "[red] seed=2" in text
+    assert lines.told == ["20 failed"]
+
+
+def test_many_jobs_do_not_fill_the_screen(directory: SweepDirectory, terminal: io.StringIO) -> None:
+    write(directory, {n: {"state": "running", "began": time.time()} for n in range(2, 30)})
+    with display.watching(directory, Lines()) as watcher:
+        shown(terminal)
+        watcher.update()
+        text = shown(terminal)
+    assert text.count("\n") < 10
+    assert "and 23 other jobs that run" in text
+
+
+def test_updates_are_rare_while_nothing_happens(directory: SweepDirectory, terminal: io.StringIO) -> None:
+    with display.watching(directory, Lines()) as watcher:
+        watcher.update()
+        shown(terminal)
+        began, spent = time.monotonic(), time.process_time()
+        while time.monotonic() < began + 0.3:
+            watcher.update()
+            time.sleep(0.01)
+        assert shown(terminal).count("best:") <= 3
+        assert time.process_time() - spent < 0.1
+        watcher.started(directory.state(5))
+        time.sleep(0.1)
+        watcher.update()
+        assert "3 running" in shown(terminal), "a start is shown at once"
+
+
+def test_without_a_terminal_the_lines_tell_all(directory: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    with display.watching(directory, lines) as watcher:
+        assert watcher is lines
+    assert capsys.readouterr().out == ""
+
+
+def test_a_fork_prints_to_its_own_streams(directory: SweepDirectory, terminal: io.StringIO) -> None:
+    before = sys.stdout
+    with display.watching(directory, Lines()):
+        assert sys.stdout is not before
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if sys.stdout is before else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert sys.stdout is before
+
+
+def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(terminal, "w") as file:
+        console, before = Console(file=file, width=100, height=10), sys.stdout
+        monkeypatch.setattr(display, "new_console", lambda: console)
+        with display.watching(directory, Lines()) as watcher:
+            os.read(controller, 10)
+            os.close(controller)
+            watcher.update()
+            watcher.ended(directory.state(0))
+    assert sys.stdout is before
+
+
+def test_attach_follows_a_sweep_until_nothing_runs(directory: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, now = Lines(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def pause(seconds: float) -> None:
+        now[0] += 1.0
+        told = {12: finished(0.9)} if "12 finished" not in lines.told else {20: finished(0.9)}
+        write(directory, told)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    display.watch(directory, lines)
+    assert [line for line in lines.told if line != "update"] == [
+        "12 started",
+        "20 started",
+        "12 finished",
+        "20 finished",
+    ]
