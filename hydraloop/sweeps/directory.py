@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -126,13 +126,13 @@ class SweepDirectory:
             remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
         raise UserError(f"{path} {problem}", key=key, remedy=remedy)
 
-    def widen(self, axes: Axes) -> None:
-        """Replace the axes. Jobs keep their numbers.
+    def widen(self, axes: Axes, overrides: Sequence[str]) -> None:
+        """Replace the axes, and the overrides as typed. Jobs keep their numbers.
 
         Raises:
             UserError: `sweep.json` cannot be written.
         """
-        self.description = _masked(replace(self.description, axes=axes))
+        self.description = _masked(replace(self.description, axes=axes, overrides=tuple(overrides)))
         try:
             self._write()
         except OSError as error:

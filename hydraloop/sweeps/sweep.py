@@ -19,10 +19,10 @@ from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.run import code_patch, environment
 from hydraloop.safety import hydra_versions
-from hydraloop.sweeps import results_table
+from hydraloop.sweeps import results_table, resume
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.detach import CONTROLLER_LOG, detached
-from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.directory import Description
 from hydraloop.sweeps.executors import gpus
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
@@ -51,7 +51,8 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     background = detached() if plan.master.detach else None
     hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
     prepare_handlers()
-    directory = SweepDirectory.create(_path(command), _description(command, plan))
+    named = "hydra.sweep.dir" in command.typed
+    directory, axes = resume.settle(_path(command), _description(command, plan), plan, named=named)
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     executor = PoolExecutor(SweepJob(directory, command, jobs, plan.grid))
@@ -59,7 +60,7 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     controller = Controller(
         directory,
         executor,
-        plan.axes.lines,
+        axes.lines,
         shares,
         Lines(directory),
         max_retries=options.max_retries,
@@ -81,7 +82,7 @@ def _shown_to_others(
 ) -> Iterator[None]:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
-    trackers = SweepTrackers(axes=command.axes, jobs=plan.axes.count)
+    trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:

@@ -1,0 +1,101 @@
+"""`sweep.resume`: which sweep a command line continues. Jobs that have ended are not run again, new ones are added."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from hydraloop.errors import UserError
+from hydraloop.run.changes import differences
+from hydraloop.run.config_yaml import plain
+from hydraloop.run.lock import RunLock
+from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.directory import FILENAME, Description, SweepDirectory
+from hydraloop.sweeps.planning import Plan
+
+MULTIRUN = Path("multirun")
+"""Sweeps, as `multirun/<date>/<time>-<id>`."""
+_KEY = "sweep.resume"
+_SHOWN = 5
+"""Differences that an error shows. More do not help."""
+_PATIENCE = 10.0
+"""Seconds that a controller waits for another one that widens the same sweep."""
+
+
+def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> tuple[SweepDirectory, Axes]:
+    """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
+
+    Args:
+        path: `hydra.sweep.dir`.
+        description: of a new sweep.
+        named: whether the user has named the directory.
+
+    Raises:
+        UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
+    """
+    wanted = plan.options.resume
+    if wanted is None or (wanted == "auto" and named and not (path / FILENAME).exists()):
+        if wanted is not None:
+            print(f"{path} has no sweep: a new one starts there", file=sys.stderr)
+        return SweepDirectory.create(path, description), plan.axes
+    if wanted == "auto" and not named:
+        return _continued(_newest(description, plan), description, plan)
+    found = path if wanted == "auto" else Path(wanted)
+    if named and found.resolve() != path.resolve():
+        remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"
+        raise UserError(f"a resumed sweep continues in its directory, {found}", key="hydra.sweep.dir", remedy=remedy)
+    return _continued(found, description, plan)
+
+
+def _continued(path: Path, description: Description, plan: Plan) -> tuple[SweepDirectory, Axes]:
+    """Return a sweep with the jobs of this command line, which it gets if they are new."""
+    SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
+    with RunLock(path, key=_KEY, patience=_PATIENCE):
+        directory = SweepDirectory.load(path, key=_KEY)
+        axes = _same_jobs(directory.description, description, plan)
+        if axes.count > directory.description.axes.count:
+            directory.widen(axes, description.overrides)
+    return directory, axes
+
+
+def _same_jobs(old: Description, new: Description, plan: Plan) -> Axes:
+    """Return the jobs of a sweep and those that this command line adds.
+
+    Raises:
+        UserError: the command line has another config, or not all jobs of the sweep.
+    """
+    axes = plan.axes.widened(old.axes)
+    before, now = (
+        {"hydra": {"sweep": {"subdir": subdir}}, **plain(OmegaConf.to_container(OmegaConf.create(config)))}
+        for subdir, config in ((old.subdir, old.config), (new.subdir, plan.config(axes)))
+    )
+    changes = list(map(str, islice(differences(before, now), _SHOWN + 1)))
+    if changes:
+        shown = "; ".join(changes[:_SHOWN]) + ("; …" if len(changes) > _SHOWN else "")
+        remedy = f"Leave out what has changed, or start a new sweep without {_KEY}."
+        raise UserError(f"the config of the sweep has changed: {shown}", key=_KEY, remedy=remedy)
+    return axes
+
+
+def _newest(new: Description, plan: Plan) -> Path:
+    """Return the newest sweep with the config of this command line, and no other jobs."""
+    for directory in sorted(_all(), key=lambda found: found.description.created, reverse=True):
+        with suppress(UserError):
+            _same_jobs(directory.description, new, plan)
+            return directory.path
+    raise UserError(
+        f"no sweep in {MULTIRUN}/ has this config and no other jobs",
+        key=_KEY,
+        remedy=f"Name its directory, {_KEY}={MULTIRUN}/<date>/<sweep>, to see the difference. Or leave {_KEY} out.",
+    )
+
+
+def _all() -> Iterator[SweepDirectory]:
+    for path in MULTIRUN.glob(f"*/*/{FILENAME}"):
+        with suppress(UserError):  # a damaged one
+            yield SweepDirectory.load(path.parent)

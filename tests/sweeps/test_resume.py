@@ -1,0 +1,124 @@
+"""Which sweep a command line continues, and what it may change. The jobs are not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hydraloop.cli.compose import Composer, opened
+from hydraloop.errors import UserError
+from hydraloop.sweeps import planning, resume
+from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.directory import FILENAME, Description, SweepDirectory
+from tests.e2e.projects import REPOSITORY
+
+LINES = ["hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1"]
+
+
+@pytest.fixture
+def composer() -> Iterator[Composer]:
+    with opened(REPOSITORY / "conf", "config") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def start(
+    composer: Composer, *lines: str, path: str = "new", created: float = 1.0, named: bool = False
+) -> tuple[SweepDirectory, Axes]:
+    plan = planning.check(list(lines), composer).plan
+    assert plan is not None
+    uid = f"{path} {created}"
+    description = Description(uid, created, ("python",), lines, plan.config(plan.axes), plan.subdir, plan.axes, "", {})
+    return resume.settle(Path(path), description, plan, named=named)
+
+
+def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
+    begun, _ = start(composer, *LINES)
+    text = (tmp_path / "new" / FILENAME).read_text()
+    directory, axes = start(composer, *LINES, "sweep.resume=new", "sweep.max_workers=2", path="other")
+    assert directory.path == tmp_path / "new"
+    assert directory.description == begun.description
+    assert axes.count == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [FILENAME]
+    assert (tmp_path / "new" / FILENAME).read_text() == text
+
+
+def test_wider_axes_add_jobs_and_keep_numbers(composer: Composer, tmp_path: Path) -> None:
+    _, before = start(composer, *LINES)
+    wide = ["hooks=[]", "optimizer.lr=1e-4,1e-3,1e-2", "seed=0,1,2", "sweep.resume=new"]
+    directory, axes = start(composer, *wide)
+    assert axes.count == 9
+    assert [axes.lines(number) for number in range(4)] == [before.lines(number) for number in range(4)]
+    assert list(SweepDirectory.load(tmp_path / "new").description.axes.order) == list(axes.order)
+    again, axes = start(composer, *wide)
+    assert axes.count == directory.description.axes.count == again.description.axes.count == 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["hooks=[]", "optimizer.lr=1e-3", "seed=0,1"], "optimizer.lr"),
+        ([*LINES, "engine.accumulate=2"], "engine.accumulate"),
+        ([*LINES, "hydra.sweep.subdir=s-${seed}"], "hydra.sweep.subdir: ${hydra.job.num} -> s-${seed}"),
+    ],
+)
+def test_another_sweep_is_refused(changed: list[str], message: str, composer: Composer, tmp_path: Path) -> None:
+    start(composer, *LINES)
+    text = (tmp_path / "new" / FILENAME).read_text()
+    with pytest.raises(UserError) as caught:
+        start(composer, *changed, "sweep.resume=new")
+    assert message in str(caught.value)
+    assert (tmp_path / "new" / FILENAME).read_text() == text
+
+
+def test_what_the_config_files_have_changed_is_named(composer: Composer) -> None:
+    directory, _ = start(composer, *LINES)
+    old = directory.description
+    directory.description = replace(old, config=old.config.replace("max_epochs: 20", "max_epochs: 7"))
+    directory._write()
+    with pytest.raises(UserError, match=r"has changed: engine\.max_epochs: 7 -> 20\s"):
+        start(composer, *LINES, "sweep.resume=new")
+
+
+def test_a_directory_without_a_sweep_is_refused(composer: Composer, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "nowhere"):
+        with pytest.raises(UserError, match=f"sweep.resume: {name} is not the directory of a sweep"):
+            start(composer, *LINES, f"sweep.resume={name}")
+    assert not list((tmp_path / "empty").iterdir())
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_two_directories_are_refused(composer: Composer) -> None:
+    start(composer, *LINES)
+    with pytest.raises(UserError, match=r"hydra\.sweep\.dir: a resumed sweep continues in its directory, new"):
+        start(composer, *LINES, "sweep.resume=new", path="other", named=True)
+
+
+def test_auto_finds_the_newest_with_this_config(composer: Composer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no sweep in multirun/ has this config"):
+        start(composer, *LINES, "sweep.resume=auto")
+    start(composer, *LINES, path="multirun/2026-01-01/a", created=2.0)
+    start(composer, *LINES, path="multirun/2026-01-01/b", created=3.0)
+    start(composer, *LINES, "engine.accumulate=2", path="multirun/2026-01-01/c", created=4.0)
+    (tmp_path / "multirun/2026-01-01/d").mkdir()
+    (tmp_path / "multirun/2026-01-01/d" / FILENAME).write_text("{")
+    directory, axes = start(composer, "hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1,2", "sweep.resume=auto")
+    assert (directory.path.name, axes.count) == ("b", 6)
+
+
+def test_auto_in_a_named_directory(composer: Composer, capsys: pytest.CaptureFixture[str]) -> None:
+    begun, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
+    assert "mine has no sweep: a new one starts there" in capsys.readouterr().err
+    again, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
+    assert again.path.name == "mine"
+    assert again.description.uid == begun.description.uid
+    assert capsys.readouterr().err == ""
