@@ -57,10 +57,10 @@ def axes_of(overrides: Sequence[Override]) -> list[Axis]:
     axes: dict[str, Axis] = {}
     for override in overrides:
         key, line = override.get_key_element(), override.input_line or ""
-        if override.is_delete():
-            lines = [line]
-        elif not arguments.is_sweep(override):
-            lines = [f"{key}={override.get_value_element_as_str()}"]  # like the values of a sweep: 1e-3 is 0.001
+        lines = [line]
+        if not arguments.is_sweep(override):
+            if isinstance(override.value(), bool | int | float):
+                lines = [f"{key}={override.get_value_element_as_str()}"]  # like the values of a sweep: 1e-3 is 0.001
         else:
             if not override.is_discrete_sweep():
                 raise UserError(f"{line} has no end", key=override.key_or_group, remedy=_LIST)

@@ -29,10 +29,10 @@ def test_a_line_without_a_sweep_is_one_job() -> None:
     assert jobs() == [[]]
 
 
-def test_a_constant_is_written_like_a_value_of_a_sweep() -> None:
+def test_a_number_is_written_like_a_value_of_a_sweep() -> None:
     """So it can become one when a sweep is widened."""
     assert jobs("optimizer.lr=1e-3", "name='a b'", "+new={a: [1, 'b c']}") == [
-        ["optimizer.lr=0.001", "name='a b'", "+new={a:[1,'b c']}"]
+        ["optimizer.lr=0.001", "name='a b'", "+new={a: [1, 'b c']}"]
     ]
 
 
