@@ -137,6 +137,7 @@ def each_job_is_a_process_that_reports_its_end() -> None:
         assert ended(executor, 20) == [Ended(number, number) for number in range(20)]
         executor.submit(request(20, "fail"))
         assert ended(executor, 1) == [Ended(20, 1)]
+        assert len(os.listdir("/proc/self/task")) == 1
 
 
 def a_job_looks_like_a_single_run() -> None:
@@ -230,6 +231,15 @@ def a_check_runs_in_another_process() -> None:
             assert expected in refused(functools.partial(executor.check, lines))
 
 
+def a_server_that_is_killed_again_and_again_is_an_error() -> None:
+    class OutOfMemory(Worker):
+        def prepare(self) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    executor = PoolExecutor(OutOfMemory())
+    assert "was killed several times" in refused(executor.wait_ready)
+
+
 def a_server_that_cannot_be_prepared_is_an_error() -> None:
     class Broken(Worker):
         def prepare(self) -> None:
@@ -238,7 +248,7 @@ def a_server_that_cannot_be_prepared_is_an_error() -> None:
 
     executor = PoolExecutor(Broken())
     job = request(0, "code", "0")
-    assert "has ended" in refused(lambda: executor.submit(job))
+    assert "the process that imports what jobs need has failed" in refused(lambda: executor.submit(job))
     assert psutil.Process().children() == []
 
 
@@ -362,6 +372,7 @@ CHECKS = [
     a_signal_ends_a_job_and_a_kill_its_whole_tree,
     a_check_runs_in_another_process,
     a_server_that_cannot_be_prepared_is_an_error,
+    a_server_that_is_killed_again_and_again_is_an_error,
     a_job_with_an_environment_is_spawned,
     jobs_of_another_program_return_values_and_errors,
     ctrl_c_reaches_the_jobs_of_another_program,

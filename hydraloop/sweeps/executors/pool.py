@@ -22,6 +22,8 @@ from hydraloop.sweeps.executors.executor import Ended, Executor, Request, Worker
 
 _LOOK = 0.1
 """Seconds between two looks at processes whose end no server reports."""
+_KILLED = 3
+"""Servers that are killed, one after the other, until this is an error: the machine is out of memory."""
 
 Spawn = Callable[[Request], "subprocess.Popen[bytes]"]
 """Starts a job as a new Python process, in a session of its own."""
@@ -121,11 +123,13 @@ class PoolExecutor(Executor):
 
     def close(self) -> None:
         """End the server. Running jobs go on, and `poll` still returns them."""
-        self._end_server()
+        if self._server is not None:
+            os.kill(self._server[0], signal.SIGKILL)
+            self._server_ended()
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message to the server, and return its answer. A server that was killed is replaced once."""
-        for _ in range(2):
+        """Send a message to the server, and return its answer. A server that was killed is replaced."""
+        for _ in range(_KILLED):
             if self._server is None:
                 self._server = self._start_server()
             connection = self._server[1]
@@ -137,8 +141,10 @@ class PoolExecutor(Executor):
                         return answer
                     self._end(answer["ended"], answer["code"])
             except (EOFError, OSError):
-                self._end_server()
-        raise _not_started("the process that imports torch for them has ended")
+                if self._server_ended() >= 0:
+                    problem = "the process that imports what jobs need has failed"
+                    raise UserError(problem, remedy="The traceback above says why.") from None
+        raise _not_started("the process that starts them was killed several times")
 
     def _start_server(self) -> tuple[int, Connection]:
         try:
@@ -158,17 +164,16 @@ class PoolExecutor(Executor):
                 self._end(message["ended"], message["code"])
                 ready = wait([self._server[1]], 0.0)
         except (EOFError, OSError):
-            self._end_server()
+            self._server_ended()
 
-    def _end_server(self) -> None:
-        if self._server is not None:
-            pid, connection = self._server
-            self._server = None
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            connection.close()
-            self._unreported.update(self._jobs)
+    def _server_ended(self) -> int:
+        """Note that the server has ended, or is about to. Returns its exit code."""
+        assert self._server is not None
+        pid, connection = self._server
+        self._server = None
+        self._unreported.update(self._jobs)
+        connection.close()
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _has_ended(self, number: int) -> bool:
         process = self._jobs[number]
