@@ -306,16 +306,18 @@ def jobs_of_another_program_return_values_and_errors() -> None:
 def ctrl_c_reaches_the_jobs_of_another_program() -> None:
     def task(cfg: DictConfig) -> None:
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            Path(FOLDER, f"{cfg.a}.began").touch()
             time.sleep(60)
         except KeyboardInterrupt:
             Path(FOLDER, cfg.a).touch()
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        if len(list(FOLDER.glob("*.began"))) == 2:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     try:
         launched(task, "+a=one", "+a=two", "+a=three", max_workers=2)
     except KeyboardInterrupt:
