@@ -19,7 +19,7 @@ from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.run import code_patch, environment
 from hydraloop.safety import hydra_versions
-from hydraloop.sweeps import results_table, resume
+from hydraloop.sweeps import resume
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.detach import CONTROLLER_LOG, detached
 from hydraloop.sweeps.directory import Description
@@ -28,6 +28,7 @@ from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.lines import Lines, print_end
 from hydraloop.sweeps.planning import Plan
+from hydraloop.sweeps.report import results_table
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
