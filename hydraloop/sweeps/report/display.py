@@ -26,6 +26,8 @@ _PERIOD = 0.1
 """Seconds between two updates at least."""
 _SHARE = 0.005
 """Of the CPU time while no job starts or ends: an update of 5 ms is followed by a pause of 1 s."""
+_BAR = 20
+"""Columns of a progress bar."""
 _COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "running", "queued")
 
 
@@ -171,7 +173,8 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
 
     axes = progress.directory.description.axes
     short = short_keys(key for axis in axes.swept for key in axis.keys)
-    table = new_table("job", *short.values(), "progress", "iteration", "loss", "metric", "time", "left")
+    table = new_table("job", *short.values(), "progress", "iteration", "last", "time", "left")
+    table.columns[1 + len(short)].max_width = _BAR
     for job in jobs:
         state, left = job.state, job.seconds_left(now, progress.usual)
         swept = swept_values(axes, state.number)
@@ -179,10 +182,9 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
         table.add_row(
             str(state.number),
             *(swept.get(key, "") for key in short),
-            ProgressBar(total=state.total or 1, completed=job.iteration if state.total else 0, width=16),
+            ProgressBar(total=state.total or 1, completed=job.iteration if state.total else 0),
             f"{job.iteration:,}" + (f"/{state.total:,}" if state.total else "") if is_begun else "starts",
-            job.loss,
-            job.metric,
+            job.metric or job.loss,
             clock(now - state.began) if is_begun and state.began is not None else "",
             "" if left is None else clock(left),
         )
@@ -194,7 +196,7 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     counts = [f"{progress.counts[name]:,} {name}" for name in _COUNTED if progress.counts[name]]
     left = progress.seconds_left(now)
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
-    lines = [f"{progress.over:,} of {progress.total:,} jobs have ended: {', '.join(counts)}; {times}"]
+    lines = [f"{sum(progress.counts.values()):,} jobs: {', '.join(counts)}; {times}"]
     best = progress.best
     if best is not None:
         swept = " ".join(progress.directory.description.axes.swept_lines(best.number))

@@ -107,16 +107,6 @@ class Progress:
             made.started(state) if state.state == "running" else made.ended(state)
         return made
 
-    @property
-    def total(self) -> int:
-        """The number of jobs."""
-        return len(self._states)
-
-    @property
-    def over(self) -> int:
-        """The number of jobs that have an outcome."""
-        return self.total - sum(self.counts[state] for state in ("queued", "running", "interrupted"))
-
     def started(self, state: JobState) -> None:
         """Note that a job was started. Its state may be that before."""
         self._note(state.number, "running")

@@ -25,6 +25,8 @@ _MOST = 40
 """Rows of a table. More do not fit on a screen."""
 _WIDE = 1000
 """Columns of an output that is no terminal, so that no text is cut."""
+_CUT = ("checkpoint", "error", "progress")
+"""Columns that are cut first in a narrow terminal."""
 _STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan", "queued": "dim", "pruned": "dim"}
 
 
@@ -69,9 +71,9 @@ def jobs_table(found: Results) -> Table:
         value = "" if row.value is None else number(row.value)
         if value and row.metric != found.metric:
             value += f" ({row.metric})"
-        cells = [str(row.job), *(row.swept.get(key, "") for key in found.keys), row.status, value]
+        cells: list[str | Text] = [str(row.job), *(row.swept.get(key, "") for key in found.keys), row.status, value]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
-        cells += [row.checkpoint or "", first_line(row.error)]
+        cells += [line(row.checkpoint or ""), line(first_line(row.error))]
         table.add_row(*cells, style=style_of(row.status))
     return table
 
@@ -92,12 +94,12 @@ def averages_table(found: Results) -> Table:
 
 
 def new_table(*headers: str, title: str | None = None) -> Table:
-    """Return a table without lines, whose last columns are cut if the terminal is narrow."""
+    """Return a table without lines. In a narrow terminal, its least important columns are cut first."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
     for header in headers:
-        table.add_column(header, no_wrap=header not in ("checkpoint",), overflow="ellipsis")
+        table.add_column(header, no_wrap=header not in _CUT, overflow="ellipsis")
     return table
 
 

@@ -73,7 +73,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
         assert "12   [red]" in text
         assert "20   :smile:" in text
         assert "0/100" in text
-        assert "2 of 30 jobs have ended: 1 finished, 1 failed, 2 running, 26 queued; 0:00:00" in text
+        assert "30 jobs: 1 finished, 1 failed, 2 running, 26 queued; 0:00:00" in text
         assert "best: job 0, accuracy 0.5000 (hooks=[] seed=0)" in text
         write(directory, {12: finished(0.75), 20: {"state": "failed", "error": "x"}})
         watcher.ended(directory.state(12))
@@ -83,7 +83,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
         watcher.update()
         text = shown(terminal)
         assert "above the table" in text
-        assert "4 of 30 jobs" in text
+        assert "2 finished, 2 failed, 26 queued" in text
         assert "[red] seed=2" in text
     assert lines.told == ["20 failed"]
 

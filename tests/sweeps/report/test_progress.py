@@ -80,7 +80,7 @@ def test_the_end_of_all_jobs_is_estimated(directory: SweepDirectory) -> None:
 
 def test_jobs_are_counted_once_and_the_best_is_kept(directory: SweepDirectory) -> None:
     progress = Progress.of(directory, directory.states())
-    assert (progress.total, progress.over) == (6, 0)
+    assert +progress.counts == {"running": 1, "queued": 5}
     told = (0, finished(math.nan)), (1, finished(0.7)), (2, finished(0.6)), (3, finished(0.9, metric="other"))
     for number, state in (*told, (4, {"state": "failed", "error": "x", "value": 1.0})):
         progress.started(directory.state(number))
@@ -88,6 +88,6 @@ def test_jobs_are_counted_once_and_the_best_is_kept(directory: SweepDirectory) -
         progress.ended(directory.state(number))
     assert progress.best is not None
     assert progress.best.number == 1
-    assert (progress.total, progress.over, progress.counts["queued"]) == (6, 5, 1)
+    assert +progress.counts == {"finished": 4, "failed": 1, "queued": 1}
     progress.started(directory.state(4))
-    assert (progress.over, progress.counts["failed"], progress.counts["running"]) == (4, 0, 1)
+    assert +progress.counts == {"finished": 4, "running": 1, "queued": 1}
