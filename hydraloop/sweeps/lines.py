@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 
+from hydraloop.engine.report.formats import clock
 from hydraloop.run.environment import shown
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.states import JobState
 
 log = logging.getLogger(__name__)
@@ -21,13 +24,16 @@ class Lines:
 
     def __init__(self, directory: SweepDirectory) -> None:
         self._directory = directory
+        self.progress = Progress.of(directory, directory.states())
 
     def started(self, state: JobState) -> None:
         """Print that a job was started."""
+        self.progress.started(state)
         log.info("%s %s", self._directory.name(state.number), "continues" if state.attempts else "started")
 
     def ended(self, state: JobState) -> None:
-        """Print how a job has ended; an error without its traceback."""
+        """Print how a job has ended, an error without its traceback, and how long the others will take."""
+        self.progress.ended(state)
         name = self._directory.name(state.number)
         if state.state == "failed":
             path = shown(self._directory.folder(state.number) / states.LOG)
@@ -37,7 +43,10 @@ class Lines:
             log.info("%s %s", name, reason if reason.startswith("interrupted") else f"interrupted: {reason}")
         else:
             value = "" if state.value is None else f": {state.metric} {state.value:.4g}"
-            log.info("%s %s%s (%.0f s)", name, state.state, value, state.seconds)
+            self.progress.look()
+            left = self.progress.seconds_left(time.time())
+            rest = "" if left is None else f"; about {clock(left)} left for all jobs"
+            log.info("%s %s%s (%.0f s%s)", name, state.state, value, state.seconds, rest)
 
     def update(self) -> None:
         """Print nothing."""

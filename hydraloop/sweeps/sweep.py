@@ -29,6 +29,7 @@ from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.lines import Lines, print_end
 from hydraloop.sweeps.planning import Plan
 from hydraloop.sweeps.report import results_table
+from hydraloop.sweeps.report.display import watching
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
@@ -57,17 +58,18 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     executor = PoolExecutor(SweepJob(directory, command, jobs, plan.grid))
-    options = plan.options
+    options, lines = plan.options, Lines(directory)
     controller = Controller(
         directory,
         executor,
         axes.lines,
         shares,
-        Lines(directory),
+        lines,
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
     )
-    with _shown_to_others(controller, command, plan, name, detached=background is not None):
+    shown = _shown_to_others(controller, command, plan, name, detached=background is not None)
+    with shown, watching(lines) as controller.watcher:
         executor.wait_ready()
         if background is not None:
             background.ready(directory.path)

@@ -7,10 +7,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hydraloop.engine.report.formats import clock, number
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from hydraloop.sweeps.controller import Watcher
+    from hydraloop.sweeps.lines import Lines
+
 _PERIOD = 0.1
 """Seconds between two updates at least."""
 _SHARE = 0.005
@@ -31,21 +33,8 @@ _BAR = 20
 _COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "running", "queued")
 
 
-class Watcher(Protocol):
-    """Shows the user what happens."""
-
-    def started(self, state: JobState) -> None:
-        """Called when a job was started, with the state before or after it."""
-
-    def ended(self, state: JobState) -> None:
-        """Called when a job has ended."""
-
-    def update(self) -> None:
-        """Called several times a second."""
-
-
 @contextmanager
-def watching(directory: SweepDirectory, lines: Watcher) -> Iterator[Watcher]:
+def watching(lines: Lines) -> Iterator[Watcher]:
     """Yield what shows a sweep: a live table in a terminal, otherwise `lines`.
 
     Above the table, `lines` tell of the jobs that end without a result. What is printed through `sys.stdout` appears
@@ -55,7 +44,7 @@ def watching(directory: SweepDirectory, lines: Watcher) -> Iterator[Watcher]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield lines
         return
-    display = Display(directory, lines, console)
+    display = Display(lines, console)
     try:
         yield display
     finally:
@@ -66,16 +55,14 @@ class Display:
     """The live table.
 
     Args:
-        directory: of the sweep. The states of all jobs are read once.
         lines: tell of jobs that end without a result.
         console: of a terminal.
     """
 
-    def __init__(self, directory: SweepDirectory, lines: Watcher, console: Console) -> None:
+    def __init__(self, lines: Lines, console: Console) -> None:
         from rich.live import Live
 
-        self._progress = Progress.of(directory, directory.states())
-        self._lines = lines
+        self._lines, self._progress = lines, lines.progress
         self._began = time.time()
         self._drawn = self._due = 0.0
         self._live = Live(
@@ -95,10 +82,11 @@ class Display:
 
     def ended(self, state: JobState) -> None:
         """Remove a job, and print why it has no result."""
-        self._progress.ended(state)
         self._due = self._drawn + _PERIOD
         if state.state in ("failed", "interrupted"):
             self._lines.ended(state)
+        else:
+            self._progress.ended(state)
 
     def update(self) -> None:
         """Draw the table if it is time to. A terminal that was closed is not drawn to."""
@@ -130,10 +118,11 @@ def _restore_streams() -> None:
 os.register_at_fork(after_in_child=_restore_streams)
 
 
-def watch(directory: SweepDirectory, lines: Watcher) -> None:
+def watch(lines: Lines) -> None:
     """Show a sweep that other processes run, until no controller and no job of it runs."""
+    directory = lines.progress.directory
     known = {state.number: state for state in directory.states() if state.state != "running"}
-    with watching(directory, lines) as watcher:
+    with watching(lines) as watcher:
         due = 0.0
         while True:
             if (began := time.monotonic()) >= due:

@@ -6,32 +6,32 @@ import io
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.lines import Lines
 from hydraloop.sweeps.report import display
 from hydraloop.sweeps.states import JobState
 from tests.sweeps.written import finished, sweep, write
 
 
-@dataclass
-class Lines:
+class Told(Lines):
     """Notes what it is told."""
 
-    told: list[str] = field(default_factory=list)
+    def __init__(self, directory: SweepDirectory) -> None:
+        super().__init__(directory)
+        self.told: list[str] = []
 
     def started(self, state: JobState) -> None:
+        super().started(state)
         self.told.append(f"{state.number} started")
 
     def ended(self, state: JobState) -> None:
+        super().ended(state)
         self.told.append(f"{state.number} {state.state}")
-
-    def update(self) -> None:
-        self.told.append("update")
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def shown(terminal: io.StringIO) -> str:
 def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
     directory: SweepDirectory, terminal: io.StringIO
 ) -> None:
-    lines = Lines()
-    with display.watching(directory, lines) as watcher:
+    lines = Told(directory)
+    with display.watching(lines) as watcher:
         watcher.update()
         text = shown(terminal)
         assert "12   [red]" in text
@@ -90,7 +90,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
 
 def test_many_jobs_do_not_fill_the_screen(directory: SweepDirectory, terminal: io.StringIO) -> None:
     write(directory, {n: {"state": "running", "began": time.time()} for n in range(2, 30)})
-    with display.watching(directory, Lines()) as watcher:
+    with display.watching(Lines(directory)) as watcher:
         shown(terminal)
         watcher.update()
         text = shown(terminal)
@@ -99,7 +99,7 @@ def test_many_jobs_do_not_fill_the_screen(directory: SweepDirectory, terminal: i
 
 
 def test_updates_are_rare_while_nothing_happens(directory: SweepDirectory, terminal: io.StringIO) -> None:
-    with display.watching(directory, Lines()) as watcher:
+    with display.watching(Lines(directory)) as watcher:
         watcher.update()
         shown(terminal)
         began, spent = time.monotonic(), time.process_time()
@@ -114,16 +114,24 @@ def test_updates_are_rare_while_nothing_happens(directory: SweepDirectory, termi
         assert "3 running" in shown(terminal), "a start is shown at once"
 
 
-def test_without_a_terminal_the_lines_tell_all(directory: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines()
-    with display.watching(directory, lines) as watcher:
-        assert watcher is lines
-    assert capsys.readouterr().out == ""
+def test_without_a_terminal_a_line_tells_each_start_and_end(
+    directory: SweepDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    write(directory, {20: {"state": "queued"}})
+    with display.watching(Lines(directory)) as watcher:
+        watcher.started(directory.state(2))
+        write(directory, {2: finished(0.75, seconds=58.0)})
+        watcher.ended(directory.state(2))
+        watcher.update()
+    start, end = caplog.messages
+    assert start == "job 2 (hooks=[] seed=2) started"
+    assert end.startswith("job 2 (hooks=[] seed=2) finished: accuracy 0.75 (58 s; about 0:")
 
 
 def test_a_fork_prints_to_its_own_streams(directory: SweepDirectory, terminal: io.StringIO) -> None:
     before = sys.stdout
-    with display.watching(directory, Lines()):
+    with display.watching(Lines(directory)):
         assert sys.stdout is not before
         pid = os.fork()
         if pid == 0:
@@ -138,7 +146,7 @@ def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, m
     with os.fdopen(terminal, "w") as file:
         console, before = Console(file=file, width=100, height=10), sys.stdout
         monkeypatch.setattr(display, "new_console", lambda: console)
-        with display.watching(directory, Lines()) as watcher:
+        with display.watching(Lines(directory)) as watcher:
             os.read(controller, 10)
             os.close(controller)
             watcher.update()
@@ -147,7 +155,7 @@ def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, m
 
 
 def test_attach_follows_a_sweep_until_nothing_runs(directory: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, now = Lines(), [0.0]
+    lines, now = Told(directory), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def pause(seconds: float) -> None:
@@ -156,8 +164,8 @@ def test_attach_follows_a_sweep_until_nothing_runs(directory: SweepDirectory, mo
         write(directory, told)
 
     monkeypatch.setattr(time, "sleep", pause)
-    display.watch(directory, lines)
-    assert [line for line in lines.told if line != "update"] == [
+    display.watch(lines)
+    assert lines.told == [
         "12 started",
         "20 started",
         "12 finished",
