@@ -114,6 +114,10 @@ class _App:
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
+            if environment.SWEEP_JOB in os.environ:
+                from hydraloop.sweeps import sweep
+
+                sweep.run_received(composer, self._jobs())
             if args.help:
                 return print(format_help(composer, " ".join(environment.command())))
             if args.dry_run:

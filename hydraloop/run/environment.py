@@ -14,6 +14,8 @@ from pathlib import Path
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
 _GIT_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CONFIG_HOME") if name in os.environ}
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
+SWEEP_JOB = "HYDRALOOP_SWEEP_JOB"
+"""Variable with the path of a request: this process runs that job of a sweep."""
 
 _command: list[str] | None = None
 

@@ -12,19 +12,25 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
+from omegaconf import DictConfig
 
+from hydraloop.cli import command as command_line
 from hydraloop.cli.command import Command
+from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.run import code_patch, environment
 from hydraloop.safety import hydra_versions
+from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps import resume
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.detach import CONTROLLER_LOG, detached
-from hydraloop.sweeps.directory import Description
-from hydraloop.sweeps.executors import gpus
+from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.executors import gpus, spawned, submitit_executor
+from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
+from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.lines import Lines, print_end
 from hydraloop.sweeps.planning import Plan
@@ -50,6 +56,8 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     launch_checks.check_single_run()
     first = command.cfg
     shares = gpus.shares(SimpleNamespace(sweep=plan.options, distributed=first.distributed, engine=first.engine))
+    if plan.options.executor == "submitit":
+        submitit_executor.check(plan.options.submitit)
     background = detached() if plan.master.detach else None
     hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
     prepare_handlers()
@@ -57,14 +65,15 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     directory, axes = resume.settle(_path(command), _description(command, plan), plan, named=named)
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
-    executor = PoolExecutor(SweepJob(directory, command, jobs, plan.grid))
     options, lines = plan.options, Lines(directory)
+    executor = _executor(SweepJob(directory, command, jobs, plan.grid), directory, plan)
     controller = Controller(
         directory,
         executor,
         axes.lines,
         shares,
         lines,
+        environment=_environment(first),
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
     )
@@ -77,6 +86,31 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     results_table.show(directory)
     print_end(controller)
     sys.exit(controller.code)
+
+
+def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
+    """Run the job for which this process was started, and exit. A composer has to be open."""
+    sent = spawned.received()
+    assert sent is not None, "this process was started for a job"
+    directory, request = SweepDirectory.load(sent[0]), sent[1]
+    remember_overrides(request.lines)
+    lines = list(request.lines)
+    grid = GridComposer(composer, command_line.compose_sweep(lines, composer))
+    typed = list(directory.description.overrides)
+    cfg = command_line.compose_job(lines, composer, typed=typed, trains=True, compose=grid.compose)
+    sys.exit(SweepJob(directory, Command(typed, cfg), jobs, grid).run(request))
+
+
+def _executor(worker: SweepJob, directory: SweepDirectory, plan: Plan) -> Executor:
+    if plan.options.executor == "submitit":
+        return submitit_executor.SubmititExecutor(directory.path, plan.options.submitit)
+    return PoolExecutor(worker, spawned.Spawn(directory.path))
+
+
+def _environment(cfg: DictConfig) -> dict[str, str]:
+    """Return `hydra.job.env_set` of the first job. Jobs that have any are spawned, and set their own."""
+    with hydra_config(cfg):
+        return {str(name): str(value) for name, value in cfg.hydra.job.env_set.items()}
 
 
 @contextmanager

@@ -46,6 +46,13 @@ class Ended:
 class Executor(Protocol):
     """Runs the processes of jobs."""
 
+    def wait_ready(self) -> None:
+        """Wait until jobs can start at once.
+
+        Raises:
+            UserError: none can be started here.
+        """
+
     def submit(self, request: Request) -> None:
         """Start a job.
 

@@ -90,7 +90,7 @@ def shares(cfg: Any) -> Shares:
             raise UserError(
                 "Slurm chooses the GPUs of a job", key="sweep.gpus", remedy="Use +sweep.submitit.gpus_per_node=1."
             )
-        return Shares(options.max_workers or _SUBMITTED)
+        return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else _SUBMITTED))
     slots = _slots(cfg, ranks)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
     if slots is not None and workers > slots.most:

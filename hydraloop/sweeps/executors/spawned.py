@@ -19,9 +19,6 @@ from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.states import LOG
 from hydraloop.tracking.spawning import share_fork_servers
 
-_VARIABLE = "HYDRALOOP_SWEEP_JOB"
-"""The path of the file with the request."""
-
 
 class Spawn:
     """Starts jobs of a sweep on this machine.
@@ -75,7 +72,7 @@ def command_variables(request: Request, sweep: Path, *, waits_for_followers: boo
     with atomic.replacing(path, flush=False) as unfinished:
         unfinished.touch(mode=0o600)
         unfinished.write_text(json.dumps(content), encoding="utf-8")
-    return {_VARIABLE: str(path)}
+    return {environment.SWEEP_JOB: str(path)}
 
 
 def received() -> tuple[Path, Request] | None:
@@ -84,7 +81,7 @@ def received() -> tuple[Path, Request] | None:
     Raises:
         SystemExit: another process has the job.
     """
-    name = os.environ.pop(_VARIABLE, None)  # not for processes that the job starts
+    name = os.environ.pop(environment.SWEEP_JOB, None)  # not for processes that the job starts
     if name is None:
         return None
     try:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +41,14 @@ class SubmititExecutor(Executor):
         options: `cluster` (`slurm`, the default, or `local`), and parameters of submitit's AutoExecutor.
 
     Raises:
-        UserError: submitit is not installed, or there is no Slurm, or a parameter is wrong.
+        UserError: there is no Slurm, a parameter is wrong, or that of `check`.
     """
 
     def __init__(self, sweep: Path, options: Mapping[str, Any]) -> None:
-        try:
-            import submitit
-        except ImportError as error:
-            problem, remedy = "the package submitit is not installed", "pip install 'hydraloop[submitit]'"
-            raise UserError(problem, key="sweep.executor", remedy=remedy) from error
-        if "timeout_min" not in options:
-            raise UserError(
-                "submitit would end each job after a few minutes",
-                key=f"{_KEY}.timeout_min",
-                remedy="Set the time limit of a job, in minutes: sweep.submitit.timeout_min=240",
-            )
+        check(options)
+        import submitit
+
         cluster = options.get("cluster", "slurm")
-        if cluster not in ("slurm", "local"):
-            raise UserError(f"{cluster!r} is unknown", key=f"{_KEY}.cluster", remedy="Use slurm or local.")
         self._sweep, self._function, self._is_local = sweep, submitit.helpers.CommandFunction, cluster == "local"
         try:
             self._executor = submitit.AutoExecutor(sweep / ".submitit", cluster=cluster)
@@ -67,6 +58,9 @@ class SubmititExecutor(Executor):
             raise UserError(" ".join(str(error).split()), key=_KEY, remedy="See submitit's documentation.") from error
         self._jobs: dict[int, Any] = {}
         self._asked = time.monotonic()
+
+    def wait_ready(self) -> None:
+        """Do nothing: jobs wait in Slurm's queue."""
 
     def submit(self, request: Request) -> None:
         """Submit a job, see `Executor`."""
@@ -116,6 +110,26 @@ class SubmititExecutor(Executor):
 
     def close(self) -> None:
         """Do nothing: submitted jobs go on."""
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Check what needs no directory.
+
+    Raises:
+        UserError: submitit is not installed, or an option is wrong or missing.
+    """
+    if find_spec("submitit") is None:
+        problem, remedy = "the package submitit is not installed", "pip install 'hydraloop[submitit]'"
+        raise UserError(problem, key="sweep.executor", remedy=remedy)
+    cluster = options.get("cluster", "slurm")
+    if cluster not in ("slurm", "local"):
+        raise UserError(f"{cluster!r} is unknown", key=f"{_KEY}.cluster", remedy="Use slurm or local.")
+    if "timeout_min" not in options:
+        raise UserError(
+            "submitit would end each job after a few minutes",
+            key=f"{_KEY}.timeout_min",
+            remedy="Set the time limit of a job, in minutes: sweep.submitit.timeout_min=240",
+        )
 
 
 def _parameters(options: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:

@@ -111,6 +111,12 @@ def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch:
     assert shares(config()).threads is None
 
 
+def test_slurm_decides_what_runs() -> None:
+    assert shares(config(executor="submitit")) == Shares(32)
+    assert shares(config(executor="submitit", max_workers=500)) == Shares(500)
+    assert shares(config(executor="submitit", submitit={"cluster": "local"})) == Shares(1)
+
+
 def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     found = shares(config(gpus=[1]))

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from hydraloop.run import environment
+from hydraloop.sweeps import states
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import LEFT, Request
+from tests.e2e.projects import Project
 from tests.sweeps.executors import program
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_command", ["python", str(program.__file__), "--config-name=mine"])
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
@@ -26,6 +28,7 @@ def about(folder: Path) -> Any:
     return json.loads((folder / "about.json").read_text())
 
 
+@pytest.mark.usefixtures("_command")
 def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "3"
     variables = {"OF_THE_JOB": "yes"}
@@ -61,3 +64,26 @@ def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
     with pytest.raises(SystemExit) as left:
         spawned.received()
     assert left.value.code == LEFT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["++hydra.job.env_set.OMP_NUM_THREADS=1"],
+        ["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"],
+    ],
+)
+def test_a_sweep_of_new_processes(tmp_path: Path, options: list[str]) -> None:
+    project = Project.make(tmp_path / "project")
+    line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_iters=2", "sweep.max_workers=2"]
+    done = project.train(*line, "hydra/launcher=pool", "hydra/sweeper=hydraloop", "hydra.sweep.dir=all", *options)
+    assert done.code == 0, done.err
+    for number in range(2):
+        folder = project.path / "all" / str(number)
+        state = states.read(folder)
+        assert state is not None
+        assert (state.state, state.step) == ("finished", 2)
+        overrides = (folder / ".hydra" / "overrides.yaml").read_text()
+        assert f"- seed={number + 1}\n" in overrides
+        assert not (folder / "request.json").exists()

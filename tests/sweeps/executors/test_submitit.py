@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.run import environment
+from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor
 from tests.sweeps.executors import program
@@ -130,7 +130,7 @@ def test_wrong_options_are_refused(
 
 
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
+    monkeypatch.setattr(submitit_executor, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"sweep.executor: .*\n  pip install 'hydraloop\[submitit\]'"):
         SubmititExecutor(tmp_path, {"timeout_min": 5})
 
