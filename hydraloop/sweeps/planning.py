@@ -16,7 +16,9 @@ from hydraloop.cli import command as command_line
 from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError
+from hydraloop.run.changes import differences
 from hydraloop.run.config_yaml import masked_yaml
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.selection import select
@@ -114,12 +116,13 @@ def check(
         arguments.parse([f"{key}={value}" for key, value in params.items()]),
         master.get("sweep") or {},
     )
-    grid = GridComposer(composer, master)
+    plan = Plan(axes, master, GridComposer(composer, master))
+    _check_options(plan)
     first: DictConfig | None = None
     for number in _checked(axes):
         job = axes.lines(number)
         with _in_job(job):
-            cfg = command_line.compose_job(job, composer, typed=lines, trains=trains, compose=grid.compose)
+            cfg = command_line.compose_job(job, composer, typed=lines, trains=trains, compose=plan.grid.compose)
             check_job(cfg)
         if cfg.resume is not None:
             raise UserError(
@@ -129,9 +132,23 @@ def check(
             )
         first = first or cfg
     assert first is not None, "a sweep has a job"
-    _check_types(axes, grid, composer)
+    _check_types(axes, plan.grid, composer)
     keys = [key.partition("@")[0] for axis in axes.swept for key in axis.keys]
-    return Command(lines, first, is_sweep=True, axes=keys, plan=Plan(axes, master, grid))
+    return Command(lines, first, is_sweep=True, axes=keys, plan=plan)
+
+
+def _check_options(plan: Plan) -> None:
+    """Refuse options that another sweeper or launcher would ignore."""
+    if plan.is_ours:
+        return
+    defaults: Any = OmegaConf.to_container(OmegaConf.structured({"sweep": SweepConf, "detach": False}))
+    chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(plan.master, list(defaults)), resolve=True)
+    for change in differences(defaults, chosen):
+        raise UserError(
+            "the launcher or the sweeper that is selected does not have this option",
+            key=change.key,
+            remedy=f"Leave {change.key} out, or use hydra/launcher=pool hydra/sweeper=hydraloop.",
+        )
 
 
 def _checked(axes: Axes) -> list[int]:

@@ -12,6 +12,8 @@ from hydraloop.errors import UserError
 from hydraloop.sweeps import planning
 from tests.config.composed import composer
 
+OURS = "hydra/launcher=pool hydra/sweeper=hydraloop"
+
 
 def planned(line: str, composing: Composer) -> tuple[Command, planning.Plan, list[DictConfig]]:
     """The command, its plan, and the configs that were checked."""
@@ -23,7 +25,7 @@ def planned(line: str, composing: Composer) -> tuple[Command, planning.Plan, lis
 
 def test_each_value_is_checked_once_not_each_combination() -> None:
     with composer() as opened:
-        command, plan, checked = planned("-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2", opened)
+        command, plan, checked = planned(f"-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2 {OURS}", opened)
     assert [(cfg.seed, cfg.engine.max_epochs) for cfg in checked] == [(1, 4), (1, 5), (1, 6), (2, 4), (3, 4)]
     assert command.axes == ["seed", "engine.max_epochs"]
     assert (command.cfg.seed, plan.axes.count, plan.options.max_workers) == (1, 9, 2)
@@ -38,7 +40,7 @@ def test_a_single_run_has_no_plan() -> None:
 def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
     with composer() as opened:
         _, old, _ = planned("-m seed=1,2", opened)
-        _, wider, _ = planned("-m seed=0,1,2 sweep.max_workers=2", opened)
+        _, wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
         stored = old.config(old.axes)
         assert stored.startswith("seed: 1\n")
         assert "\nhydra:" not in stored
@@ -76,3 +78,12 @@ def test_an_interpolation_is_left_to_the_jobs() -> None:
     with composer() as opened:
         _, plan, _ = planned("-m seed=1,2 experiment_name=number-${hydra:job.num}", opened)
     assert plan.axes.lines(1) == ("seed=2", "experiment_name=number-${hydra:job.num}")
+
+
+@pytest.mark.parametrize("line", ["sweep.where='seed>1'", "sweep.max_workers=2", "detach=true", "sweep.resume=auto"])
+@pytest.mark.parametrize("others", ["hydra/launcher=basic hydra/sweeper=hydraloop", "hydra/sweeper=basic"])
+def test_options_that_another_launcher_or_sweeper_would_ignore(line: str, others: str) -> None:
+    with composer() as opened, pytest.raises(UserError) as caught:
+        planned(f"-m seed=1,2,3 {line} {others}", opened)
+    assert caught.value.key == line.partition("=")[0]
+    assert OURS in str(caught.value.remedy)
