@@ -2,7 +2,7 @@
 
 `resume …` continues a run; `evaluate …`, `predict …` and `export …` use a finished run; `replay …` rebuilds a run at an
 iteration; `diff …` compares two runs;
-`status …`, `logs …` and `stop …` look at a sweep or a run, or end it;
+`status …`, `attach …`, `logs …`, `results …` and `stop …` look at a sweep or a run, or end it;
 `sync …` sends trackers what they do not have.
 """
 
@@ -19,7 +19,7 @@ if sys.argv[1:2] == ["diff"]:
 
     sys.exit(diff(sys.argv[2:]))
 
-if sys.argv[1:2] and sys.argv[1] in ("status", "logs", "stop"):
+if sys.argv[1:2] and sys.argv[1] in ("status", "attach", "logs", "results", "stop"):
     from hydraloop.sweeps.commands import main as sweeps
 
     sys.exit(sweeps(sys.argv[1:]))
@@ -42,6 +42,8 @@ python -m hydraloop replay <run> iteration=<n>
                                      rebuild it at an iteration, and compare it with its records
 python -m hydraloop diff <run> <run> print what differs between two runs
 python -m hydraloop status <folder>  print how a sweep or a run is doing
+python -m hydraloop attach <folder>  show it until it ends
+python -m hydraloop results <sweep>  print its results, and write results.csv and results.json
 python -m hydraloop logs <folder> [job]
                                      print what a job, a run or a controller has printed; -f follows it
 python -m hydraloop stop <folder>    let it save and end, and end all of its processes

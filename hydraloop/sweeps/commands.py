@@ -1,4 +1,4 @@
-"""`python -m hydraloop status|logs|stop <directory>`: look at a sweep or a run from another terminal. No torch.
+"""`python -m hydraloop status|attach|logs|results|stop <directory>`: look at a sweep or a run, or end it. No torch.
 
 These commands read the files of the directory. They need neither the project nor its packages.
 """
@@ -6,6 +6,7 @@ These commands read the files of the directory. They need neither the project no
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hydraloop.cli.console import ConsoleHandler, prepare_handlers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.run import lock
@@ -41,6 +43,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         if args.command == "logs":
             logs(args.directory, args.job, follow=args.follow)
+        elif args.command == "attach":
+            attach(args.directory)
+        elif args.command == "results":
+            results(args.directory, as_json=args.json)
         elif args.command == "stop" and not stop(args.directory, args.wait):
             return 1
         else:
@@ -61,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     helps = {
         "status": "print how many jobs are in each state, and which run or have failed",
+        "attach": "show a sweep or a run that runs in the background until it ends; Ctrl-C leaves it running",
+        "results": "print the results of a sweep, and write results.csv and results.json",
         "logs": "print what a job, a run or a detached controller has printed",
         "stop": "let a sweep or a run save and end; no process of it is left on this machine",
     }
@@ -70,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "logs":
             command.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
             command.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
+        if name == "results":
+            command.add_argument("--json", action="store_true", help="print the results as JSON, and write nothing")
         if name == "stop":
             command.add_argument(
                 "--wait", type=float, default=30.0, metavar="SECONDS", help="until what has not ended is killed (30)"
@@ -144,6 +154,43 @@ def _current(folder: Path, state: JobState, run_dir: Path) -> JobState:
     if now.state != "running":
         return now
     return states.ended_from_result(now, run_dir) or replace(now, state="interrupted", reason="its process was killed")
+
+
+def attach(path: Path) -> None:
+    """Show a sweep until nothing of it runs, then its results; or print the log of a run."""
+    sweep = opened(path)
+    if sweep is None:
+        logs(path, None, follow=True)
+        return
+    from hydraloop.sweeps.lines import Lines
+    from hydraloop.sweeps.report.display import watch
+
+    _log_to_terminal()
+    watch(Lines(sweep))
+    results(path, as_json=False)
+
+
+def results(path: Path, *, as_json: bool) -> None:
+    """Print the results of a sweep.
+
+    Raises:
+        UserError: the directory holds no sweep.
+    """
+    sweep = SweepDirectory.load(path, key="directory")
+    from hydraloop.sweeps.report import results_table
+    from hydraloop.sweeps.report.results import as_json as dumped
+    from hydraloop.sweeps.report.results import collect
+
+    if as_json:
+        print(dumped(sweep, collect(sweep)), end="")
+        return
+    _log_to_terminal()
+    results_table.show(sweep)
+
+
+def _log_to_terminal() -> None:
+    logging.basicConfig(level=logging.INFO, handlers=[ConsoleHandler()])
+    prepare_handlers()
 
 
 def logs(path: Path, number: int | None, *, follow: bool) -> None:

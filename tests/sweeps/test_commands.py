@@ -20,6 +20,7 @@ from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.directory import Description, SweepDirectory
 from hydraloop.sweeps.states import JobState
 from tests.e2e.warm import SERVER, environment_of_python
+from tests.sweeps import written
 
 LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
 SEED = Axis(("seed",), (("seed=0",), ("seed=1",), ("seed=2",)))
@@ -165,3 +166,17 @@ def test_stop_leaves_no_process(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert script.wait(20) == -15
     assert main(["stop", str(run)]) == 0
     assert capsys.readouterr().out.startswith("processes ended: 0\n")
+
+
+def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = written.sweep(tmp_path / "sweep", "seed=0,1")
+    written.write(made, {0: written.finished(0.5), 1: written.finished(0.75)})
+    assert main(["results", "--json", str(made.path)]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["command"] == "python train.py seed=1"
+    assert not (made.path / "results.json").exists()
+    for command in ("results", "attach"):
+        assert main([command, str(made.path)]) == 0
+        assert "best: job 1, accuracy 0.7500" in capsys.readouterr().out
+    assert (made.path / "results.csv").exists()
+    assert main(["results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: directory: {tmp_path} is not the directory of a sweep\n  ")
