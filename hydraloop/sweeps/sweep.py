@@ -66,7 +66,9 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     options, lines = plan.options, Lines(directory)
-    executor = _executor(SweepJob(directory, command, jobs, plan.grid), directory, plan)
+    executor = _executor(
+        SweepJob(directory, command, jobs, plan.grid), plan, spawned.Spawn(directory.path, command.overrides)
+    )
     controller = Controller(
         directory,
         executor,
@@ -90,21 +92,20 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
 
 def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
     """Run the job for which this process was started, and exit. A composer has to be open."""
-    sent = spawned.received()
-    assert sent is not None, "this process was started for a job"
-    directory, request = SweepDirectory.load(sent[0]), sent[1]
-    remember_overrides(request.lines)
-    lines = list(request.lines)
-    grid = GridComposer(composer, command_line.compose_sweep(lines, composer))
-    typed = list(directory.description.overrides)
-    cfg = command_line.compose_job(lines, composer, typed=typed, trains=True, compose=grid.compose)
-    sys.exit(SweepJob(directory, Command(typed, cfg), jobs, grid).run(request))
+    received = spawned.received()
+    assert received is not None, "this process was started for a job"
+    overrides, lines = received.overrides, list(received.request.lines)
+    remember_overrides([*overrides, *lines])
+    grid = GridComposer(composer, command_line.compose_sweep(overrides, composer))
+    cfg = command_line.compose_job(lines, composer, typed=overrides, trains=True, compose=grid.compose)
+    directory = SweepDirectory.load(received.sweep)
+    sys.exit(SweepJob(directory, Command(overrides, cfg), jobs, grid).run(received.request))
 
 
-def _executor(worker: SweepJob, directory: SweepDirectory, plan: Plan) -> Executor:
+def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
     if plan.options.executor == "submitit":
-        return submitit_executor.SubmititExecutor(directory.path, plan.options.submitit)
-    return PoolExecutor(worker, spawned.Spawn(directory.path))
+        return submitit_executor.SubmititExecutor(spawn, plan.options.submitit)
+    return PoolExecutor(worker, spawn)
 
 
 def _environment(cfg: DictConfig) -> dict[str, str]:

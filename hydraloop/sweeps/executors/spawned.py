@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ class Spawn:
 
     Args:
         sweep: its directory.
+        overrides: of the sweep, as typed.
     """
 
-    def __init__(self, sweep: Path) -> None:
-        self._sweep = sweep
+    def __init__(self, sweep: Path, overrides: Sequence[str]) -> None:
+        self.sweep = sweep
+        self._overrides = list(overrides)
 
     def __call__(self, request: Request) -> subprocess.Popen[bytes]:
         """Start a job.
@@ -36,7 +39,7 @@ class Spawn:
         Raises:
             OSError: the process could not be started.
         """
-        variables = command_variables(request, self._sweep, waits_for_followers=True)
+        variables = self.variables(request, waits_for_followers=True)
         if request.gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
         if request.threads is not None:
@@ -51,32 +54,46 @@ class Spawn:
                 start_new_session=True,
             )
 
+    def variables(self, request: Request, *, waits_for_followers: bool) -> dict[str, str]:
+        """Write the file with a request, and return the environment variables that `command` needs.
+
+        Args:
+            waits_for_followers: whether the sweep does, at its end. Otherwise the job does.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path = Path(request.folder, "request.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "sweep": str(self.sweep),
+            "overrides": self._overrides,
+            "waits_for_followers": waits_for_followers,
+            "request": asdict(request),
+        }
+        with atomic.replacing(path, flush=False) as unfinished:
+            unfinished.touch(mode=0o600)
+            unfinished.write_text(json.dumps(content), encoding="utf-8")
+        return {environment.SWEEP_JOB: str(path)}
+
 
 def command() -> list[str]:
     """Return the command of a job's process."""
     return [sys.executable, *environment.command()[1:]]
 
 
-def command_variables(request: Request, sweep: Path, *, waits_for_followers: bool) -> dict[str, str]:
-    """Write the file with a request, and return the environment variables that `command` needs.
+@dataclass(frozen=True)
+class Received:
+    """What a job's process was started with."""
 
-    Args:
-        waits_for_followers: whether the sweep does, at its end. Otherwise the job does.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path = Path(request.folder, "request.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"sweep": str(sweep), "waits_for_followers": waits_for_followers, "request": asdict(request)}
-    with atomic.replacing(path, flush=False) as unfinished:
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(json.dumps(content), encoding="utf-8")
-    return {environment.SWEEP_JOB: str(path)}
+    sweep: Path
+    overrides: list[str]
+    """Of the sweep, as typed. They may have secrets, as those of the request."""
+    request: Request
 
 
-def received() -> tuple[Path, Request] | None:
-    """Return the sweep's directory and the request, if this process was started for one.
+def received() -> Received | None:
+    """Return what this process was started with, if it is that of a job.
 
     Raises:
         SystemExit: another process has the job.
@@ -95,4 +112,4 @@ def received() -> tuple[Path, Request] | None:
     sent |= {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
     request = Request(**sent)
     os.environ.update(request.environment)
-    return Path(content["sweep"]), request
+    return Received(Path(content["sweep"]), content["overrides"], request)

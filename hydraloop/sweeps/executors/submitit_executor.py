@@ -16,7 +16,7 @@ import psutil
 from hydraloop.errors import UserError
 from hydraloop.run.processes import kill_tree
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
-from hydraloop.sweeps.executors.spawned import command, command_variables
+from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.states import LOG
 
 _KEY = "sweep.submitit"
@@ -37,21 +37,21 @@ class SubmititExecutor(Executor):
     """Runs each job as a new Python process, where submitit starts it.
 
     Args:
-        sweep: the directory of the sweep, which all machines share.
+        spawn: writes the requests. All machines share the directory of its sweep.
         options: `cluster` (`slurm`, the default, or `local`), and parameters of submitit's AutoExecutor.
 
     Raises:
         UserError: there is no Slurm, a parameter is wrong, or that of `check`.
     """
 
-    def __init__(self, sweep: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, spawn: Spawn, options: Mapping[str, Any]) -> None:
         check(options)
         import submitit
 
         cluster = options.get("cluster", "slurm")
-        self._sweep, self._function, self._is_local = sweep, submitit.helpers.CommandFunction, cluster == "local"
+        self._spawn, self._function, self._is_local = spawn, submitit.helpers.CommandFunction, cluster == "local"
         try:
-            self._executor = submitit.AutoExecutor(sweep / ".submitit", cluster=cluster)
+            self._executor = submitit.AutoExecutor(spawn.sweep / ".submitit", cluster=cluster)
             with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
                 self._executor.update_parameters(**_parameters(options, is_local=self._is_local))
         except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
@@ -65,7 +65,7 @@ class SubmititExecutor(Executor):
     def submit(self, request: Request) -> None:
         """Submit a job, see `Executor`."""
         try:
-            variables = command_variables(request, self._sweep, waits_for_followers=False)
+            variables = self._spawn.variables(request, waits_for_followers=False)
             words = [
                 str(Path(request.folder, LOG)),
                 *(f"{key}={value}" for key, value in variables.items()),
@@ -76,7 +76,7 @@ class SubmititExecutor(Executor):
             raise UserError(
                 f"job {request.number} could not be submitted: {error}",
                 key=_KEY,
-                remedy=f"Continue when Slurm accepts it: sweep.resume={self._sweep}",
+                remedy=f"Continue when Slurm accepts it: sweep.resume={self._spawn.sweep}",
             ) from error
 
     def poll(self, seconds: float) -> list[Ended]:

@@ -34,7 +34,7 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     variables = {"OF_THE_JOB": "yes"}
     lines = ("password=hunter2", "exit=7")
     request = Request(3, lines, str(folder), gpus=("1", "3"), threads=2, environment=variables)
-    process = spawned.Spawn(tmp_path / "sweep")(request)
+    process = spawned.Spawn(tmp_path / "sweep", [])(request)
     assert os.getsid(process.pid) == process.pid
     assert process.wait(60) == 7
     expected = {"CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "2", "OF_THE_JOB": "yes"}
@@ -53,11 +53,11 @@ def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
 ) -> None:
     assert spawned.received() is None
     request = Request(0, ("token=x",), str(tmp_path / "0"), attempts=2, environment={"OF_THE_JOB": "yes"})
-    (name, path), *_ = spawned.command_variables(request, tmp_path, waits_for_followers=False).items()
+    (name, path), *_ = spawned.Spawn(tmp_path, ["a=1,2"]).variables(request, waits_for_followers=False).items()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     monkeypatch.setenv(name, path)
     monkeypatch.setenv("OF_THE_JOB", "no")
-    assert spawned.received() == (tmp_path, request)
+    assert spawned.received() == spawned.Received(tmp_path, ["a=1,2"], request)
     assert os.environ["OF_THE_JOB"] == "yes"
     assert name not in os.environ
     monkeypatch.setenv(name, path)
@@ -77,13 +77,20 @@ def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
 def test_a_sweep_of_new_processes(tmp_path: Path, options: list[str]) -> None:
     project = Project.make(tmp_path / "project")
     line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_iters=2", "sweep.max_workers=2"]
-    done = project.train(*line, "hydra/launcher=pool", "hydra/sweeper=hydraloop", "hydra.sweep.dir=all", *options)
+    done = project.train(
+        *line,
+        "hydra/launcher=pool",
+        "hydra/sweeper=hydraloop",
+        "hydra.sweep.dir=all",
+        "hydra.sweep.subdir=s${seed}",
+        *options,
+    )
     assert done.code == 0, done.err
     for number in range(2):
-        folder = project.path / "all" / str(number)
+        folder = project.path / "all" / ".jobs" / str(number)
         state = states.read(folder)
         assert state is not None
-        assert (state.state, state.step) == ("finished", 2)
-        overrides = (folder / ".hydra" / "overrides.yaml").read_text()
+        assert (state.state, state.step, state.directory) == ("finished", 2, f"s{number + 1}")
+        overrides = (project.path / "all" / state.directory / ".hydra" / "overrides.yaml").read_text()
         assert f"- seed={number + 1}\n" in overrides
         assert not (folder / "request.json").exists()
