@@ -70,8 +70,8 @@ class Controller:
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
     _pending: deque[int] = field(default_factory=deque)
-    _running: set[int] = field(default_factory=set)
-    """Jobs that this controller has started."""
+    _running: dict[int, int] = field(default_factory=dict)
+    """Jobs that this controller has started, and which attempt it is."""
     _elsewhere: set[int] = field(default_factory=set)
     """Jobs that other controllers have started."""
     _adopted: set[int] = field(default_factory=set)
@@ -163,16 +163,17 @@ class Controller:
             self.problem = error
             self._give(number)
             return False
-        self._running.add(number)
+        self._running[number] = state.attempts + 1
         self.watcher.started(state)
         return True
 
     def _end(self, number: int, code: int | None) -> None:
         """Settle a job whose process has ended: retry it, or leave it as it is."""
+        attempt = self._running.get(number)
         self._give(number)
         if self.signals:
             self._codes.add(code)
-        state = self._settle(number, code)
+        state = self._settle(number, code, attempt)
         if code == NOT_RECORDED:
             self._set_unwritable()
         if (code == LEFT or state.state in ("running", "queued")) and not self._gives_up:  # another process has it
@@ -200,10 +201,10 @@ class Controller:
                 self._queue(state)
         self._looked = time.monotonic()
 
-    def _settle(self, number: int, code: int | None) -> JobState:
+    def _settle(self, number: int, code: int | None, attempt: int | None = None) -> JobState:
         """Return the state of a job; if it cannot be written, the one before."""
         try:
-            return self.directory.settle(number, code)
+            return self.directory.settle(number, code, attempt)
         except (OSError, UserError):
             self._set_unwritable()
             return self.directory.state(number)
@@ -234,7 +235,8 @@ class Controller:
 
     def _give(self, number: int) -> None:
         """Note that a job does not use this machine any more."""
-        for jobs in (self._running, self._elsewhere, self._adopted):
+        self._running.pop(number, None)
+        for jobs in (self._elsewhere, self._adopted):
             jobs.discard(number)
         if self.shares.slots is not None:
             self.shares.slots.give(number)

@@ -193,21 +193,25 @@ class SweepDirectory:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
         return [self.state(number) for number in range(self.description.axes.count)]
 
-    def settle(self, number: int, code: int | None) -> JobState:
+    def settle(self, number: int, code: int | None, attempt: int | None = None) -> JobState:
         """Return the state of a job whose process has ended, after writing it if that process was killed.
 
         A job that another process has started again since, or whose ranks are still ending, is `running`.
 
         Args:
             code: the exit code, negative for a signal; None if unknown.
+            attempt: which attempt has ended with that code. Another controller may have started the next one.
 
         Raises:
             OSError, UserError: the state cannot be written.
         """
         state, folder = self.state(number), self.folder(number)
-        is_unrecorded = state.state == "queued" and code not in (None, 0, LEFT, NOT_RECORDED)
-        if state.state != "running" and not is_unrecorded:
+        is_running = state.state == "running"
+        code = None if code == LEFT else code  # the attempt is another process's
+        is_unclaimed = attempt == state.attempts + 1 and code not in (None, 0, NOT_RECORDED)
+        if not is_running and not is_unclaimed:
             return state
+        code = code if attempt == state.attempts or not is_running else None
         held = lock.RunLock(folder, key="sweep")
         ended = _renewed(folder) if code is None else time.time()
         if held.try_acquire(renew=False) is not None:
@@ -216,9 +220,11 @@ class SweepDirectory:
             current = self.state(number)
             if (current.state, current.attempts) != (state.state, state.attempts):  # another controller was faster
                 return current
-            if is_unrecorded:
-                state = replace(state, attempts=1)
-            state = states.ended_from_result(state, self.run_dir(state)) or states.end(_lost(state, code), ended)
+            if is_running:
+                told = states.ended_from_result(state, self.run_dir(state))
+                state = told or states.end(_lost(state, code), ended)
+            else:  # its process has ended before it could write that it runs
+                state = replace(_lost(state, code), attempts=state.attempts + 1, ended=ended)
             states.write(folder, state, flush=True)
         finally:
             held.release()

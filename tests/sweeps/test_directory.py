@@ -141,33 +141,46 @@ def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> 
 )
 def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str, sweep: SweepDirectory) -> None:
     running(sweep, 0, seconds=5.0)
-    settled = sweep.settle(0, code)
+    settled = sweep.settle(0, code, 1)
     assert settled == states.read(sweep.folder(0))
     assert (settled.state, settled.error or settled.reason, settled.attempts) == (state, text, 1)
     assert 14 < settled.seconds < 60
-    assert sweep.settle(0, code) == settled
+    assert sweep.settle(0, code, 1) == settled
     assert not (sweep.folder(0) / ".lock").exists()
 
 
 def test_a_result_before_the_kill_counts(sweep: SweepDirectory) -> None:
     running(sweep, 0)
     Result("finished", val_metrics={"loss": 0.5}).write(sweep.folder(0))
-    assert sweep.settle(0, -signal.SIGKILL).state == "finished"
+    assert sweep.settle(0, -signal.SIGKILL, 1).state == "finished"
     assert sweep.state(0).value == 0.5
 
 
 def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) -> None:
     for code in (None, 0, LEFT, NOT_RECORDED):
-        assert sweep.settle(0, code).state == "queued"
+        assert sweep.settle(0, code, 1).state == "queued"
     sweep.folder(0).mkdir()
-    settled = sweep.settle(0, 1)
-    assert (settled.state, settled.attempts) == ("failed", 1)
+    for code, attempt, state in (
+        (1, 1, "failed"),
+        (-signal.SIGKILL, 2, "interrupted"),
+        (-signal.SIGKILL, 2, "interrupted"),
+    ):
+        settled = sweep.settle(0, code, attempt)
+        assert (settled.state, settled.attempts) == (state, attempt)
+
+
+def test_the_exit_code_of_another_process_does_not_count(sweep: SweepDirectory) -> None:
+    """Another controller has started the job again, and was killed with it."""
+    for number, (code, attempt) in enumerate([(0, 1), (LEFT, 2)]):
+        running(sweep, number, attempts=2)
+        assert sweep.settle(number, code, attempt).state == "interrupted"
+        assert sweep.state(number).reason == "its process has ended without a result"
 
 
 def test_a_job_that_another_process_runs_is_not_settled(sweep: SweepDirectory) -> None:
     state = running(sweep, 0)
     with RunLock(sweep.folder(0), key="x"):
-        assert sweep.settle(0, -signal.SIGKILL) == state
+        assert sweep.settle(0, -signal.SIGKILL, 1) == state
     assert sweep.state(0) == state
 
 

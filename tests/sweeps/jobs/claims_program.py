@@ -87,7 +87,7 @@ def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
             leave(worker.run(Request(number, (), str(directory.folder(number)), state.attempts)))
         starts += 1
         sometimes_killed(0.02)
-        directory.settle(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        directory.settle(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), state.attempts + 1)
     leave(0)
 
 
@@ -123,7 +123,9 @@ def main(path: Path, seed: int) -> None:
     found = [directory.settle(number, None) for number in range(JOBS)]
     ends = [(directory.folder(number) / "ends").read_text() for number in range(JOBS)]
     attempts = sum(state.attempts for state in found)
-    print(json.dumps({"states": [state.state for state in found], "ends": ends, "attempts": attempts, "killed": killed}))
+    print(
+        json.dumps({"states": [state.state for state in found], "ends": ends, "attempts": attempts, "killed": killed})
+    )
 
 
 if __name__ == "__main__":

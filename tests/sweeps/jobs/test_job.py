@@ -13,6 +13,7 @@ from hydraloop.sweeps import states
 from hydraloop.sweeps.executors.executor import LEFT
 from tests.e2e.projects import Project, Run
 
+CLAIMS = Path(__file__).with_name("claims_program.py")
 PROGRAM = Path(__file__).with_name("job_program.py")
 LINES = ["experiment=spirals", "engine.max_epochs=2", "engine.limit_train_batches=3", "hooks=[]"]
 
@@ -84,3 +85,13 @@ def test_a_killed_job(sweep: Path) -> None:
     state = state_of(sweep, 2)
     assert (state.state, state.reason, state.attempts) == ("interrupted", "killed by SIGKILL (out of memory?)", 1)
     assert not (sweep / "2" / ".lock").exists()
+
+
+@pytest.mark.slow
+def test_under_kills_each_job_ends_once(module_project: Project) -> None:
+    done = module_project.python(str(CLAIMS), "claims", "1")
+    assert done.code == 0, done.text
+    found = json.loads(done.out.splitlines()[-1])
+    assert found["states"] == ["finished"] * 60
+    assert found["ends"] == ["x"] * 60
+    assert found["attempts"] > 60, "some were killed"
