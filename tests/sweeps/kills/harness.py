@@ -37,13 +37,15 @@ hooks:
   nowhere: {_target_: my_project.kills.Nowhere}
 """
 AXES = ("seed=0,1,2,3,4,5", "optimizer.lr=1e-2,3e-2")
-JOBS = 12
+"""12 jobs."""
 PHASES = ("begin", "iteration", "save", "trained", "done")
 """When a process is killed: events of the ledger. A random delay follows."""
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
 """What is killed. After `everything`, as after a power failure, a file may be torn."""
 PATIENCE = 120
 """Seconds for a busy machine."""
+_ROUNDS = 10
+"""Controllers after the last kill."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Sweep:
 
     project: Project
     path: Path
+    axes: tuple[str, ...]
     draws: random.Random
     workers: int
     kills: list[Kill] = field(default_factory=list)
@@ -170,7 +173,8 @@ class Sweep:
 
     def found(self) -> list[states.JobState]:
         """Return the states that are readable."""
-        return [state for number in range(JOBS) if (state := states.read(self.path / str(number))) is not None]
+        files = self.path.glob(f"*/{states.FILENAME}")
+        return [state for file in files if (state := states.read(file.parent)) is not None]
 
     def followers(self) -> list[int]:
         """Return the followers that run."""
@@ -218,14 +222,22 @@ def make(path: Path, *, before: str = "") -> Project:
     return project
 
 
-def train(project: Project, name: str, draws: random.Random, kills: list[Kill]) -> Sweep:
+def train(
+    project: Project, name: str, axes: tuple[str, ...], draws: random.Random, kills: list[Kill], controllers: int = 1
+) -> Sweep:
     """Run a sweep with these kills until all of its jobs have ended.
+
+    Args:
+        controllers: that are started at once.
 
     Raises:
         AssertionError: it hangs, does not end, or leaves processes.
     """
-    sweep = Sweep(project, project.path / name, draws, workers=draws.randint(1, 3))
+    sweep = Sweep(project, project.path / name, axes, draws, workers=draws.randint(1, 3))
     sweep.start()
+    for _ in range(1, controllers):
+        assert sweep.wait((sweep.path / FILENAME).exists, "no sweep has begun")
+        sweep.start()
     for kill in kills:
         if not sweep.running():
             if _is_over(sweep):
@@ -234,7 +246,7 @@ def train(project: Project, name: str, draws: random.Random, kills: list[Kill]) 
         if len(sweep.running()) == 1 and (sweep.path / FILENAME).exists() and draws.random() < 0.2:
             sweep.start()
         sweep.kill(kill)
-    for _ in range(JOBS):  # a job that was killed is interrupted, and continued by the next controller
+    for _ in range(_ROUNDS):  # a job that was killed is interrupted, and continued by the next controller
         for script in sweep.running():
             sweep.note()
             script.wait(PATIENCE)

@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.sweeps.kills.harness import JOBS, VICTIMS, Kill, make, train
+from tests.sweeps.kills.harness import AXES, VICTIMS, Kill, make, train
 from tests.sweeps.kills.judge import problems
 
 KILLS = 12
 """Planned for each sweep. Some sweeps end before the last of them."""
+JOBS = 12
+"""Of each sweep."""
 WRONG = ("lost", "doubled", "different", "failed")
 
 
@@ -23,11 +25,11 @@ def main(sweeps: int = 20, seed: int = 0) -> int:
     torn, ended = 0, 0
     with tempfile.TemporaryDirectory() as folder:
         project = make(Path(folder) / "project")
-        whole = train(project, "whole", random.Random(seed), [])
+        whole = train(project, "whole", AXES, random.Random(seed), [])
         for number in range(sweeps):
             draws = random.Random(f"{seed} {number}")
             try:
-                sweep = train(project, f"sweep_{number}", draws, [Kill.draw(draws) for _ in range(KILLS)])
+                sweep = train(project, f"sweep_{number}", AXES, draws, [Kill.draw(draws) for _ in range(KILLS)])
                 found = list(problems(sweep, whole))
             except AssertionError as error:
                 found = [("failed", str(error))]
