@@ -35,7 +35,7 @@ def train(seed):
     began = time.perf_counter()
     hydraloop.build(cfg, run_dir=Path(name) / str(seed)).train()
     return time.perf_counter() - began
-train(-1)
+train(10**6)
 Path(name, "ready").touch()
 sys.stdin.readline()
 print(sum(train(seed) for seed in range(int(jobs))))
