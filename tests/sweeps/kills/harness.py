@@ -89,7 +89,9 @@ class Sweep:
         return [
             "-m",
             "experiment=kills",
-            *AXES,
+            "hydra/launcher=pool",
+            "hydra/sweeper=hydraloop",
+            *self.axes,
             f"hydra.sweep.dir={self.path.name}",
             f"sweep.max_workers={self.workers}",
         ]
