@@ -122,14 +122,11 @@ def status(path: Path) -> list[str]:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.began))
         lines.append(f"controller: process {mark.pid} on {mark.host}, {mark.workers} at a time, since {began}")
     if not controllers and any(not state.is_over for state in found):
-        again = shlex.join([*sweep.description.command, *sweep.description.overrides, f"sweep.resume={shown(path)}"])
-        lines.append(f"No controller is running. Continue the sweep: {again}")
+        lines.append(f"No controller is running. Continue the sweep: {sweep.resume_command()}")
     for name in _LISTED:
         listed = [state for state in found if state.state == name]
         for state in listed[:_MOST]:
-            swept = " ".join(sweep.description.axes.swept_lines(state.number))
-            job = f"job {state.number}" + (f" ({swept})" if swept else "")
-            lines += _described(state, job, sweep.folder(state.number))
+            lines += _described(state, sweep.name(state.number), sweep.folder(state.number))
         if len(listed) > _MOST:
             lines.append(f"and {len(listed) - _MOST} other jobs {name}")
     return lines
