@@ -15,6 +15,7 @@ from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.directory import FILENAME, Description, SweepDirectory
 from tests.e2e.projects import REPOSITORY
 
+OURS = ["hydra/launcher=pool", "hydra/sweeper=hydraloop"]
 LINES = ["hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1"]
 
 
@@ -32,7 +33,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def start(
     composer: Composer, *lines: str, path: str = "new", created: float = 1.0, named: bool = False
 ) -> tuple[SweepDirectory, Axes]:
-    plan = planning.check(list(lines), composer).plan
+    plan = planning.check([*OURS, *lines], composer).plan
     assert plan is not None
     uid = f"{path} {created}"
     description = Description(uid, created, ("python",), lines, plan.config(plan.axes), plan.subdir, plan.axes, "", {})
