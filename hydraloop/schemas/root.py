@@ -135,6 +135,8 @@ def register(store: ConfigStore) -> None:
                 "/hydraloop/schema",
                 {"override /hydra/hydra_logging": "hydraloop"},
                 {"override /hydra/job_logging": "hydraloop"},
+                {"override /hydra/launcher": "pool"},
+                {"override /hydra/sweeper": "hydraloop"},
                 "_self_",
             ],
             "hydra": HYDRA_SETTINGS,

@@ -94,7 +94,9 @@ class SweepDirectory:
         if (path / FILENAME).exists():
             raise _held(path)
         if holds_run(path) or (path / "multirun.yaml").exists():
-            raise UserError(f"{path} holds a run already", key="hydra.sweep.dir", remedy="Name another directory.")
+            raise UserError(
+                f"{shown(path)} holds a run already", key="hydra.sweep.dir", remedy="Name another directory."
+            )
         made = cls(path, _masked(description))
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -303,8 +305,8 @@ def _description(content: Mapping[str, Any]) -> Description:
 
 
 def _held(path: Path) -> UserError:
-    remedy = f"Name another directory, or continue the sweep: sweep.resume={path}"
-    return UserError(f"{path} holds a sweep already", key="hydra.sweep.dir", remedy=remedy)
+    remedy = f"Name another directory, or continue the sweep: sweep.resume={shown(path)}"
+    return UserError(f"{shown(path)} holds a sweep already", key="hydra.sweep.dir", remedy=remedy)
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

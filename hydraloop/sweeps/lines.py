@@ -39,7 +39,7 @@ class Lines:
             path = shown(self._directory.folder(state.number) / states.LOG)
             log.error("%s: %s\n  %s", name, state.error, path)
         elif state.state == "interrupted":
-            reason = str(state.reason)
+            reason = state.reason or state.error or ""
             log.info("%s %s", name, reason if reason.startswith("interrupted") else f"interrupted: {reason}")
         else:
             value = "" if state.value is None else f": {state.metric} {state.value:.4g}"
@@ -59,8 +59,8 @@ def print_end(controller: Controller) -> None:
         log.error("%s", controller.problem)
     if controller.left:
         why = "was interrupted" if controller.signals else "has ended"
-        jobs = f"{len(controller.left)} of {directory.description.axes.count} jobs are not over"
-        log.info("the sweep %s, and %s. Continue it:\n  %s", why, jobs, directory.resume_command())
+        jobs = f"{len(controller.left)} of {directory.description.axes.count}"
+        log.info("the sweep %s. Jobs that are not over: %s. Continue:\n  %s", why, jobs, directory.resume_command())
     failed = [state.number for state in controller.failed]
     if failed:
         names = ", ".join(map(directory.name, failed[:_NAMED]))

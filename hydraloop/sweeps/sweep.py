@@ -85,7 +85,8 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
         if background is not None:
             background.ready(directory.path)
         controller.run(retry_failed=options.retry_failed)
-    results_table.show(directory)
+    if not controller.signals:
+        results_table.show(directory)
     print_end(controller)
     sys.exit(controller.code)
 

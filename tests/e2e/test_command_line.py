@@ -400,7 +400,8 @@ def test_the_directory_of_a_job_can_be_named_after_it(project: Project) -> None:
     assert Run(project.path / "sweep" / "seed-2").result["status"] == "finished"
     again = project.train("-m", "seed=1,2", QUICK, "hydra.sweep.dir=sweep")
     assert again.code == 2
-    assert "hydra.sweep.dir: sweep holds a run already" in again.err
+    assert "hydra.sweep.dir: sweep holds a sweep already\n" in again.err
+    assert "sweep.resume=sweep\n" in again.err
 
 
 # Resuming. -----------------------------------------------------------------------------------------------------------
@@ -499,7 +500,7 @@ def test_jobs_do_not_share_a_directory(project: Project) -> None:
     assert "hydra.sweep.subdir" in done.err
     assert "${hydra.job.num}" in done.err
     (sweep,) = project.path.glob("multirun/*/*")
-    assert "error: 1 of 2 jobs failed: job 1 (seed=2)\n" in done.err
+    assert "error: 1 of 2 jobs failed: job 1 (seed=2); logs: " in done.err
     assert Run(sweep / "same").result["status"] == "finished", "the first one's"
 
 

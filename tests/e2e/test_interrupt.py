@@ -207,7 +207,10 @@ def test_a_signal_ends_a_run(number: signal.Signals, sweep: Sequence[str], proje
         said = (f"interrupted by {number.name}", None)
     assert (run.result["status"], run.result["error"], run.result["reason"]) == ("interrupted", *said)
     if sweep:
-        assert output.endswith("\nthe sweep was interrupted in job 0 (seed=1)\n")
+        said_last = (
+            "\nthe sweep was interrupted. Jobs that are not over: 2 of 2. Continue:\n  python train.py -m seed=1,2 "
+        )
+        assert output.count(said_last) == 1
         assert "failed" not in output
     assert not list(run.path.rglob("*.part")), "a file was left unfinished"
 
@@ -292,7 +295,7 @@ def test_no_job_starts_after_a_signal_that_a_hook_has_caught(project: Project, b
     output = ended(process)
     assert process.returncode == 143, output
     assert "Traceback" not in output
-    assert output.endswith("the sweep was interrupted after job 0 (seed=1)\ninterrupted by SIGTERM\n")
+    assert "\nthe sweep was interrupted. Jobs that are not over: 1 of 2. Continue:\n" in output
     (run,) = project.jobs
     assert run.result["status"] == "finished", "its result was written before the signal"
 
@@ -305,8 +308,10 @@ def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: P
     process.send_signal(signal.SIGINT)
     output = ended(process)
     assert process.returncode == 130, output
-    said = "the sweep was interrupted in job 1 (optimizer.lr=0.1); failed before: job 0 (optimizer.lr=-1)\n"
-    assert output.endswith(said)
+    assert "\nthe sweep was interrupted. Jobs that are not over: 1 of 2. Continue:\n" in output
+    (folder,) = project.path.glob("multirun/*/*")
+    log = folder.relative_to(project.path) / "0" / "job.log"
+    assert output.endswith(f"error: 1 of 2 jobs failed: job 0 (optimizer.lr=-1); logs: {log}\n")
 
 
 @pytest.mark.slow

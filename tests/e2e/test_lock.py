@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,10 +128,14 @@ def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> No
     sweep = project.begin("-m", *ENDLESS, "seed=1,2", "hydra.sweep.dir=all")
     try:
         until(lambda: list(project.path.glob("all/0/checkpoints/last_checkpoint")), "the first job has a checkpoint")
-        for line in (["resume=all/0"], ["-m", "seed=1,2", "hydra.sweep.dir=all"]):
+        (pid,) = [pid for pid, _ in json.loads((project.path / "all/0/.lock").read_text())["processes"]]
+        for line, said in (
+            (["resume=all/0"], f"process {pid} on "),
+            (["-m", "seed=1,2", "hydra.sweep.dir=all"], "hydra.sweep.dir: all holds a sweep already\n"),
+        ):
             done = project.train("experiment=spirals", *line)
             assert done.code == 2, done.text
-            assert f"process {sweep.pid} on " in done.err
+            assert said in done.err
         assert not (project.path / "all/0/.hydra/resume_1").exists()
         assert not (project.path / "all/1").exists()
     finally:

@@ -201,7 +201,8 @@ def test_one_failing_job_does_not_stop_the_others(project: Project) -> None:
     assert done.code == 1
     assert [job.result["status"] for job in project.jobs] == ["finished", "failed", "finished"]
     assert "Traceback" not in done.text
-    assert done.err.count("error: optimizer: AdamW refuses its options: Invalid learning rate: -1.0") == 1
+    refused = "optimizer: AdamW refuses its options: Invalid learning rate: -1.0"
+    assert done.err.count(f"error: job 1 (optimizer.lr=-1): {refused}") == 1
     assert "Invalid learning rate" in project.jobs[1].log
 
 

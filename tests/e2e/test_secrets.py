@@ -147,7 +147,7 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     assert "no entry with ***" in failed.log
     assert "no entry with ***" in by_hydra.log
     (sweep,) = project.path.glob("multirun/*/*")
-    assert "+hooks.mine.api_key=***" in (sweep / "multirun.yaml").read_text()
+    assert "+hooks.mine.api_key=***" in (sweep / "sweep.json").read_text()
     (launched,) = (line for line in done[4].out.splitlines() if line.startswith("\t#0 : "))
     assert launched.endswith("+hooks.mine.api_key=***")
 
