@@ -26,7 +26,7 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.launch import torchrun
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import leave
-from hydraloop.run import checkpoint_files
+from hydraloop.run import atomic, checkpoint_files
 from hydraloop.run.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import job
@@ -53,6 +53,19 @@ def after(original: Callable[..., Any], then: Callable[..., Any]) -> Callable[..
     return both
 
 
+def after_checkpoint(then: Callable[[], Any]) -> Callable[..., None]:
+    """Return `atomic.write_text`, and do something after the first checkpoint is complete."""
+    original = atomic.write_text
+
+    def write(path: Path, text: str, **options: Any) -> None:
+        original(path, text, **options)
+        if path.name == checkpoint_files.LAST:
+            atomic.write_text = original
+            then()
+
+    return write
+
+
 def write_twice(cfg: DictConfig, run_dir: Path, records: str) -> None:
     """Write the records, and a copy by Hydra itself."""
     write_records(cfg, run_dir, records)
@@ -66,13 +79,13 @@ def prepare(when: str) -> None:
     if when == "records":
         job._write_records = write_twice
     elif when == "checkpoint":
-        checkpoint_files.point_to = after(checkpoint_files.point_to, kill)
+        atomic.write_text = after_checkpoint(kill)
     elif when == "result":
         Result.write = after(Result.write, kill)  # type: ignore[method-assign]
     elif when == "start":
         Jobs.train = kill  # type: ignore[method-assign]
     elif when == "terminated":
-        checkpoint_files.point_to = after(checkpoint_files.point_to, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        atomic.write_text = after_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif when == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

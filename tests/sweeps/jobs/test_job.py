@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.sweeps import states
-from hydraloop.sweeps.executors.executor import LEFT
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from tests.e2e.projects import Project, Run
 
 CLAIMS = Path(__file__).with_name("claims_program.py")
@@ -18,9 +18,11 @@ PROGRAM = Path(__file__).with_name("job_program.py")
 LINES = ["experiment=spirals", "engine.max_epochs=2", "engine.limit_train_batches=3", "hooks=[]"]
 
 
-def run(project: Project, *steps: list[Any], subdir: str = "${hydra.job.num}", **axes: list[str]) -> list[int]:
-    """Run jobs of `sweep`, one after the other. Returns their exit codes."""
-    plan = {"path": "sweep", "lines": LINES, "axes": axes, "subdir": subdir, "steps": steps}
+def run(
+    project: Project, *steps: list[Any], path: str = "sweep", subdir: str = "${hydra.job.num}", **axes: list[str]
+) -> list[int]:
+    """Run jobs of a sweep, one after the other. Returns their exit codes."""
+    plan = {"path": path, "lines": LINES, "axes": axes, "subdir": subdir, "steps": steps}
     done = project.python(str(PROGRAM), json.dumps(plan))
     assert done.code == 0, done.text
     found: list[int] = json.loads(done.out.splitlines()[-1])
@@ -95,3 +97,66 @@ def test_under_kills_each_job_ends_once(module_project: Project) -> None:
     assert found["states"] == ["finished"] * 60
     assert found["ends"] == ["x"] * 60
     assert found["attempts"] > 60, "some were killed"
+
+
+@pytest.mark.slow
+def test_an_interrupted_job_continues_as_a_single_run(module_project: Project) -> None:
+    """Job 0 is not interrupted. 1 is killed after its checkpoint, 2 is terminated, 3 is killed after its result."""
+    steps = [
+        [0, 0],
+        [1, 0, "checkpoint"],
+        [1, 1],
+        [2, 0, "terminated"],
+        [2, 1],
+        [3, 0, "result"],
+        [3, 1],
+        [4, 0, "full"],
+    ]
+    names = ["a", "b", "c", "d", "e"]
+    codes = run(module_project, *steps, path="resumed", experiment_name=names)
+    assert codes == [0, -9, 0, 75, 0, -9, LEFT, NOT_RECORDED]
+    sweep = module_project.path / "resumed"
+    expected = measured(sweep / "0")
+    assert [measured(sweep / str(number)) for number in (1, 2, 3)] == [expected] * 3
+    found = [state_of(sweep, number) for number in range(4)]
+    assert [(state.state, state.attempts) for state in found] == [("finished", n) for n in (1, 2, 2, 1)]
+    assert len({(state.value, state.step) for state in found}) == 1
+    for number in (1, 2):
+        assert sorted(path.name for path in (sweep / str(number) / ".hydra" / "resume_1").iterdir()) == [
+            "config.yaml", "hydra.yaml", "overrides.yaml",
+        ]  # fmt: skip
+        assert "resumed from" in (sweep / str(number) / "job.log").read_text()
+    assert states.read(sweep / "4") is None
+
+
+def measured(run_dir: Path) -> tuple[Any, ...]:
+    """The metrics of a run: of its records, and in its result."""
+    records = [
+        {name: value for name, value in record.items() if name in ("mode", "epoch", "iter", "loss", "accuracy")}
+        for record in Run(run_dir).records
+    ]
+    result = Run(run_dir).result
+    return records, result["val_metrics"], result["test_metrics"], result["progress"]
+
+
+@pytest.mark.slow
+def test_directories_with_names(module_project: Project) -> None:
+    """A job continues in its own directory, and takes no other job's, nor that of a run or outside the sweep."""
+    module_project.write("named/held/result.json", "{}")
+    steps = [[0, 0, "start"], [1, 0], [0, 1], [2, 0], [3, 0]]
+    values = ["mine", "mine", "held", "../out"]
+    codes = run(
+        module_project, *steps, path="named", subdir="${experiment_name}", experiment_name=values,
+    )  # fmt: skip
+    assert codes == [-9, 0, 0, 0, 0]
+    sweep = module_project.path / "named"
+    found = [states.read(sweep / ".jobs" / str(number)) for number in range(4)]
+    assert [state and (state.state, state.directory) for state in found] == [
+        ("finished", "mine"), ("failed", ".jobs/1"), ("failed", ".jobs/2"), ("failed", ".jobs/3"),
+    ]  # fmt: skip
+    errors = [str(state and state.error) for state in found]
+    assert "mine is another job's already" in errors[1]
+    assert "held holds a run already" in errors[2]
+    assert "out is outside the sweep's directory" in errors[3]
+    assert (sweep / "held" / "result.json").read_text() == "{}"
+    assert not (module_project.path / "out").exists()
