@@ -24,6 +24,7 @@ LEFT_OUT = {
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "python -m hydraloop diff": "needs two runs; tests/cli/test_diff.py covers it",
+    "python train.py detach=true": "goes to the background; tests/sweeps/test_detach.py covers it",
     "wandb sync": "needs the network and an account",
     "torchrun --nnodes=2": "needs two machines",
     "python train.py engine.compile=true": "compiling takes a minute; tests/engine covers it",
