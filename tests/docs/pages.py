@@ -13,7 +13,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LANGUAGES = {"bash", "python", "yaml", "text", "{toctree}"}
 """Of fenced blocks. `text` is output or a picture; the others are commands, code, files, and the docs' own contents."""
 _BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.M | re.S)
-_FILE = re.compile(r"# ([\w/.-]+\.(?:py|yaml))$")
+_FILE = re.compile(r"# ([\w/.-]+\.(?:py|yaml|txt))$")
 
 
 @dataclass(frozen=True)
