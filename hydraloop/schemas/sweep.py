@@ -38,7 +38,7 @@ class SweepConf:
     submitit: Dict[str, Any] = field(default_factory=open_mapping)
     """Parameters of submitit's AutoExecutor: `timeout_min`, the time limit of a job in minutes, is required;
     `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. `cluster: local` needs no Slurm. Empty: Slurm."""
-    zip: List[List[str]] = field(default_factory=list)
+    zip: List[Any] = field(default_factory=list)
     """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
     combination is a job."""
     where: Optional[str] = None

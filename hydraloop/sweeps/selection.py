@@ -90,9 +90,12 @@ def _allowed(overrides: Sequence[Override], where: str) -> Sequence[Override]:
     return overrides
 
 
-def _zipped(axes: list[Axis], groups: Sequence[Sequence[str]]) -> list[Axis]:
+def _zipped(axes: list[Axis], groups: Sequence[Any]) -> list[Axis]:
     """Return the axes with those of each group as one, in the place of the first of them."""
     for group in groups:
+        if isinstance(group, str) or not isinstance(group, Sequence):
+            works = f"sweep.zip=[[{','.join(map(str, groups))}]]"
+            raise UserError(f"{group} is not a list of keys", key="sweep.zip", remedy=f"Use '{works}'.")
         found = {key: next((axis for axis in axes if axis.keys == (key,)), None) for key in map(str, group)}
         for key, axis in found.items():
             if axis is None or len(axis.values) < 2:

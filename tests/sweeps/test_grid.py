@@ -76,10 +76,11 @@ def test_a_job_equals_that_of_hydra(grid: Sequence[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_2_000_random_grids_equal_those_of_hydra() -> None:
-    chance, failed = random.Random(0), 0
+@pytest.mark.parametrize("seed", range(10))
+def test_2_000_random_grids_equal_those_of_hydra(seed: int) -> None:
+    chance, failed = random.Random(seed), 0
     with composer() as opened:
-        for _ in range(2000):
+        for _ in range(200):
             picked = chance.sample(VALUES, chance.randint(1, 5)) + chance.sample(GROUPS, chance.randint(0, 2))
             chance.shuffle(picked)
             for lines, ours, theirs in composed(
@@ -88,7 +89,7 @@ def test_2_000_random_grids_equal_those_of_hydra() -> None:
                 found = outcome(ours)
                 assert found == outcome(theirs), lines
                 failed += isinstance(found, str)
-    assert 200 < failed < 800  # most grids are valid
+    assert 0 < failed < 100  # most grids are valid
 
 
 def composed(

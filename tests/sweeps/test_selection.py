@@ -109,12 +109,14 @@ def test_zipped_axes_advance_together_at_the_place_of_the_first() -> None:
     ("groups", "problem", "remedy"),
     [
         ([["a", "c"]], "zipped axes need equally many values: a has 2, c has 3", "one value for each job"),
+        ([5, "b"], "5 is not a list of keys", "[[5,b]]"),
+        (["a", "b"], "a is not a list of keys", "Use 'sweep.zip=[[a,b]]'"),
         ([["a", "bb"]], "bb is not swept", "Did you mean b?"),
         ([["a", "e"]], "e is not swept", "Known: a, b, c."),
         ([["a", "b"], ["b", "a"]], "b is not swept, or is zipped already", "Known: c."),
     ],
 )
-def test_zipped_axes_that_do_not_fit(groups: list[list[str]], problem: str, remedy: str) -> None:
+def test_zipped_axes_that_do_not_fit(groups: list[Any], problem: str, remedy: str) -> None:
     error = refused("a=1,2", "b=1,2", "c=1,2,3", "e=1", zip=groups)
     assert error.key == "sweep.zip"
     assert problem in error.problem
