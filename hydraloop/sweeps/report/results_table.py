@@ -139,20 +139,21 @@ def _ranges(numbers: list[int]) -> str:
 
 def _claim(found: Results) -> str:
     """Return what the averages say, and what they do not."""
-    if len(found.groups) < 2:
-        return "There is nothing to compare."
-    fewest = min(len(group.values) for group in found.groups)
-    if found.p is None:
-        why = (
-            f"at least two averages of {statistics.FEWEST} or more jobs are needed"
-            if fewest < statistics.FEWEST
-            else ""
+    fewest, most = statistics.FEWEST, statistics.MOST
+    enough = sum(len(group.values) >= fewest for group in found.groups)
+    if found.p is not None:
+        text = (
+            f"Averages differ if p < {statistics.LEVEL:g} by Welch's t-test of all pairs, corrected by Holm's method."
         )
-        return f"No claim is made about which averages differ: {why or 'the jobs of each average are equal'}."
-    text = f"Averages differ if p < {statistics.LEVEL:g} by Welch's t-test of all pairs, corrected by Holm's method."
-    return text + (
-        f" Averages of fewer than {statistics.FEWEST} jobs are not compared." if fewest < statistics.FEWEST else ""
-    )
+        few = enough < len(found.groups)
+        return f"{text} Averages of fewer than {fewest} jobs are not compared." if few else text
+    if enough < 2:
+        why = f"it takes two averages of {fewest} or more jobs"
+    elif enough > most:
+        why = f"there are more than {most}"
+    else:
+        why = "their jobs have equal or infinite results"
+    return f"No claim is made about which averages differ: {why}."
 
 
 def _best(directory: SweepDirectory, best: Row) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 FEWEST = 5
 """Results of a group that are needed to compare it. With fewer, the test finds only very large differences."""
+MOST = 200
+"""Groups that are compared with each other. More have 20,000 pairs, of which a correction leaves few."""
 LEVEL = 0.05
 """Groups are called different below this p: in at most 5 % of sweeps whose axes have no effect."""
 
@@ -26,10 +28,11 @@ def compare(groups: Sequence[Sequence[float]]) -> list[list[float]] | None:
     """Return the p-values of all pairs by Welch's t-test, with Holm's correction for the number of pairs.
 
     A pair is NaN, and is not counted, if a group has fewer than FEWEST values or one that is not finite, or if neither
-    group has any variance: then chance has no part in the results, or the seed has no effect. None: there is no pair.
+    group has any variance: then chance has no part in the results, or the seed has no effect. None: there is no pair,
+    or there are more than MOST groups.
     """
     able = [index for index, group in enumerate(groups) if len(group) >= FEWEST and all(map(math.isfinite, group))]
-    if len(able) < 2:
+    if not 2 <= len(able) <= MOST:
         return None
     import numpy as np
     from scipy.stats import ttest_ind_from_stats  # 1.2 s

@@ -44,6 +44,7 @@ def test_what_cannot_be_compared_is_not_counted() -> None:
     assert compare([few, few]) is compare([GROUPS[0], diverged]) is compare([]) is None
     assert compare([equal, [0.6] * 5]) is None, "neither varies"
     assert compare([equal, GROUPS[2]]) is not None
+    assert compare([*GROUPS] * 67) is None, "too many pairs"
 
 
 @pytest.mark.parametrize("groups", [2, 4])
