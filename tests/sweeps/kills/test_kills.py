@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sweeps.kills import suite
 from tests.sweeps.kills.harness import Kill, make, train
 from tests.sweeps.kills.judge import problems
 
@@ -39,3 +40,8 @@ def test_jobs_that_run_twice_at_a_time_are_noticed(tmp_path: Path) -> None:
     project = make(tmp_path / "project", before=WITHOUT_CLAIM)
     unclaimed = train(project, "unclaimed", FEW, random.Random(0), [], controllers=2)
     assert "doubled" in {kind for kind, _ in problems(unclaimed, unclaimed)}
+
+
+@pytest.mark.nightly
+def test_twenty_sweeps_with_random_kills() -> None:
+    assert suite.main(sweeps=20, seed=1) == 0
