@@ -6,6 +6,7 @@ may name a file or set an environment variable only if they were typed (`cli/con
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Iterator
 
@@ -23,13 +24,18 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
     Args:
         overrides: as typed, and valid.
     """
+    return list(_keys_of(tuple(overrides)))
+
+
+@functools.lru_cache(maxsize=1)  # each value of a sweep is checked with the same overrides, whose axes may be long
+def _keys_of(overrides: tuple[str, ...]) -> tuple[str, ...]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     keys = (
         _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
         for one in parsed
         if not one.is_delete()
     )
-    return list(dict.fromkeys(key for found in keys for key in found))
+    return tuple(dict.fromkeys(key for found in keys for key in found))
 
 
 def _leaves(key: str, value: object) -> Iterator[str]:
