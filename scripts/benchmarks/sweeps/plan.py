@@ -2,8 +2,8 @@
 
     python scripts/benchmarks/sweeps/plan.py [--values 100] [--seconds 30]
 
-Goals: the sweep is planned (`sweep.json` is written) within 40 s. Then the fork server is started, and when it is ready,
-the first job starts within 1 s: the time from plan to job is compared with that of a sweep of two jobs. The
+Goals: the sweep is planned (`sweep.json` is written) within 40 s. Then the fork server starts, and when it is ready, the
+first job starts within 1 s: the time from plan to job is compared with that of a sweep of two jobs. The
 controller has at most 500 MB, and uses less than 1 % of a core while jobs run.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _measure(seeds: int, rates: int, seconds: float) -> tuple[float, float, float, float]:
-    """Return the seconds to the plan, and from there to a job, the most bytes, and the share of a core while waiting."""
+    """Return the seconds to the plan and from there to a job, the most bytes, and the share of a core while waiting."""
     axes = [f"seed={','.join(map(str, range(seeds)))}", f"optimizer.lr={','.join(f'{n + 1}e-5' for n in range(rates))}"]
     with tempfile.TemporaryDirectory() as folder:
         path = project(Path(folder)) / "all"

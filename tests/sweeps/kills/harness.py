@@ -89,8 +89,6 @@ class Sweep:
         return [
             "-m",
             "experiment=kills",
-            "hydra/launcher=pool",
-            "hydra/sweeper=hydraloop",
             *self.axes,
             f"hydra.sweep.dir={self.path.name}",
             f"sweep.max_workers={self.workers}",

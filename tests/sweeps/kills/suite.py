@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.sweeps.kills.harness import AXES, VICTIMS, Kill, make, train
 from tests.sweeps.kills.judge import problems
 
-KILLS = 12
+KILLS = 20
 """Planned for each sweep. Some sweeps end before the last of them."""
 JOBS = 12
 """Of each sweep."""
