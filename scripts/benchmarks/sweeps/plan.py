@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/sweeps/plan.py [--values 100] [--seconds 30]
 
-Goals: the sweep is planned (`sweep.json` is written) within 40 s. Then the fork server starts, and when it is ready, the
+Goals: the sweep is planned (`sweep.json` is written) within 40 s. Then the fork server starts. When it is ready, the
 first job starts within 1 s: the time from plan to job is compared with that of a sweep of two jobs. The
 controller has at most 500 MB, and uses less than 1 % of a core while jobs run.
 """
