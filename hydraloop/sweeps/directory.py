@@ -61,7 +61,7 @@ class Description:
     overrides: tuple[str, ...]
     """As typed, with axes."""
     config: str
-    """The masked config as YAML, not resolved; without `sweep`, `detach`, `hydra` and the swept keys."""
+    """The masked config of the first job as YAML, not resolved; without `sweep`, `detach` and `hydra`."""
     subdir: str
     """`hydra.sweep.subdir`, not resolved."""
     axes: Axes

@@ -57,7 +57,7 @@ class GridComposer:
             )
         if number is not None:
             with open_dict(cfg):
-                cfg.hydra.job.id = cfg.hydra.job.num = number
+                cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
         return cfg
 
     def apply(self, lines: Sequence[str], cfg: DictConfig) -> None:

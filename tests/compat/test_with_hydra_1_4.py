@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.compat.packages import environment
+from tests.compat.packages import REPOSITORY, environment
 from tests.e2e.projects import Done, Project
 
 pytestmark = pytest.mark.nightly
@@ -92,3 +95,11 @@ def test_a_callback_of_the_project(project: Project) -> None:
     )
     done = train(project, "+hydra.callbacks.mine._target_=my_project.callbacks.Mine", "debug=fast")
     assert "the callback was called" in done.text
+
+
+def test_jobs_of_a_sweep_are_those_that_hydra_composes() -> None:
+    arguments = [sys.executable, "-m", "pytest", "tests/sweeps/test_grid.py", "-W", "ignore:Hydra could not discover"]
+    done = subprocess.run(
+        arguments, cwd=REPOSITORY, env=os.environ | environment("hydra"), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout
