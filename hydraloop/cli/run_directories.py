@@ -76,7 +76,9 @@ def settle_sweep(command: Command, locks: ExitStack) -> tuple[Path, list[str]]:
     with hydra_config(cfg):
         directory = Path(cfg.hydra.sweep.dir)
     locks.enter_context(RunLock(directory, key=_SWEEP_KEY))
-    if run_directory.holds_run(directory) or (directory / "multirun.yaml").exists():
+    if run_directory.holds_run(directory) or any(
+        (directory / name).exists() for name in ("multirun.yaml", "sweep.json")
+    ):
         raise UserError(f"{directory} holds a run already", key=_SWEEP_KEY, remedy="Name another directory.")
     others = [line for line in command.overrides if line.lstrip("+").partition("=")[0] != _SWEEP_KEY]
     return directory, [*others, f"{_SWEEP_KEY}={quoted(directory)}"]
