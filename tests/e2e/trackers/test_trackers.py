@@ -230,6 +230,27 @@ def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
     assert not [job for job in (jobs[0], jobs[2]) if (job.path / "tracking").exists()]
 
 
+@pytest.mark.slow  # two sweeps
+def test_a_sweep_that_is_continued_in_the_background_has_one_parent_run(project: Project) -> None:
+    line = ["-m", "hooks=[mlflow]", "hooks.mlflow.flush_timeout=60", "engine.max_iters=2", "hydra.sweep.dir=all"]
+    done = project.train(*line, "seed=1,2")
+    assert done.code == 0, done.text
+    with project.start(*line, "seed=1,2,3", "sweep.resume=all", "detach=true") as process:
+        process.communicate(timeout=120)
+    assert process.returncode == 0
+
+    def has_three_jobs() -> bool:
+        parent, *children = mlflow_runs(project.path)
+        lines = parent.tags["mlflow.note.content"].splitlines()
+        is_over = {run.status for run in (parent, *children)} == {"FINISHED"}
+        return is_over and len(children) == 3 and len(lines) == 5  # two of the header
+
+    until(has_three_jobs, "the last job")
+    parent, *children = mlflow_runs(project.path)
+    assert (parent.name, {child.parent for child in children}) == ("all", {parent.uid})
+    assert [child.name for child in children] == ["seed=1", "seed=2", "seed=3"]
+
+
 @pytest.mark.slow  # two processes that import torch
 def test_two_ranks_are_one_run(project: Project) -> None:
     done = project.train(ALL, "engine.max_epochs=1", "distributed.nproc_per_node=2", *PATIENT)
