@@ -39,12 +39,19 @@ def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> 
         UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
     """
     wanted = plan.options.resume
-    if wanted is None or (wanted == "auto" and named and not (path / FILENAME).exists()):
-        if wanted is not None:
-            print(f"{path} has no sweep: a new one starts there", file=sys.stderr)
+    if wanted is None:
         return SweepDirectory.create(path, description), plan.axes
     if wanted == "auto" and not named:
         return _continued(_newest(description, plan), description, plan)
+    if wanted == "auto":
+        try:
+            directory = SweepDirectory.create(path, description)
+        except UserError:
+            if not (path / FILENAME).exists():
+                raise
+        else:
+            print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
+            return directory, plan.axes
     found = path if wanted == "auto" else Path(wanted)
     if named and found.resolve() != path.resolve():
         remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"

@@ -118,7 +118,7 @@ def test_auto_finds_the_newest_with_this_config(composer: Composer, tmp_path: Pa
 
 def test_auto_in_a_named_directory(composer: Composer, capsys: pytest.CaptureFixture[str]) -> None:
     begun, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
-    assert "mine has no sweep: a new one starts there" in capsys.readouterr().err
+    assert "mine had no sweep: a new one starts there" in capsys.readouterr().err
     again, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
     assert again.path.name == "mine"
     assert again.description.uid == begun.description.uid
