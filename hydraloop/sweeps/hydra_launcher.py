@@ -79,9 +79,6 @@ class Batch:
     def prepare(self) -> None:
         """Do nothing: this process has imported the program already."""
 
-    def check(self, lines: tuple[str, ...]) -> None:
-        """Do nothing: only the program knows what it needs."""
-
     def run(self, request: Request) -> int:
         """Run a job as Hydra does, and write what it returns. Called in the job's process."""
         outcome: dict[str, Any] = {}

@@ -79,14 +79,6 @@ class SweepJob(Worker):
         typed = [line for axis in axes for value in axis.values for line in value]
         share_followers(self._directory.path, [*typed, *map(str, [*self._command.cfg.hooks])])
 
-    def check(self, lines: tuple[str, ...]) -> None:
-        """Check whether a job can be launched on this machine.
-
-        Raises:
-            UserError: it cannot.
-        """
-        launch_checks.check(self._composed(lines, 0))
-
     def run(self, request: Request) -> int:
         """Run a job, unless another process has it. Returns the exit code."""
         folder = Path(request.folder)

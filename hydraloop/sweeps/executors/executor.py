@@ -76,12 +76,5 @@ class Worker(Protocol):
     def prepare(self) -> None:
         """Import what jobs need. Called in the fork server, which runs no tensor operation and starts no thread."""
 
-    def check(self, lines: tuple[str, ...]) -> None:
-        """Check whether a job can be launched on this machine. Called in a fork, as it may ask a driver for devices.
-
-        Raises:
-            UserError: it cannot.
-        """
-
     def run(self, request: Request) -> int:
         """Run a job and return the exit code. Called in the job's process, which has a session of its own."""

@@ -6,7 +6,6 @@ controller does. Jobs continue, because each has a session of its own.
 The controller sends JSON, and gets one answer to each message:
 
 - `{"job": request}`: `{"pid": 11, "since": 81.2}`, or `{"error": "Cannot allocate memory"}`;
-- `{"check": lines}`: `{}`, or `{"problem": …, "key": …, "remedy": …}`;
 - `{}`: `{}`, when what jobs need is imported.
 
 In addition, it gets `{"ended": 3, "code": 0}` when the process of job 3 has ended.
@@ -29,7 +28,6 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-from hydraloop.errors import UserError
 from hydraloop.launch.termination import leave
 from hydraloop.run.processes import started
 from hydraloop.run.uncollected import uncollected
@@ -119,8 +117,6 @@ class _Server:
         self._controller.send_bytes(encoded(message))
 
     def _answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "check" in message:
-            return self._check(tuple(message["check"]))
         if "job" not in message:
             return {}
         options: dict[str, Any] = {
@@ -153,31 +149,6 @@ class _Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _check(self, lines: tuple[str, ...]) -> Mapping[str, Any]:
-        reads, writes = os.pipe()
-
-        def check() -> int:
-            self._become_job()
-            found: dict[str, Any] = {}
-            try:
-                self._worker.check(lines)
-            except UserError as error:
-                found = {"problem": error.problem, "key": error.key, "remedy": error.remedy}
-            os.write(writes, encoded(found))
-            return 0
-
-        try:
-            pid = _fork(check)
-        except OSError as error:
-            return {"problem": f"no process could be started: {error.strerror}"}
-        finally:
-            os.close(writes)
-        with os.fdopen(reads, "rb") as pipe:
-            found = pipe.read()
-        os.waitpid(pid, 0)
-        answered: dict[str, Any] = json.loads(found or b'{"problem": "the process that checks this machine failed"}')
-        return answered
 
     def _reap(self) -> None:
         """Tell the controller of processes that have ended."""

@@ -72,15 +72,6 @@ class PoolExecutor(Executor):
         if self.forks:
             self._ask({})
 
-    def check(self, lines: tuple[str, ...]) -> None:
-        """Check whether a job can be launched on this machine, by `Worker.check` in another process.
-
-        Raises:
-            UserError: it cannot.
-        """
-        if self.forks and (found := self._ask({"check": lines})):
-            raise UserError(found["problem"], key=found.get("key"), remedy=found.get("remedy"))
-
     def submit(self, request: Request) -> None:
         """Start a job, see `Executor`."""
         if self._spawn is not None and (request.environment or not self.forks):

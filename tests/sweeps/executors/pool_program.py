@@ -45,12 +45,6 @@ class Worker:
     def prepare(self) -> None:
         self.prepared = os.getpid()
 
-    def check(self, lines: tuple[str, ...]) -> None:
-        if lines == ("die",):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if lines:
-            raise UserError("is wrong", key="some.key", remedy="Write another.")
-
     def run(self, request: Request) -> int:
         method: Callable[[Request], int | None] = getattr(self, request.lines[0])
         return method(request) or 0
@@ -220,17 +214,6 @@ def a_signal_ends_a_job_and_a_kill_its_whole_tree() -> None:
         executor.cancel(1, signal.SIGKILL)  # has ended
 
 
-def a_check_runs_in_another_process() -> None:
-    with pool() as executor:
-        executor.wait_ready()
-        executor.check(())
-        for lines, expected in (
-            (("a=1",), "some.key: is wrong\n  Write another."),
-            (("die",), "checks this machine failed"),
-        ):
-            assert expected in refused(functools.partial(executor.check, lines))
-
-
 def a_server_that_is_killed_again_and_again_is_an_error() -> None:
     class OutOfMemory(Worker):
         def prepare(self) -> None:
@@ -372,7 +355,6 @@ CHECKS = [
     a_job_outlives_its_controller,
     a_closed_pool_leaves_its_jobs_alone,
     a_signal_ends_a_job_and_a_kill_its_whole_tree,
-    a_check_runs_in_another_process,
     a_server_that_cannot_be_prepared_is_an_error,
     a_server_that_is_killed_again_and_again_is_an_error,
     a_job_with_an_environment_is_spawned,
