@@ -198,12 +198,26 @@ def _check_interpolations(node: DictConfig, prefix: str = "") -> None:
             _check_interpolations(value, f"{key}.")
 
 
-def _check_values(cfg: DictConfig) -> None:
-    """Refuse numbers out of range, unknown choices, and options that contradict each other."""
+def check_sweep_options(master: DictConfig) -> None:
+    """Refuse options `sweep.*` that are out of range. The configs of jobs do not have them."""
+    _check_options(master, "sweep.")
+
+
+def _check_options(cfg: DictConfig, section: str = "") -> None:
+    """Refuse numbers that are too low, and unknown choices."""
     for key, (lowest, remedy) in _AT_LEAST.items():
-        value = OmegaConf.select(cfg, key)
+        value = OmegaConf.select(cfg, key) if key.startswith(section) else None
         if value is not None and value < lowest:
             raise UserError(f"{value} is below {lowest}", key=key, remedy=remedy)
+    for key, choices in _CHOICES.items():
+        value = OmegaConf.select(cfg, key)
+        if key.startswith(section) and value not in choices:
+            raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {any_of(choices)}.")
+
+
+def _check_values(cfg: DictConfig) -> None:
+    """Refuse numbers out of range, unknown choices, and options that contradict each other."""
+    _check_options(cfg)
     for key, remedy in _ABOVE_0.items():
         value = OmegaConf.select(cfg, key)
         if value is not None and not value > 0:
@@ -224,10 +238,6 @@ def _check_values(cfg: DictConfig) -> None:
             key="engine.benchmark",
             remedy="Leave one of the two out.",
         )
-    for key, choices in _CHOICES.items():
-        value = OmegaConf.select(cfg, key)
-        if value not in choices:
-            raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {any_of(choices)}.")
     for name in cfg.secrets:
         if not _SECRET.fullmatch(str(name)):
             remedy = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."

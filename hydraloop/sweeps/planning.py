@@ -22,6 +22,7 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.selection import select
+from hydraloop.validate import check_sweep_options
 
 ALL_CHECKED = 100
 """Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,
@@ -109,6 +110,7 @@ def check(
         UserError: a mistake in the overrides or in the config files.
     """
     master = command_line.compose_sweep(lines, composer)
+    check_sweep_options(master)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 import warnings
@@ -124,6 +125,9 @@ def check(options: Mapping[str, Any]) -> None:
     cluster = options.get("cluster", "slurm")
     if cluster not in ("slurm", "local"):
         raise UserError(f"{cluster!r} is unknown", key=f"{_KEY}.cluster", remedy="Use slurm or local.")
+    if cluster == "slurm" and shutil.which("srun") is None:
+        remedy = "Run the command where sbatch works, or the jobs on this machine: sweep.submitit.cluster=local"
+        raise UserError("this machine has no Slurm", key="sweep.executor", remedy=remedy)
     if "timeout_min" not in options:
         raise UserError(
             "submitit would end each job after a few minutes",

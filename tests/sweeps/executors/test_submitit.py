@@ -115,9 +115,9 @@ def test_slurm_runs_jobs_and_cancels_one(tmp_path: Path, slurm: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "sweep.submitit.timeout_min: submitit would end each job after a few minutes"),
+        ({"cluster": "local"}, "sweep.submitit.timeout_min: submitit would end each job after a few minutes"),
         ({"cluster": "debug", "timeout_min": 5}, "sweep.submitit.cluster: 'debug' is unknown"),
-        ({"timeout_min": 5}, 'sweep.submitit: Could not detect "srun"'),
+        ({"timeout_min": 5}, "sweep.executor: this machine has no Slurm"),
         ({"cluster": "local", "timeout_min": 5, "partition": "gpu"}, "sweep.submitit: Setting 'partition' is"),
     ],
 )
