@@ -136,7 +136,7 @@ def test_an_installed_plugin_has_to_be_trusted(
     assert caught.value.key == f"hydra.{section}._target_"
     ALLOWLIST.trust(["hydra_plugins.some_plugin"])
     check_hydra(cfg)
-    for name in [name for name in sys.modules if name.split(".")[0] == "hydra_plugins"]:
+    for name in [name for name in sys.modules if name.startswith("hydra_plugins.some_plugin")]:
         del sys.modules[name]
 
 

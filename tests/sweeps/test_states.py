@@ -55,9 +55,10 @@ def test_a_torn_file_is_no_state(tmp_path: Path) -> None:
 
 
 def test_a_result_that_was_written_before_the_kill_counts(tmp_path: Path) -> None:
-    assert states.ended_from_result(RUNNING, tmp_path) is None
+    running = replace(RUNNING, began=time.time())
+    assert states.ended_from_result(running, tmp_path) is None
     FINISHED.write(tmp_path)
-    ended = states.ended_from_result(RUNNING, tmp_path)
+    ended = states.ended_from_result(running, tmp_path)
     assert ended is not None
     assert (ended.state, ended.metric, ended.rule, ended.value, ended.step) == (
         "finished", "accuracy", "greater", 0.75, 40,
@@ -65,7 +66,7 @@ def test_a_result_that_was_written_before_the_kill_counts(tmp_path: Path) -> Non
     assert 0 <= ended.seconds < 60
     assert ended.checkpoint is None
     (tmp_path / "result.json").write_text('{"status": "fini')
-    assert states.ended_from_result(RUNNING, tmp_path) is None
+    assert states.ended_from_result(running, tmp_path) is None
 
 
 def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
