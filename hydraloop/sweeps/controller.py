@@ -93,7 +93,8 @@ class Controller:
         Args:
             retry_failed: whether to run jobs again that have failed.
         """
-        for state in self.directory.states():
+        # Jobs that run already first: they keep their GPUs.
+        for state in sorted(self.directory.states(), key=lambda state: state.state != "running"):
             if state.is_over and not (retry_failed and state.state == "failed"):
                 self.ended[state.number] = state
             else:
@@ -107,6 +108,9 @@ class Controller:
                 self._pass_signals_on()
                 self._renew()
                 self.watcher.update()
+        for number, state in self.ended.items():  # another controller may have finished it since
+            if state.state != "finished":
+                self.ended[number] = self.directory.state(number)
 
     @property
     def stops(self) -> bool:
@@ -228,7 +232,7 @@ class Controller:
     def _adopt(self, state: JobState) -> None:
         """Watch a job that another controller has started."""
         self._elsewhere.add(state.number)
-        if state.machine == machine() and len(self.directory.controllers()) < 2:
+        if state.machine == machine() and sum(mark.machine == machine() for mark in self.directory.controllers()) < 2:
             self._adopted.add(state.number)
             if self.shares.slots is not None:
                 self.shares.slots.hold(state.number, state.gpus)

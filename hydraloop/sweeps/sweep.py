@@ -86,7 +86,7 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
             background.ready(directory.path)
         controller.run(retry_failed=options.retry_failed)
     if not controller.signals:
-        results_table.show(directory)
+        results_table.show(SweepDirectory.load(directory.path))  # another controller may have widened it
     print_end(controller)
     sys.exit(controller.code)
 
@@ -122,19 +122,20 @@ def _shown_to_others(
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
     trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
+    trackers.ended = "interrupted"
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:
         directory.announce(controller.shares.workers, detached=detached)
         trackers.begin(directory.path)
         yield
+        if not controller.left:
+            trackers.ended = "failed" if controller.failed else "finished"
     finally:
         controller.executor.close()
         directory.withdraw()
-        if controller.left:
-            trackers.ended = None if directory.controllers() else "interrupted"
-        elif controller.failed:
-            trackers.ended = "failed"
+        if trackers.ended == "interrupted" and directory.controllers():
+            trackers.ended = None
         trackers.end(directory.path)
         callbacks.on_multirun_end(config=plan.master, config_name=name)
 

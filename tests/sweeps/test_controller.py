@@ -194,6 +194,32 @@ def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pyte
     assert loop.ended[1].state == "finished"
 
 
+def test_the_gpu_of_a_job_that_outlived_its_controller_is_not_given_to_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    loop, played = make(finish, slots=Slots(["0", "1"], 1.0))
+    orphan = RunLock(loop.directory.folder(3), key="").acquire()
+    states.write(
+        loop.directory.folder(3), JobState(3, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False
+    )
+
+    def play(played: Played, request: Request) -> int:
+        if request.number == 4:
+            finish(played, Request(3, (), ""))
+            orphan.release()
+        return finish(played, request)
+
+    played.play = play
+    loop.run()
+    assert [(request.number, request.gpus) for request in played.requests[:3]] == [
+        (0, ("1",)),
+        (1, ("1",)),
+        (2, ("1",)),
+    ]
+    assert loop.code == 0
+
+
 def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Make) -> None:
     def play(played: Played, request: Request) -> int:
         if request.number == 0:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-LEFT = 3
+# Codes that a user's program is unlikely to exit with.
+LEFT = 113
 """Exit code of a job's process that has left the job to another one: the job is running elsewhere, or has ended."""
-NOT_RECORDED = 4
+NOT_RECORDED = 114
 """Exit code of a job's process that could not write the state of its job: a full disk."""
 
 
