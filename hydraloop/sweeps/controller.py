@@ -6,20 +6,21 @@ no threads, and sleeps only in `Executor.poll`.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.run.processes import machine
+from hydraloop.run.processes import is_alive, kill_tree, machine
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
@@ -74,7 +75,7 @@ class Controller:
     """Jobs that this controller has started, and which attempt it is."""
     _elsewhere: set[int] = field(default_factory=set)
     """Jobs that other controllers have started."""
-    _adopted: set[int] = field(default_factory=set)
+    _adopted: dict[int, JobState] = field(default_factory=dict)
     """Those of them that use this machine, and whose controller has ended."""
     _repeated: dict[int, int] = field(default_factory=dict)
     """Jobs that have failed and are run again, and their attempts until then."""
@@ -100,7 +101,12 @@ class Controller:
             else:
                 self._queue(state)
         with self._signals_noted():
-            while self._running or (self._elsewhere and not self._gives_up) or (self._pending and not self.stops):
+            while (
+                self._running
+                or self._adopted
+                or (self._elsewhere and not self._gives_up)
+                or (self._pending and not self.stops)
+            ):
                 self._start()
                 for ended in self.executor.poll(_POLL if self._running or self._elsewhere else 0.0):
                     self._end(ended.number, ended.code)
@@ -233,15 +239,15 @@ class Controller:
         """Watch a job that another controller has started."""
         self._elsewhere.add(state.number)
         if state.machine == machine() and sum(mark.machine == machine() for mark in self.directory.controllers()) < 2:
-            self._adopted.add(state.number)
+            self._adopted[state.number] = state
             if self.shares.slots is not None:
                 self.shares.slots.hold(state.number, state.gpus)
 
     def _give(self, number: int) -> None:
         """Note that a job does not use this machine any more."""
         self._running.pop(number, None)
-        for jobs in (self._elsewhere, self._adopted):
-            jobs.discard(number)
+        self._adopted.pop(number, None)
+        self._elsewhere.discard(number)
         if self.shares.slots is not None:
             self.shares.slots.give(number)
 
@@ -252,11 +258,21 @@ class Controller:
         if self._passed_on is None:
             self._passed_on = time.monotonic()
             del self.signals[1:]
-            for number in self._running:
-                self.executor.cancel(number, signal.Signals(self.signals[0]))
+            self._send(signal.Signals(self.signals[0]))
         elif len(self.signals) > 1:
-            for number in self._running:
-                self.executor.cancel(number, signal.SIGKILL)
+            self._send(signal.SIGKILL)
+
+    def _send(self, sign: signal.Signals) -> None:
+        for number in self._running:
+            self.executor.cancel(number, sign)
+        for state in self._adopted.values():
+            if not is_alive(state.pid, state.since):
+                continue
+            if sign is signal.SIGKILL:
+                kill_tree(state.pid)
+            else:
+                with suppress(ProcessLookupError):
+                    os.kill(state.pid, sign)
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -218,6 +220,41 @@ def test_the_gpu_of_a_job_that_outlived_its_controller_is_not_given_to_another(
         (2, ("1",)),
     ]
     assert loop.code == 0
+
+
+ORPHAN = """
+import os, sys, time
+from pathlib import Path
+from hydraloop.run.lock import RunLock
+from hydraloop.run.processes import machine, started
+from hydraloop.sweeps import states
+folder = Path(sys.argv[1])
+RunLock(folder, key="").acquire()
+pid = os.getpid()
+state = states.JobState(3, "running", attempts=1, machine=machine(), pid=pid, since=started(pid))
+states.write(folder, state, flush=False)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_signal_also_ends_a_job_that_outlived_its_controller(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+
+    def play(played: Played, request: Request) -> int:
+        loop.signals.append(signal.SIGTERM)
+        return finish(played, request)
+
+    loop, played = make(play)
+    folder = loop.directory.folder(3)
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(folder)], stdout=subprocess.PIPE) as orphan:
+        assert orphan.stdout is not None
+        orphan.stdout.readline()
+        loop.run()
+        assert orphan.wait(0.0) == -signal.SIGTERM
+    assert played.started == [0]
+    assert loop.left == [1, 2, 3, 4, 5]
+    assert loop.directory.state(3).state == "interrupted"
 
 
 def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Make) -> None:
