@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hydraloop.cli.console import ConsoleHandler, prepare_handlers
@@ -108,10 +107,10 @@ def status(path: Path) -> list[str]:
     """Return what `status` prints."""
     sweep = opened(path)
     if sweep is None:
-        state = _current(path, states.read(path) or JobState(0, "running"), path)
+        state = states.current(path, states.read(path) or JobState(0, "running"), path)
         hint = [f"  {shlex.join(resume_command(path))}"] if state.state == "interrupted" else []
         return [*_described(state, "the run", path), *hint]
-    found = [_current(sweep.folder(state.number), state, sweep.run_dir(state)) for state in sweep.states()]
+    found = sweep.current_states()
     counts = Counter(state.state for state in found)
     lines = [
         f"{shown(path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
@@ -138,19 +137,6 @@ def _described(state: JobState, name: str, folder: Path) -> list[str]:
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
     log = _log_of(folder)
     return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
-
-
-def _current(folder: Path, state: JobState, run_dir: Path) -> JobState:
-    """Return the state of a job or run, with what its process could not write, as it was killed."""
-    if state.state != "running":
-        return state
-    held = lock.holder(folder)
-    if held is not None:
-        return replace(state, host=held.host, pid=held.processes[0][0])
-    now = states.read(folder) or state  # it may have ended since
-    if now.state != "running":
-        return now
-    return states.ended_from_result(now, run_dir) or replace(now, state="interrupted", reason="its process was killed")
 
 
 def attach(path: Path) -> None:

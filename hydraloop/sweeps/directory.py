@@ -195,6 +195,10 @@ class SweepDirectory:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
         return [self.state(number) for number in range(self.description.axes.count)]
 
+    def current_states(self) -> list[JobState]:
+        """Return the states of all jobs for readers: a job whose process was killed is not `running`."""
+        return [states.current(self.folder(state.number), state, self.run_dir(state)) for state in self.states()]
+
     def settle(self, number: int, code: int | None, attempt: int | None = None) -> JobState:
         """Return the state of a job whose process has ended, after writing it if that process was killed.
 

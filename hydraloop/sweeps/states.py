@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hydraloop.run import atomic, result
+from hydraloop.run import atomic, lock, result
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import checkpoint_folders
@@ -147,3 +147,16 @@ def _checkpoint(best: Mapping[str, Any] | None, run_dir: Path) -> str | None:
     """Return the best checkpoint, else the newest, relative to the run directory."""
     newest = candidates(*checkpoint_folders(run_dir))[:1] if best is None else [Path(best["checkpoint"])]
     return os.path.relpath(newest[0], run_dir) if newest else None
+
+
+def current(folder: Path, state: JobState, run_dir: Path) -> JobState:
+    """Return the state of a job or run, with what its process could not write, as it was killed."""
+    if state.state != "running":
+        return state
+    held = lock.holder(folder)
+    if held is not None:
+        return replace(state, host=held.host, pid=held.processes[0][0])
+    now = read(folder) or state  # it may have ended since
+    if now.state != "running":
+        return now
+    return ended_from_result(now, run_dir) or replace(now, state="interrupted", reason="its process was killed")

@@ -121,13 +121,13 @@ os.register_at_fork(after_in_child=_restore_streams)
 def watch(lines: Lines) -> None:
     """Show a sweep that other processes run, until no controller and no job of it runs."""
     directory = lines.progress.directory
-    known = {state.number: state for state in directory.states() if state.state != "running"}
+    known = {state.number: state for state in directory.current_states() if state.state != "running"}
     with watching(lines) as watcher:
         due = 0.0
         while True:
             if (began := time.monotonic()) >= due:
                 is_over = not directory.controllers()
-                states = directory.states()
+                states = directory.current_states()
                 for state in states:
                     before = known.get(state.number)
                     if before is None or (before.state, before.attempts) != (state.state, state.attempts):

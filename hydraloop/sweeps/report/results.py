@@ -92,7 +92,7 @@ class Results:
 
 def collect(directory: SweepDirectory) -> Results:
     """Read the states of all jobs. 10,000 take about half a second."""
-    states = directory.states()
+    states = directory.current_states()
     keys = tuple(dict.fromkeys(key for axis in directory.description.axes.swept for key in axis.keys))
     with_result = [state for state in states if state.state in ("finished", "stopped") and state.value is not None]
     monitored = next(iter(with_result), None)

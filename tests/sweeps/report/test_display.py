@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hydraloop.run.lock import RunLock
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.lines import Lines
 from hydraloop.sweeps.report import display
@@ -156,12 +157,16 @@ def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, m
 
 def test_attach_follows_a_sweep_until_nothing_runs(directory: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, now = Told(directory), [0.0]
+    locks = {number: RunLock(directory.folder(number), key="") for number in (12, 20)}
+    for held in locks.values():
+        held.try_acquire(renew=False)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def pause(seconds: float) -> None:
         now[0] += 1.0
-        told = {12: finished(0.9)} if "12 finished" not in lines.told else {20: finished(0.9)}
-        write(directory, told)
+        number = 12 if "12 finished" not in lines.told else 20
+        write(directory, {number: finished(0.9)})
+        locks[number].release()
 
     monkeypatch.setattr(time, "sleep", pause)
     display.watch(lines)
@@ -171,3 +176,10 @@ def test_attach_follows_a_sweep_until_nothing_runs(directory: SweepDirectory, mo
         "12 finished",
         "20 finished",
     ]
+
+
+def test_attach_does_not_wait_for_jobs_that_were_killed(directory: SweepDirectory) -> None:
+    lines = Told(directory)
+    display.watch(lines)
+    assert [state.state for state in directory.states()].count("running") == 2
+    assert [state.state for state in directory.current_states()].count("running") == 0
