@@ -55,7 +55,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "workers of an epoch": ("data.loader.num_workers=1", "data.loader.persistent_workers=false"),
     "stream": ("data.train._target_=my_project.faults.Stream", "data.loader.steps_per_epoch=10"),
     "two ranks": (TWO, "data.loader.batch_size=4"),
-    "two ranks, workers": (TWO, "data.loader.batch_size=4", "data.loader.num_workers=1"),
+    "two ranks, workers": (TWO, "data.loader.batch_size=4", "data.loader.num_workers=1", "engine.max_epochs=4"),
     "two ranks, FSDP2": (TWO, "data.loader.batch_size=4", "distributed.strategy=fsdp2"),
     "two ranks, stream": (
         TWO, "data.loader.batch_size=4", "data.train._target_=my_project.faults.Stream",

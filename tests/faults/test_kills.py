@@ -40,7 +40,7 @@ def test_a_killed_worker_and_a_killed_rank_change_nothing(project: Project) -> N
     killed = train(project, "killed", "two ranks, workers", kills)
     assert killed.kills == tuple(kills)
     whole = train(project, "whole", "two ranks, workers", [])
-    assert len(ledger(whole.run)) == 40
+    assert len(ledger(whole.run)) == 80
     assert differences(whole.run, killed.run) == []
 
 
