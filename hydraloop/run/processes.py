@@ -61,6 +61,21 @@ def kill_tree(pid: int) -> None:
                 process.send_signal(signal.SIGKILL)
 
 
+def send(pid: int, since: float | None, sign: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended. SIGKILL also ends all that it has started.
+
+    Args:
+        since: what `started` returned for it.
+    """
+    if not is_alive(pid, since):
+        return
+    if sign is signal.SIGKILL:
+        kill_tree(pid)
+    else:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sign)
+
+
 def machine() -> str:
     """Return a name for where process ids are unique: host, its current boot, and container."""
     names = [socket.gethostname()]

@@ -6,21 +6,20 @@ no threads, and sleeps only in `Executor.poll`.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.run.processes import is_alive, kill_tree, machine
+from hydraloop.run.processes import machine, send
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
@@ -266,13 +265,7 @@ class Controller:
         for number in self._running:
             self.executor.cancel(number, sign)
         for state in self._adopted.values():
-            if not is_alive(state.pid, state.since):
-                continue
-            if sign is signal.SIGKILL:
-                kill_tree(state.pid)
-            else:
-                with suppress(ProcessLookupError):
-                    os.kill(state.pid, sign)
+            send(state.pid, state.since, sign)
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

@@ -10,13 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.run.processes import is_alive, kill_tree, started
+from hydraloop.run.processes import is_alive, send, started
 from hydraloop.sweeps.executors import fork_server
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request, Worker
 
@@ -104,13 +103,8 @@ class PoolExecutor(Executor):
     def cancel(self, number: int, sign: signal.Signals) -> None:
         """Send a signal to a job, see `Executor`."""
         process = self._jobs.get(number)
-        if process is None or not is_alive(process.pid, process.since):
-            return
-        if sign is signal.SIGKILL:
-            kill_tree(process.pid)
-        else:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, sign)
+        if process is not None:
+            send(process.pid, process.since, sign)
 
     def close(self) -> None:
         """End the server. Running jobs go on, and `poll` still returns them."""
