@@ -10,9 +10,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.cli.command import Command
-from hydraloop.cli.hydra_run import quoted, sweep_dir
+from hydraloop.cli.hydra_run import quoted
 from hydraloop.errors import UserError
-from hydraloop.run import attempts
+from hydraloop.run import atomic, attempts
 from hydraloop.run import directory as run_directory
 from hydraloop.run.lock import RunLock
 from hydraloop.run.resume import Resumed
@@ -21,6 +21,11 @@ from hydraloop.validate import hydra_config
 
 _KEY = "hydra.run.dir"
 _SWEEP_KEY = "hydra.sweep.dir"
+_JOB_KEY = "hydra.sweep.subdir"
+_OWNER = ".job"
+"""File in the run directory of a job: its number. Not in a directory that only one job can have."""
+_ENDING = 30.0
+"""Seconds that a job waits for the ranks of its earlier attempt to end, after their launcher was killed."""
 
 
 def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks: ExitStack) -> Path | None:
@@ -84,29 +89,37 @@ def settle_sweep(command: Command, locks: ExitStack) -> tuple[Path, list[str]]:
     return directory, [*others, f"{_SWEEP_KEY}={quoted(directory)}"]
 
 
-class JobDirectories:
-    """The directories of a sweep's jobs."""
+def settle_job(
+    run_dir: Path, sweep: Path, number: int, locks: ExitStack, *, held: Path, continues: bool = False
+) -> None:
+    """Check the run directory of a sweep's job, and lock it until `locks` closes.
 
-    def __init__(self) -> None:
-        self._taken: set[Path] = set()
+    Args:
+        sweep: the directory of the sweep.
+        number: of the job.
+        held: a directory that the job has locked already.
+        continues: whether the job was started before.
 
-    def settle(self, run_dir: Path, locks: ExitStack) -> None:
-        """Check the directory that Hydra has made for a job, and lock it until `locks` closes.
+    Raises:
+        UserError: it is outside the sweep's directory, another job's, locked, or holds a run.
+    """
 
-        Raises:
-            UserError: it is outside the sweep's directory, another job's, locked, or holds a run.
-        """
-        key, remedy = "hydra.sweep.subdir", "Let it tell the jobs apart: ${hydra.job.num}."
-        sweep, resolved = sweep_dir(), run_dir.resolve()
-        if not resolved.is_relative_to(sweep.resolve()):
-            raise UserError(f"{run_dir} is outside the sweep's directory, {sweep}", key=key, remedy=remedy)
-        if resolved in self._taken:
-            raise UserError(f"{run_dir} is another job's already", key=key, remedy=remedy)
-        if resolved != sweep.resolve():  # which is locked already
-            locks.enter_context(RunLock(run_dir, key=key))
-        if run_directory.has_trained(run_dir):  # Hydra has written this job's records
-            raise UserError(f"{run_dir} holds a run already", key=key, remedy=remedy)
-        self._taken.add(resolved)
+    def refused(problem: str) -> UserError:
+        return UserError(f"{run_dir} {problem}", key=_JOB_KEY, remedy="Let it tell the jobs apart: ${hydra.job.num}.")
+
+    resolved, owner = run_dir.resolve(), run_dir / _OWNER
+    if not resolved.is_relative_to(sweep.resolve()):
+        raise refused(f"is outside the sweep's directory, {sweep}")
+    is_named = resolved != held.resolve()
+    if is_named:
+        locks.enter_context(RunLock(run_dir, key=_JOB_KEY, patience=_ENDING if continues else 0.0))
+        continues = continues and owner.exists()
+        if owner.exists() and owner.read_text(encoding="ascii") != str(number):
+            raise refused("is another job's already")
+    if run_directory.has_trained(run_dir) and not continues:  # Hydra may have written this job's records
+        raise refused("holds a run already")
+    if is_named and not continues:
+        atomic.write_text(owner, str(number))
 
 
 def _is_constant(cfg: DictConfig) -> bool:

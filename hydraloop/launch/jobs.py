@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from hydraloop.cli import hydra_run
 from hydraloop.cli.command import Command
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.run_directories import JobDirectories, settle_run, settle_sweep
+from hydraloop.cli.run_directories import settle_job, settle_run, settle_sweep
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, torchrun
@@ -72,7 +72,6 @@ class Jobs:
             folder: with the config files; `name` is that of the primary config.
         """
         launch_checks.check_single_run()
-        directories = JobDirectories()
         self.reports.axes = self.trackers.axes = command.axes
         self.trackers.jobs = 0 if command.plan is None else command.plan.axes.count
 
@@ -80,7 +79,8 @@ class Jobs:
             with ExitStack() as lock:
                 try:
                     launch_checks.check(cfg)
-                    directories.settle(run_dir, lock)
+                    sweep = hydra_run.sweep_dir()
+                    settle_job(run_dir, sweep, HydraConfig.get().job.num, lock, held=sweep)
                 except UserError as error:
                     self.reports.start_job()
                     self.reports.end_job(error)

@@ -3,7 +3,8 @@
 The file `.lock` in the directory names the processes of the run that trains there. On the same machine, the lock is
 free when all of them have ended. For another machine or container, process ids mean nothing: there, the lock is free
 when its modification time is 60 s old. The holder renews that time every 10 s. The age is measured with the clock of
-the file system, so the clocks of two machines need not agree.
+the file system, so the clocks of two machines need not agree. A holder that has lost the lock, because its machine
+stalled, is killed: only one process may train in the directory.
 
 Acquiring is guarded by flock on the same file. On a file system without flock, two starts within milliseconds can both
 acquire the lock.
@@ -21,14 +22,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from hydraloop.errors import UserError
-from hydraloop.run.processes import is_alive, machine, started
+from hydraloop.run.processes import is_alive, kill_tree, machine, started
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +75,16 @@ class Holder:
 
 
 def is_renewed(folder: Path, stat: os.stat_result) -> bool:
-    """Return whether a file in a folder was renewed in the last 60 s, by the clock of the file system."""
-    with tempfile.TemporaryFile(dir=folder) as new:
-        return os.fstat(new.fileno()).st_mtime - stat.st_mtime < HELD
+    """Return whether a file in a folder was renewed in the last 60 s.
+
+    By the clock of the file system; by that of this machine if nothing can be written there.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as new:
+            now = os.fstat(new.fileno()).st_mtime
+    except OSError:
+        now = time.time()
+    return now - stat.st_mtime < HELD
 
 
 class RunLock:
@@ -160,6 +168,13 @@ class RunLock:
             if self._is_ours(handle):
                 self._path.unlink()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process still has the lock. Otherwise it must not write what the lock guards."""
+        with suppress(OSError), _opened_to_read(self._path) as handle:
+            return self._is_ours(handle)
+        return False
+
     def __enter__(self) -> Self:
         return self.acquire()
 
@@ -172,7 +187,7 @@ class RunLock:
         """Acquire the lock if it is free. Return its holder."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _opened(self._path, os.O_CREAT) as handle:
+            with _opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
                 found = _read(handle)
                 if found is not None and found.holds(self._path, handle):
                     return found
@@ -200,16 +215,14 @@ class RunLock:
     def _renew(self) -> None:
         while not self._done.wait(BEAT):
             with suppress(OSError):  # the file system may be back at the next renewal
-                handle = os.open(self._path, os.O_RDONLY)
-                try:
-                    ours = self._is_ours(handle)
-                finally:
-                    os.close(handle)
-                if not ours:
+                with _opened_to_read(self._path) as handle:
+                    found = _read(handle)
+                if found is not None and found.token != self._token:
                     log.error(
-                        "%s: another process has acquired the lock, because it was not renewed in time", self._path
+                        "%s was not renewed in time: process %d on %s continues, and this one is killed",
+                        *(self._path, found.processes[0][0], found.host),
                     )
-                    return
+                    kill_tree(os.getpid())
                 os.utime(self._path)
 
     def _is_ours(self, handle: int) -> bool:
@@ -219,7 +232,7 @@ class RunLock:
 
 def holder(folder: Path) -> Holder | None:
     """Return what has the lock of a directory; None if the lock is free."""
-    with suppress(OSError), _opened(folder / FILENAME) as handle:
+    with suppress(OSError), _opened_to_read(folder / FILENAME) as handle:
         found = _read(handle)
         if found is not None and found.holds(folder / FILENAME, handle):
             return found
@@ -239,12 +252,12 @@ def join(folder: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+def _opened(path: Path, flags: int = os.O_RDWR, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
     """Open the file and lock it with flock. Repeat if it was removed while this process waited for it."""
     while True:
-        handle = os.open(path, os.O_RDWR | flags, 0o666)
+        handle = os.open(path, flags, 0o666)
         try:
-            _flock(handle, fcntl.LOCK_EX)
+            _flock(handle, operation)
             try:
                 current = os.path.samestat(os.stat(path), os.fstat(handle))
             except FileNotFoundError:
@@ -257,23 +270,27 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
             os.close(handle)
 
 
+def _opened_to_read(path: Path) -> AbstractContextManager[int]:
+    """Open the file for a process that may not be permitted to write it."""
+    return _opened(path, os.O_RDONLY, fcntl.LOCK_SH)
+
+
 def _flock(handle: int, operation: int) -> None:
     with suppress(OSError):  # a file system without flock
         fcntl.flock(handle, operation)
 
 
 def _read(handle: int) -> Holder | None:
-    """Return the holder; None if the file is empty or cut off by a kill."""
+    """Return the holder; None if the file is empty or damaged."""
     try:
-        os.lseek(handle, 0, os.SEEK_SET)
-        found = json.loads(os.read(handle, 1 << 16))
+        found = json.loads(os.pread(handle, 1 << 16, 0).partition(b"\n")[0])
         return Holder(**{**found, "processes": tuple((int(pid), since) for pid, since in found["processes"])})
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def _write(handle: int, holder: Holder) -> None:
-    content = json.dumps(asdict(holder)).encode()
-    os.ftruncate(handle, 0)
-    os.lseek(handle, 0, os.SEEK_SET)
-    os.write(handle, content)
+    """Write the first line in place: on a full disk and after a kill, the holder before is not lost."""
+    content = json.dumps(asdict(holder)).encode() + b"\n"
+    os.pwrite(handle, content, 0)
+    os.ftruncate(handle, len(content))

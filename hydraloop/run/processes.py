@@ -23,7 +23,8 @@ def started(pid: int) -> float | None:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return float(process.create_time() - psutil.boot_time())
+        boot = psutil.boot_time()  # first: psutil 5.9 adds what this function last returned, before the clock was set
+        return float(process.create_time() - boot)
     except psutil.Error:
         return None
 

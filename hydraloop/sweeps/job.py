@@ -25,13 +25,13 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.cli import hydra_run
 from hydraloop.cli.command import Command, explained
+from hydraloop.cli.run_directories import settle_job
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts
 from hydraloop.run.config_yaml import dumped, masked_yaml
-from hydraloop.run.directory import has_trained
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine, started
 from hydraloop.run.result import describe
@@ -45,12 +45,6 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
-_KEY = "hydra.sweep.subdir"
-_REMEDY = "Let it tell the jobs apart: ${hydra.job.num}."
-_OWNER = ".job"
-"""File in a run directory that is not named after its job: the number of that job."""
-_ENDING = 30.0
-"""Seconds that a job waits for the ranks of its earlier attempt to end, after their launcher was killed."""
 _EVERY_JOB = ("hydraloop.builder", "hydraloop.tracking.hook", "numpy.random", "psutil", "torch.profiler")
 """Modules that each job imports."""
 
@@ -91,7 +85,7 @@ class SweepJob(Worker):
                 if lock.try_acquire() is not None:
                     return LEFT
                 state = self._claimed(request)
-                return LEFT if state is None else self._run(request, state)
+                return LEFT if state is None else self._run(request, state, lock)
         except KeyboardInterrupt as error:
             return _exit_code(error)
         except (OSError, UserError) as error:  # a full disk
@@ -126,7 +120,7 @@ class SweepJob(Worker):
         states.write(folder, state, flush=False)
         return state
 
-    def _run(self, request: Request, state: JobState) -> int:
+    def _run(self, request: Request, state: JobState, lock: RunLock) -> int:
         """Run the job that this process has claimed, and write its end. Returns the exit code."""
         folder = Path(request.folder)
         error: BaseException | None = None
@@ -134,7 +128,8 @@ class SweepJob(Worker):
         def note(**changed: Any) -> None:
             nonlocal state
             state = replace(state, **changed)
-            states.write(folder, state, flush=False)
+            if lock.is_held:
+                states.write(folder, state, flush=False)
 
         try:
             with ExitStack() as locks:
@@ -150,6 +145,8 @@ class SweepJob(Worker):
         except BaseException as raised:
             error = raised
             self._jobs.reports.show(error)
+        if not lock.is_held:  # this machine stalled, and another one continues the job
+            return LEFT
         states.write(folder, _ended(state, self._directory.run_dir(state), error), flush=True)
         return _exit_code(error)
 
@@ -161,27 +158,11 @@ class SweepJob(Worker):
         return cfg
 
     def _settle(self, cfg: DictConfig, state: JobState, locks: ExitStack) -> Path:
-        """Return the run directory, locked until `locks` closes.
-
-        Raises:
-            UserError: it is outside the sweep's directory, another job's, locked, or holds a run.
-        """
+        """Return the run directory, checked and locked by `settle_job`."""
         with hydra_config(cfg):
             run_dir = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-        sweep, resolved = self._directory.path, run_dir.resolve()
-        if not resolved.is_relative_to(sweep.resolve()):
-            raise UserError(f"{run_dir} is outside the sweep's directory, {sweep}", key=_KEY, remedy=_REMEDY)
-        is_own = state.attempts > 1
-        if resolved != self._directory.folder(state.number).resolve():  # which is locked already
-            locks.enter_context(RunLock(run_dir, key=_KEY, patience=_ENDING if is_own else 0.0))
-            owner = run_dir / _OWNER
-            if owner.exists() and owner.read_text(encoding="ascii") != str(state.number):
-                raise UserError(f"{run_dir} is another job's already", key=_KEY, remedy=_REMEDY)
-            is_own = owner.exists()
-            if is_own or not has_trained(run_dir):
-                owner.write_text(str(state.number), encoding="ascii")
-        if not is_own and has_trained(run_dir):
-            raise UserError(f"{run_dir} holds a run already", key=_KEY, remedy=_REMEDY)
+        folder, continues = self._directory.folder(state.number), state.attempts > 1
+        settle_job(run_dir, self._directory.path, state.number, locks, held=folder, continues=continues)
         return run_dir
 
     def _train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -145,6 +147,55 @@ def test_a_lock_that_another_process_has_taken_over_is_left_alone(tmp_path: Path
         path = elsewhere(tmp_path / "other", age=0)
         (tmp_path / FILENAME).write_bytes(path.read_bytes())
     assert (tmp_path / FILENAME).read_bytes() == path.read_bytes()
+
+
+def test_a_process_that_has_lost_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two processes would train in the directory."""
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    killed = threading.Event()
+    monkeypatch.setattr(lock, "kill_tree", lambda pid: killed.set() if pid == os.getpid() else None)
+    with lock_of(tmp_path) as held:
+        assert held.is_held
+        (tmp_path / FILENAME).write_bytes(b"")
+        assert not held.is_held
+        assert not killed.wait(0.2), "a damaged file is no other process"
+        (tmp_path / FILENAME).write_bytes(elsewhere(tmp_path / "other", age=0).read_bytes())
+        assert not held.is_held
+        assert killed.wait(60)
+
+
+def test_a_full_disk_does_not_free_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with lock_of(tmp_path):
+        for name in ("write", "pwrite"):
+            monkeypatch.setattr(os, name, full)
+        lock.join(tmp_path)  # as rank 0 of a job
+        monkeypatch.undo()
+        assert lock.holder(tmp_path) is not None
+
+
+@pytest.mark.parametrize("age", [None, 50.0, 70.0])
+def test_a_reader_without_permission_to_write(age: float | None) -> None:
+    """A holder here, and holders on another machine. Root may write everywhere, so it becomes another user."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are of one user
+        folder = Path(name)
+        folder.chmod(0o755)
+        held = lock_of(folder).acquire() if age is None else None
+        if age is not None:
+            elsewhere(folder, age=age)
+        folder.chmod(0o555)
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            assert (lock.holder(folder) is None) == (age == 70)
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o755)
+            if held is not None:
+                held.release()
 
 
 HOLDING = """

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ from hydraloop.launch.termination import leave
 from hydraloop.run import atomic, checkpoint_files
 from hydraloop.run.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import job
+from hydraloop.sweeps import job, states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.directory import Description, SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
@@ -66,6 +67,20 @@ def after_checkpoint(then: Callable[[], Any]) -> Callable[..., None]:
     return write
 
 
+def after_loss(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Jobs.train`, after another machine has taken over the job, as this one has stalled for a minute."""
+
+    def stalled(jobs: Jobs, cfg: DictConfig, run_dir: Path, *arguments: Any, **options: Any) -> Any:
+        content = json.loads((run_dir / ".lock").read_bytes())
+        (run_dir / ".lock").write_text(json.dumps({**content, "token": "other", "machine": "node7", "host": "node7"}))
+        state = states.read(run_dir)
+        assert state is not None
+        states.write(run_dir, replace(state, attempts=2, host="node7", machine="node7"), flush=False)
+        return train(jobs, cfg, run_dir, *arguments, **options)
+
+    return stalled
+
+
 def write_twice(cfg: DictConfig, run_dir: Path, records: str) -> None:
     """Write the records, and a copy by Hydra itself."""
     write_records(cfg, run_dir, records)
@@ -84,6 +99,8 @@ def prepare(when: str) -> None:
         Result.write = after(Result.write, kill)  # type: ignore[method-assign]
     elif when == "start":
         Jobs.train = kill  # type: ignore[method-assign]
+    elif when == "stalled":
+        Jobs.train = after_loss(Jobs.train)  # type: ignore[method-assign]
     elif when == "terminated":
         atomic.write_text = after_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif when == "full":

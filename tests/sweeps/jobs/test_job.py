@@ -36,13 +36,13 @@ def module_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def sweep(module_project: Project) -> Path:
-    """Jobs: 0 finished, 1 failed, 2 killed before its first iteration."""
+    """Jobs: 0 finished, 1 failed, 2 killed before its first iteration, 3 taken over by another machine."""
     codes = run(
         module_project,
-        *([0, 0, "records"], [0, 0], [0, 1], [1, 0], [1, 5], [2, 0, "start"]),
-        **{"optimizer.lr": ["1e-3", "-1", "1e-2"]},
+        *([0, 0, "records"], [0, 0], [0, 1], [1, 0], [1, 5], [2, 0, "start"], [3, 0, "stalled"]),
+        **{"optimizer.lr": ["1e-3", "-1", "1e-2", "2e-3"]},
     )
-    assert codes == [0, LEFT, LEFT, 0, LEFT, -9]
+    assert codes == [0, LEFT, LEFT, 0, LEFT, -9, LEFT]
     return module_project.path / "sweep"
 
 
@@ -87,6 +87,13 @@ def test_a_killed_job(sweep: Path) -> None:
     state = state_of(sweep, 2)
     assert (state.state, state.reason, state.attempts) == ("interrupted", "killed by SIGKILL (out of memory?)", 1)
     assert not (sweep / "2" / ".lock").exists()
+
+
+def test_a_job_that_another_machine_has_taken_over(sweep: Path) -> None:
+    """The first process trained to its end, but did not write it."""
+    assert Run(sweep / "3").result["status"] == "finished"
+    state = state_of(sweep, 3)
+    assert (state.state, state.attempts, state.host, state.total) == ("running", 2, "node7", None)
 
 
 @pytest.mark.slow
