@@ -278,11 +278,12 @@ def _lost(state: JobState, code: int | None) -> JobState:
     """Return the state of a job whose process has ended without writing it, by its exit code."""
     if code is None:
         return replace(state, state="interrupted", reason="its process has ended without a result")
-    if code in (NOT_RECORDED, REQUEUE) or code - 128 in _ENDINGS:
+    if code in (NOT_RECORDED, REQUEUE):
         return replace(state, state="interrupted", reason="its state could not be written")
-    if -code in _ENDINGS:
-        memory = " (out of memory?)" if -code == signal.SIGKILL else ""
-        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(-code).name}{memory}")
+    number = -code if code < 0 else code - 128
+    if number in _ENDINGS:
+        memory = " (out of memory?)" if number == signal.SIGKILL else ""
+        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
     how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
     return replace(state, state="failed", error=f"its process {how}; see {states.LOG}")
 

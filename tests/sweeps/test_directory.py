@@ -135,7 +135,7 @@ def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> 
         (1, "failed", "its process ended with exit code 1 and no result; see job.log"),
         (NOT_RECORDED, "interrupted", "its state could not be written"),
         (75, "interrupted", "its state could not be written"),
-        (143, "interrupted", "its state could not be written"),
+        (128 + signal.SIGTERM, "interrupted", "killed by SIGTERM"),
         (None, "interrupted", "its process has ended without a result"),
     ],
 )
@@ -164,6 +164,7 @@ def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) 
         (1, 1, "failed"),
         (-signal.SIGKILL, 2, "interrupted"),
         (-signal.SIGKILL, 2, "interrupted"),
+        (128 + signal.SIGINT, 3, "interrupted"),
     ):
         settled = sweep.settle(0, code, attempt)
         assert (settled.state, settled.attempts) == (state, attempt)

@@ -178,6 +178,8 @@ def _exit_with(run: Callable[[], int]) -> NoReturn:
     code = 1
     try:
         code = run()
+    except KeyboardInterrupt:  # before the job could handle it
+        code = 128 + signal.SIGINT
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -69,6 +69,10 @@ class Worker:
     def fail(self, request: Request) -> None:
         raise ValueError("on purpose")
 
+    def interrupt(self, request: Request) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # before the job handles it
+        time.sleep(60)
+
     def sleep(self, request: Request) -> None:
         """Start a child with a session of its own, and one without, and sleep."""
         children = [subprocess.Popen(["sleep", "60"], start_new_session=own) for own in (False, True)]
@@ -130,7 +134,8 @@ def each_job_is_a_process_that_reports_its_end() -> None:
             executor.submit(request(number, "code", str(number)))
         assert ended(executor, 20) == [Ended(number, number) for number in range(20)]
         executor.submit(request(20, "fail"))
-        assert ended(executor, 1) == [Ended(20, 1)]
+        executor.submit(request(21, "interrupt"))
+        assert ended(executor, 2) == [Ended(20, 1), Ended(21, 130)]
         assert len(os.listdir("/proc/self/task")) == 1
 
 
