@@ -85,7 +85,7 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
 def hydra_config(cfg: DictConfig) -> Iterator[None]:
     """In the body, interpolations of `${hydra:…}` resolve. `cfg` has the node `hydra`."""
     before = HydraConfig.instance().cfg  # of a surrounding job
-    HydraConfig.instance().set_config(cfg)
+    HydraConfig.instance().cfg = cfg  # `set_config` would copy the node, which takes 3 ms
     try:
         yield
     finally:
