@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hydraloop.cli.console import ConsoleHandler, prepare_handlers
@@ -37,7 +38,7 @@ _MOST = 20
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command. Returns the exit code: 0, or 2 after a mistake, or 130 after Ctrl-C."""
+    """Run a command. Returns the exit code: 0; 1 if something could not be stopped; 2 after a mistake; 130: Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
         if args.command == "logs":
@@ -51,11 +52,14 @@ def main(argv: Sequence[str]) -> int:
         else:
             print("\n".join(status(args.directory)))
         sys.stdout.flush()
-    except UserError as error:
-        Reports(with_traceback=False).show(error)
-        return 2
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, UserError) as error:
+        if isinstance(error, OSError):
+            remedy = f"See its permissions and the free space: ls -ld {args.directory}; df {args.directory}"
+            error = UserError(f"{error.filename or args.directory}: {error.strerror}", remedy=remedy)
+        Reports(with_traceback=False).show(error)
+        return 2
     except KeyboardInterrupt:
         return 130
     return 0
@@ -183,8 +187,7 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
         number: that of a job; None: the log of a run, or of the sweep's detached controller.
         follow: also print what is added, until the process has ended.
     """
-    sweep = opened(path)
-    folder = path
+    sweep, folder = opened(path), path
     if sweep is not None and number is not None:
         if not 0 <= number < sweep.description.axes.count:
             raise UserError(
@@ -199,9 +202,10 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
         if sweep is not None and number is None:
             problem = "the sweep was not detached, so its controller has printed to its terminal"
         raise UserError(problem, key="logs", remedy=f"See which jobs there are: python -m hydraloop status {path}")
+    alive = sweep.controllers if sweep is not None and number is None else partial(lock.holder, folder)
     with log.open("rb") as file:
         while True:
-            is_over = not follow or _is_over(sweep if number is None else None, folder)
+            is_over = not follow or not alive()
             while chunk := file.read(1 << 16):  # after the end was seen, so that nothing is missed
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
@@ -211,7 +215,7 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
 
 
 def stop(path: Path, seconds: float) -> bool:
-    """End a sweep or a run, print what has ended, and return whether nothing is left on other machines."""
+    """End a sweep or a run, print what has ended, and return whether nothing of it is left."""
     sweep, here = opened(path), machine()
     others = set[str]()
 
@@ -226,24 +230,23 @@ def stop(path: Path, seconds: float) -> bool:
         alive = ([process for process in one.processes if is_alive(*process)] for one in held if one.is_here)
         return [processes[0] for processes in alive if processes]  # which tells rank 0, if that is another
 
-    ended, killed = stopping.end(find, seconds)
-    if sweep is not None:
-        for state in _running(sweep):
-            if lock.holder(sweep.folder(state.number)) is None:
-                sweep.settle(state.number, None)
+    ended, killed, left = stopping.end(find, seconds)
     print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))
+    if left:
+        pids = ",".join(map(str, left))
+        print(f"error: these processes could not be ended: ps -o pid,user,stat,args -p {pids}", file=sys.stderr)
     if others:
         print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
-    return not others
+    if sweep is not None:
+        for number in range(sweep.description.axes.count):
+            (sweep.folder(number) / states.REQUEST).unlink(missing_ok=True)  # of a job that waits in Slurm's queue
+        for state in _running(sweep):
+            sweep.settle(state.number, None)
+    return not others and not left
 
 
 def _running(sweep: SweepDirectory) -> list[JobState]:
     return [state for state in sweep.states() if state.state == "running"]
-
-
-def _is_over(sweep: SweepDirectory | None, folder: Path) -> bool:
-    """Return whether the processes have ended whose log is printed: controllers, or that of a run."""
-    return lock.holder(folder) is None if sweep is None else not sweep.controllers()
 
 
 def _log_of(folder: Path) -> Path | None:

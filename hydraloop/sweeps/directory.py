@@ -46,7 +46,6 @@ class ControllerMark:
     since: float | None
     began: float
     workers: int
-    detached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +148,12 @@ class SweepDirectory:
             unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def folder(self, number: int) -> Path:
-        """Return where the state, the log and the lock of a job are.
+        """Return where the state, the log and the lock of a job are."""
+        return self.path / self._folder(number)
 
-        It is the run directory, if that is named after the number; else `.jobs/<number>`.
-        """
-        return self.path / str(number) if self.is_numbered else self.path / ".jobs" / str(number)
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether run directories are named after the numbers of their jobs."""
-        return self.description.subdir == _NUMBERED
+    def _folder(self, number: int) -> str:
+        """Return the run directory of a job, if that is named after the number; else `.jobs/<number>`."""
+        return str(number) if self.description.subdir == _NUMBERED else f".jobs/{number}"
 
     def name(self, number: int) -> str:
         """Return the name of a job for people: `job 3 (optimizer.lr=1e-3 seed=1)`."""
@@ -171,7 +166,7 @@ class SweepDirectory:
         return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
 
     def run_dir(self, state: JobState) -> Path:
-        """Return the run directory of a job that was started."""
+        """Return the run directory of a job; before that is known, its folder."""
         return self.path / state.directory
 
     def state(self, number: int) -> JobState:
@@ -183,13 +178,11 @@ class SweepDirectory:
         found = states.read(folder)
         if found is not None:
             return found
-        lines = self.description.axes.lines(number)
+        queued = JobState(number, "queued", self.description.axes.lines(number), directory=self._folder(number))
         if not (folder / states.FILENAME).exists():
-            return JobState(number, "queued", lines)
-        directory = str(number) if self.is_numbered else ""
-        reason = f"its {states.FILENAME} was damaged"
-        lost = JobState(number, "interrupted", lines, attempts=1, directory=directory, reason=reason)
-        return (states.ended_from_result(lost, folder) if self.is_numbered else None) or lost
+            return queued
+        lost = replace(queued, state="interrupted", attempts=1, reason=f"its {states.FILENAME} was damaged")
+        return states.ended_from_result(lost, folder) or lost
 
     def states(self) -> list[JobState]:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
@@ -236,17 +229,20 @@ class SweepDirectory:
             held.release()
         return state
 
-    def announce(self, workers: int, *, detached: bool) -> None:
+    def announce(self, workers: int) -> None:
         """Write the mark of this process, a controller.
 
         Raises:
-            OSError: it cannot be written.
+            UserError: it cannot be written.
         """
         host, pid = socket.gethostname(), os.getpid()
-        mark = ControllerMark(host, machine(), pid, started(pid), time.time(), workers, detached)
+        mark = ControllerMark(host, machine(), pid, started(pid), time.time(), workers)
         self._mark = self.path / CONTROLLERS / f"{host}-{pid}.json"
-        self._mark.parent.mkdir(exist_ok=True)
-        atomic.write_text(self._mark, json.dumps(asdict(mark)) + "\n", flush=False)
+        try:
+            self._mark.parent.mkdir(exist_ok=True)
+            atomic.write_text(self._mark, json.dumps(asdict(mark)) + "\n", flush=False)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def renew(self) -> None:
         """Tell other machines that this controller is alive. Called every 10 s."""
@@ -316,4 +312,5 @@ def _held(path: Path) -> UserError:
 
 def _unwritable(path: Path, error: OSError) -> UserError:
     problem = f"{path} cannot be written: {error.strerror}"
-    return UserError(problem, key="hydra.sweep.dir", remedy="Name another directory.")
+    remedy = "Free some space, or name another directory."
+    return UserError(problem, key="hydra.sweep.dir", remedy=remedy)

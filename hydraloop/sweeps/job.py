@@ -101,20 +101,19 @@ class SweepJob(Worker):
         folder = self._directory.folder(request.number)
         if before.attempts != request.attempts or before.state not in ("queued", "interrupted", "failed"):
             return None
-        first = before.attempts == 0
         state = JobState(
             number=request.number,
             state="running",
             overrides=tuple(mask_overrides(request.lines)),
             attempts=before.attempts + 1,
-            directory=before.directory or os.path.relpath(folder, self._directory.path),
+            directory=before.directory,
             host=socket.gethostname(),
             machine=machine(),
             pid=os.getpid(),
             since=started(os.getpid()),
             began=time.time(),
             seconds=before.seconds,
-            earlier_result=None if first else states.result_checksum(self._directory.run_dir(before)),
+            earlier_result=states.result_checksum(self._directory.run_dir(before)),
             gpus=request.gpus or (),
         )
         states.write(folder, state, flush=False)

@@ -25,6 +25,8 @@ continues it. `pruned`: by the optimizer of the sweep."""
 FILENAME = "job.json"
 LOG = "job.log"
 """What the job's processes have printed."""
+REQUEST = "request.json"
+"""What a new Python process is to run. Without the file, it exits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from hydraloop.run.processes import is_alive
 
 _POLL = 0.1
 """Seconds between two looks at the processes."""
+_DYING = 5.0
+"""Seconds that killed processes may take to end."""
 
 
-def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) -> tuple[int, int]:
+def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) -> tuple[int, int, list[int]]:
     """Send SIGTERM, so that runs save; kill what is left after some seconds.
 
     Ranks and followers have sessions of their own, and a process that has ended no longer tells what it has started.
@@ -24,7 +26,8 @@ def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) 
         find: returns ids and starts of the processes that are told, and is asked again until it returns none.
 
     Returns:
-        How many processes have ended, and how many of them were killed.
+        How many processes have ended, how many of them were killed, and the ids of those that could not be ended:
+        another user's, or in a system call that does not return.
     """
     until = time.monotonic() + seconds
     told, seen, killed = set[psutil.Process](), set[psutil.Process](), set[psutil.Process]()
@@ -34,9 +37,9 @@ def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) 
             with suppress(psutil.Error):
                 seen |= {root, *root.children(recursive=True)}
         left = {process for process in seen if _is_running(process)}
-        if not left:
-            return len(seen), len(killed)
         is_late = time.monotonic() > until
+        if not left or time.monotonic() > until + _DYING:
+            return len(seen - left), len(killed - left), sorted(process.pid for process in left)
         for process in left if is_late else roots - told:
             with suppress(psutil.Error):  # it has ended
                 process.kill() if is_late else process.terminate()

@@ -79,8 +79,7 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
     )
-    shown = _shown_to_others(controller, command, plan, name, detached=background is not None)
-    with shown, watching(lines) as controller.watcher:
+    with _shown_to_others(controller, command, plan, name), watching(lines) as controller.watcher:
         executor.wait_ready()
         if background is not None:
             background.ready(directory.path)
@@ -116,9 +115,7 @@ def _environment(cfg: DictConfig) -> dict[str, str]:
 
 
 @contextmanager
-def _shown_to_others(
-    controller: Controller, command: Command, plan: Plan, name: str, *, detached: bool
-) -> Iterator[None]:
+def _shown_to_others(controller: Controller, command: Command, plan: Plan, name: str) -> Iterator[None]:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
     trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
@@ -126,7 +123,7 @@ def _shown_to_others(
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:
-        directory.announce(controller.shares.workers, detached=detached)
+        directory.announce(controller.shares.workers)
         trackers.begin(directory.path)
         yield
         if not controller.left:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
+import psutil
 import pytest
 
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import is_alive, started
-from hydraloop.sweeps import states
+from hydraloop.sweeps import states, stopping
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.directory import Description, SweepDirectory
@@ -91,7 +94,7 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
         "failed: job 1 (optimizer.lr=1e-3 seed=1): ValueError: no",
         f"  {sweep.folder(1) / 'job.log'}",
     ]
-    sweep.announce(2, detached=True)
+    sweep.announce(2)
     assert main(["status", str(sweep.path)]) == 0
     assert f"controller: process {os.getpid()} on " in capsys.readouterr().out
 
@@ -124,7 +127,11 @@ def test_a_followed_log_ends_with_its_job(sweep: SweepDirectory, capfd: pytest.C
 
 
 def test_stop_records_what_was_killed(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = sweep.folder(4) / "request.json"  # in Slurm's queue
+    waiting.parent.mkdir()
+    waiting.touch()
     assert main(["stop", str(sweep.path)]) == 0
+    assert not waiting.exists()
     assert [state.state for state in sweep.states()][2:4] == ["interrupted", "interrupted"]
     assert capsys.readouterr().out.startswith("processes ended: 0\n")
 
@@ -166,6 +173,39 @@ def test_stop_leaves_no_process(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert script.wait(20) == -15
     assert main(["stop", str(run)]) == 0
     assert capsys.readouterr().out.startswith("processes ended: 0\n")
+
+
+def test_stop_names_what_it_cannot_end(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in state D, or of another user."""
+    monkeypatch.setattr(stopping, "_DYING", 0.2)
+    monkeypatch.setattr(psutil.Process, "kill", lambda process: None)
+    process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; read line"], stdin=PIPE, stdout=PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    RunLock(run, key="").acquire()
+    content = json.loads((run / ".lock").read_bytes())
+    (run / ".lock").write_text(json.dumps({**content, "processes": [[process.pid, started(process.pid)]]}))
+    assert main(["stop", str(run), "--wait", "0"]) == 1
+    printed = capfd.readouterr()
+    assert printed.out == "processes ended: 0\n"
+    assert printed.err == f"error: these processes could not be ended: ps -o pid,user,stat,args -p {process.pid}\n"
+    process.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [("stop {}", f"2/.job.json.{os.getpid()}.part"), ("logs {} 3", "3/job.log")]
+)
+def test_an_error_of_the_disk_is_one_message(
+    words: str, name: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sweep.path / name).mkdir()
+    assert main(words.format(sweep.path).split()) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {sweep.path / name}: Is a directory",
+        f"  See its permissions and the free space: ls -ld {sweep.path}; df {sweep.path}",
+    ]
 
 
 def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

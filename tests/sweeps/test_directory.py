@@ -101,6 +101,12 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
         SweepDirectory.create(tmp_path / "file" / "sweep", DESCRIPTION)
 
 
+def test_a_controller_on_a_full_disk(sweep: SweepDirectory) -> None:
+    (sweep.path / CONTROLLERS).touch()
+    with pytest.raises(UserError, match="cannot be written: File exists"):
+        sweep.announce(1)
+
+
 def test_a_job_without_a_file_is_queued(sweep: SweepDirectory) -> None:
     running(sweep, 1)
     assert [state.state for state in sweep.states()] == ["queued", "running", *["queued"] * 4]
@@ -187,9 +193,9 @@ def test_a_job_that_another_process_runs_is_not_settled(sweep: SweepDirectory) -
 
 def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
     assert sweep.controllers() == []
-    sweep.announce(2, detached=True)
+    sweep.announce(2)
     (mark,) = sweep.controllers()
-    assert (mark.pid, mark.since, mark.workers, mark.detached) == (os.getpid(), started(os.getpid()), 2, True)
+    assert (mark.pid, mark.since, mark.workers) == (os.getpid(), started(os.getpid()), 2)
     (path,) = (sweep.path / CONTROLLERS).iterdir()
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "since": 1.0}))

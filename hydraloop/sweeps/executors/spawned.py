@@ -17,7 +17,7 @@ from typing import Any
 
 from hydraloop.run import atomic, environment
 from hydraloop.sweeps.executors.executor import LEFT, Request
-from hydraloop.sweeps.states import LOG
+from hydraloop.sweeps.states import LOG, REQUEST
 from hydraloop.tracking.spawning import share_fork_servers
 
 
@@ -63,7 +63,7 @@ class Spawn:
         Raises:
             OSError: the file cannot be written.
         """
-        path = Path(request.folder, "request.json")
+        path = Path(request.folder, REQUEST)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "sweep": str(self.sweep),
