@@ -23,8 +23,7 @@ from hydraloop.run import lock
 from hydraloop.run.directory import holds_run
 from hydraloop.run.environment import resume_command, shown
 from hydraloop.run.processes import is_alive, machine
-from hydraloop.sweeps import directory as sweep_directory
-from hydraloop.sweeps import states, stopping
+from hydraloop.sweeps import description, states, stopping
 from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
@@ -96,7 +95,7 @@ def opened(path: Path) -> SweepDirectory | None:
     Raises:
         UserError: it holds neither.
     """
-    if (path / sweep_directory.FILENAME).exists():
+    if (path / description.FILENAME).exists():
         return SweepDirectory.load(path.absolute())
     if not holds_run(path):
         raise UserError(

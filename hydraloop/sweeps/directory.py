@@ -8,12 +8,11 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
@@ -21,13 +20,12 @@ from hydraloop.run import atomic, lock
 from hydraloop.run.directory import holds_run
 from hydraloop.run.environment import shown
 from hydraloop.run.processes import is_alive, machine, started
-from hydraloop.safety.secrets import mask_overrides
-from hydraloop.sweeps import states
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps import description, states
+from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
-FILENAME = "sweep.json"
 CONTROLLERS = "controllers"
 """Folder with a file for each controller: `<host>-<pid>.json`."""
 _NUMBERED = "${hydra.job.num}"
@@ -48,29 +46,6 @@ class ControllerMark:
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """The contents of `sweep.json`. Secrets are masked."""
-
-    uid: str
-    created: float
-    """Seconds since 1970."""
-    command: tuple[str, ...]
-    """`("python", "train.py")`, and Hydra's flags."""
-    overrides: tuple[str, ...]
-    """As typed, with axes."""
-    config: str
-    """The masked config of the first job as YAML, not resolved; without `sweep`, `detach` and `hydra`."""
-    subdir: str
-    """`hydra.sweep.subdir`, not resolved."""
-    axes: Axes
-    average: str
-    """The swept key over which results are averaged."""
-    git: dict[str, Any]
-    """`commit`, and `dirty`: whether tracked files differed from it."""
-    version: int = 1
-
-
 class SweepDirectory:
     """The directory of a sweep.
 
@@ -84,48 +59,32 @@ class SweepDirectory:
         self._mark: Path | None = None
 
     @classmethod
-    def create(cls, path: Path, description: Description) -> Self:
+    def create(cls, path: Path, new: Description) -> Self:
         """Write `sweep.json`, with secrets masked.
 
         Raises:
             UserError: it cannot be written, or the directory holds a sweep or a run.
         """
-        if (path / FILENAME).exists():
+        if (path / description.FILENAME).exists():
             raise _held(path)
         if holds_run(path) or (path / "multirun.yaml").exists():
             raise UserError(
                 f"{shown(path)} holds a run already", key="hydra.sweep.dir", remedy="Name another directory."
             )
-        made = cls(path, _masked(description))
+        made = cls(path, new.masked())
         try:
             path.mkdir(parents=True, exist_ok=True)
-            made._write(keep_existing=True)
+            made.description.write(path, keep_existing=True)
         except OSError as error:
             raise _unwritable(path, error) from error
-        if cls.load(path).description.uid != description.uid:  # another process was faster
+        if cls.load(path).description.uid != new.uid:  # another process was faster
             raise _held(path)
         return made
 
     @classmethod
     def load(cls, path: Path, *, key: str | None = None) -> Self:
-        """Read `sweep.json`.
-
-        Args:
-            key: the option that has named the directory.
-
-        Raises:
-            UserError: the directory holds no sweep.
-        """
-        try:
-            return cls(path.absolute(), _description(json.loads((path / FILENAME).read_bytes())))
-        except FileNotFoundError:
-            problem, remedy = "is not the directory of a sweep", "Name one, multirun/<date>/<sweep>."
-        except OSError as error:
-            problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
-        except (ValueError, TypeError, KeyError, AttributeError):
-            problem = f"has a damaged {FILENAME}"
-            remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
-        raise UserError(f"{path} {problem}", key=key, remedy=remedy)
+        """Return the sweep in a directory. Arguments and errors: as in `description.read`."""
+        return cls(path.absolute(), description.read(path, key=key))
 
     def widen(self, axes: Axes, overrides: Sequence[str]) -> None:
         """Replace the axes, and the overrides as typed. Jobs keep their numbers.
@@ -133,19 +92,11 @@ class SweepDirectory:
         Raises:
             UserError: `sweep.json` cannot be written.
         """
-        self.description = _masked(replace(self.description, axes=axes, overrides=tuple(overrides)))
+        self.description = replace(self.description, axes=axes, overrides=tuple(overrides)).masked()
         try:
-            self._write()
+            self.description.write(self.path)
         except OSError as error:
             raise _unwritable(self.path, error) from error
-
-    def _write(self, *, keep_existing: bool = False) -> None:
-        axes = self.description.axes
-        is_product = list(axes.order) == list(range(prod(len(axis.values) for axis in axes.axes)))
-        content = asdict(replace(self.description, axes=replace(axes, order=())))
-        content |= {"axes": content["axes"]["axes"], "order": None if is_product else list(axes.order)}
-        with atomic.replacing(self.path / FILENAME, keep_existing=keep_existing) as unfinished:
-            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def folder(self, number: int) -> Path:
         """Return where the state, the log and the lock of a job are."""
@@ -290,19 +241,6 @@ def _renewed(folder: Path) -> float:
         return (folder / lock.FILENAME).stat().st_mtime
     except OSError:
         return time.time()
-
-
-def _masked(description: Description) -> Description:
-    overrides, command = (tuple(mask_overrides(lines)) for lines in (description.overrides, description.command))
-    return replace(description, axes=description.axes.masked(), overrides=overrides, command=command)
-
-
-def _description(content: Mapping[str, Any]) -> Description:
-    axes = tuple(Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"]))) for axis in content["axes"])
-    order = content["order"] or range(prod(len(axis.values) for axis in axes))
-    rest = {name: value for name, value in content.items() if name not in ("axes", "order")}
-    lists = {name: tuple(content[name]) for name in ("command", "overrides")}
-    return Description(**{**rest, **lists}, axes=Axes(axes, order))
 
 
 def _held(path: Path) -> UserError:

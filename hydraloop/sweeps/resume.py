@@ -15,7 +15,8 @@ from hydraloop.run.changes import differences
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.lock import RunLock
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.directory import FILENAME, Description, SweepDirectory
+from hydraloop.sweeps.description import FILENAME, Description
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.planning import Plan
 
 MULTIRUN = Path("multirun")

@@ -25,8 +25,9 @@ from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps import resume
 from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.detach import CONTROLLER_LOG, detached
-from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors import gpus, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor

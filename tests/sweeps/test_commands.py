@@ -20,7 +20,8 @@ from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps import states, stopping
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.commands import main
-from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.description import Description
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
 from tests.e2e.warm import SERVER, environment_of_python
 from tests.sweeps import written

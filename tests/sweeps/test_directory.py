@@ -18,7 +18,8 @@ from hydraloop.run.processes import started
 from hydraloop.run.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.directory import CONTROLLERS, FILENAME, Description, SweepDirectory
+from hydraloop.sweeps.description import FILENAME, Description
+from hydraloop.sweeps.directory import CONTROLLERS, SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 

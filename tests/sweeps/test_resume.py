@@ -12,7 +12,8 @@ from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning, resume
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.directory import FILENAME, Description, SweepDirectory
+from hydraloop.sweeps.description import FILENAME, Description
+from hydraloop.sweeps.directory import SweepDirectory
 from tests.e2e.projects import REPOSITORY
 
 OURS = ["hydra/launcher=pool", "hydra/sweeper=hydraloop"]

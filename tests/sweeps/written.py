@@ -9,7 +9,8 @@ from typing import Any
 
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.description import Description
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
 
 

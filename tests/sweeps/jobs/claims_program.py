@@ -25,7 +25,8 @@ from hydraloop.launch.termination import leave
 from hydraloop.run.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.description import Description
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob

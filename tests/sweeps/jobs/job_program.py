@@ -32,7 +32,8 @@ from hydraloop.run.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import job, states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.directory import Description, SweepDirectory
+from hydraloop.sweeps.description import Description
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob

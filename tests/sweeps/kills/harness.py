@@ -18,7 +18,8 @@ import psutil
 from hydraloop.run import lock
 from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps import states
-from hydraloop.sweeps.directory import FILENAME, SweepDirectory
+from hydraloop.sweeps.description import FILENAME
+from hydraloop.sweeps.directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import Script
 from tests.processes import children
