@@ -84,8 +84,7 @@ def test_another_sweep_is_refused(changed: list[str], message: str, composer: Co
 def test_what_the_config_files_have_changed_is_named(composer: Composer) -> None:
     directory, _ = start(composer, *LINES)
     old = directory.description
-    directory.description = replace(old, config=old.config.replace("max_epochs: 20", "max_epochs: 7"))
-    directory._write()
+    replace(old, config=old.config.replace("max_epochs: 20", "max_epochs: 7")).write(directory.path)
     with pytest.raises(UserError, match=r"has changed: engine\.max_epochs: 7 -> 20\s"):
         start(composer, *LINES, "sweep.resume=new")
 
