@@ -179,7 +179,7 @@ def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]
 def _error(failures: list[Failure]) -> BaseException:
     found = cause(failures)
     if found.kind == "signal":  # another process sent it to a rank: the job has failed, and a sweep continues
-        return RankError(found.message)
+        return RankError(found.message, was_killed=True)
     return found.error()
 
 

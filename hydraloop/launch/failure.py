@@ -36,11 +36,12 @@ class RankError(Exception):
     Args:
         text: rank, type and message.
         trace: the traceback in that process; empty without one.
+        was_killed: whether a signal that users, schedulers or the kernel send has ended it.
     """
 
-    def __init__(self, text: str, trace: str = "") -> None:
+    def __init__(self, text: str, trace: str = "", *, was_killed: bool = False) -> None:
         super().__init__(text)
-        self.trace = trace
+        self.trace, self.was_killed = trace, was_killed
 
 
 class Terminated(KeyboardInterrupt):
@@ -128,7 +129,7 @@ class Failure:
         reason = "was killed by SIGKILL (out of memory?)"
         if crash is not None:
             reason = f"crashed ({crash}), see {os.path.relpath(log)}"
-        return cls("killed", f"rank {rank} {reason}", time.time())
+        return cls("killed", f"rank {rank} {reason}", time.time(), number=0 if crash else signal.SIGKILL)
 
     def error(self) -> BaseException:
         """Return the exception that the job raises."""
@@ -136,7 +137,7 @@ class Failure:
             return UserError(self.message, key=self.key, remedy=self.remedy)
         if self.kind == "signal":
             return KeyboardInterrupt() if self.number == signal.SIGINT else Terminated(self.number)
-        return RankError(self.message, self.trace)
+        return RankError(self.message, self.trace, was_killed=self.number == signal.SIGKILL)
 
     def to_json(self) -> str:
         """Return one line of text."""

@@ -138,6 +138,10 @@ class SweepJob(Worker):
                 directory = os.path.relpath(run_dir, self._directory.path)
                 if directory != state.directory:
                     note(directory=directory)
+                    told = states.ended_from_result(state, run_dir)
+                    if state.attempts > 1 and told is not None and told.is_over:  # its state was damaged
+                        states.write(folder, told, flush=True)
+                        return 0
                 checkpoint = newest_checkpoint(run_dir, since=0.0) if state.attempts > 1 else None
                 self._jobs.on_build = lambda iterations: note(total=iterations)
                 self._train(cfg, run_dir, checkpoint)
@@ -190,8 +194,8 @@ def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobSt
         return told  # a signal at the end of a run does not change how it has ended
     ended = told or states.end(state, time.time())
     text = mask_text(describe(error))
-    if isinstance(error, KeyboardInterrupt):
-        return replace(ended, state="interrupted", reason=text)
+    if isinstance(error, KeyboardInterrupt) or getattr(error, "was_killed", False):  # a rank may have been killed
+        return replace(ended, state="interrupted", error=None, reason=text)
     return replace(ended, state="failed", error=text, reason=None)
 
 

@@ -81,6 +81,8 @@ def test_ranks_that_left_no_error() -> None:
     assert str(Failure.of_exit(1, -6, log).error()) == "rank 1 crashed (SIGABRT), see a.log"
     assert str(Failure.of_exit(1, 3, log).error()) == "rank 1 ended with exit code 3 and left no error, see a.log"
     assert Failure.of_exit(1, -15, log).kind == "signal"
+    errors = [Failure.of_exit(1, code, log).error() for code in (-9, -6, 3)]
+    assert [getattr(error, "was_killed", None) for error in errors] == [True, False, False]
 
 
 def test_torch_reads_a_failure_as_its_error_file(tmp_path: Path) -> None:

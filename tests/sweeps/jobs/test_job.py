@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.sweeps import states
+from hydraloop.launch.failure import RankError
+from hydraloop.run.result import Result
+from hydraloop.sweeps import job, states
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from tests.e2e.projects import Project, Run
 
@@ -96,6 +98,17 @@ def test_a_job_that_another_machine_has_taken_over(sweep: Path) -> None:
     assert (state.state, state.attempts, state.host, state.total) == ("running", 2, "node7", None)
 
 
+def test_a_job_with_a_killed_rank_is_interrupted(tmp_path: Path) -> None:
+    Result("failed", error="rank 1 was killed by SIGKILL").write(tmp_path)
+    running = states.JobState(0, "running", (), attempts=1)
+    for error, expected in (
+        (RankError("rank 1 was killed", was_killed=True), ("interrupted", None, "rank 1 was killed")),
+        (RankError("rank 1 crashed"), ("failed", "rank 1 crashed", None)),
+    ):
+        state = job._ended(running, tmp_path, error)
+        assert (state.state, state.error, state.reason) == expected
+
+
 @pytest.mark.slow
 def test_under_kills_each_job_ends_once(module_project: Project) -> None:
     done = module_project.python(str(CLAIMS), "claims", "1")
@@ -150,18 +163,19 @@ def measured(run_dir: Path) -> tuple[Any, ...]:
 def test_directories_with_names(module_project: Project) -> None:
     """A job continues in its own directory, and takes no other job's, nor that of a run or outside the sweep."""
     module_project.write("named/held/result.json", "{}")
-    steps = [[0, 0, "start"], [1, 0], [0, 1], [2, 0], [3, 0]]
+    steps = [[0, 0, "start"], [1, 0], [0, 1], [2, 0], [3, 0], [0, 1, "torn"]]
     values = ["mine", "mine", "held", "../out"]
     codes = run(
         module_project, *steps, path="named", subdir="${experiment_name}", experiment_name=values,
     )  # fmt: skip
-    assert codes == [-9, 0, 0, 0, 0]
+    assert codes == [-9, 0, 0, 0, 0, 0]
     sweep = module_project.path / "named"
     found = [states.read(sweep / ".jobs" / str(number)) for number in range(4)]
     assert [state and (state.state, state.directory) for state in found] == [
         ("finished", "mine"), ("failed", ".jobs/1"), ("failed", ".jobs/2"), ("failed", ".jobs/3"),
     ]  # fmt: skip
     errors = [str(state and state.error) for state in found]
+    assert not (sweep / "mine" / ".hydra" / "resume_1").exists(), "what is finished does not continue"
     assert "mine is another job's already" in errors[1]
     assert "held holds a run already" in errors[2]
     assert "out is outside the sweep's directory" in errors[3]
