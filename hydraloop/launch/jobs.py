@@ -26,6 +26,8 @@ from hydraloop.run.result import ResultFile
 from hydraloop.run.resume import Resumed
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.secrets import remember_overrides
 from hydraloop.tracking.sweeps import SweepTrackers
 
 
@@ -76,6 +78,9 @@ class Jobs:
         self.trackers.jobs = 0 if command.plan is None else command.plan.axes.count
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
+            ALLOWLIST.trust_folder(self.project)  # a launcher may have started this process
+            ALLOWLIST.trust(self.trusted)
+            remember_overrides(command.overrides)
             with ExitStack() as lock:
                 try:
                     launch_checks.check(cfg)
