@@ -1,14 +1,17 @@
-"""Asking git for the commit and the diff runs no program that a config, or the repository's own config, names."""
+"""Asking git runs no program that a config, or the repository's own config, names. The command of a run."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from hydraloop.run.environment import git_commit, git_diff, git_remote
+from hydraloop.run.environment import git_commit, git_diff, git_remote, script
 
 
 @pytest.fixture
@@ -77,3 +80,21 @@ def test_the_remote_has_no_password(repository: Path) -> None:
     assert git_remote(repository) == "https://example.com/org/code.git"
     git(repository, "remote", "set-url", "origin", "git@example.com:org/code.git")
     assert git_remote(repository) == "git@example.com:org/code.git"
+
+
+@pytest.mark.parametrize(
+    ("spec", "file", "expected"),
+    [
+        ("pkg.train", "pkg/train.py", ["python", "-m", "pkg.train"]),
+        ("pkg.__main__", "pkg/__main__.py", ["python", "-m", "pkg"]),
+        ("__main__", "pkg/__main__.py", ["python", "pkg/__main__.py"]),  # `python pkg`
+        (None, "train.py", ["python", "train.py"]),
+    ],
+)
+def test_a_module_is_started_as_a_module(
+    spec: str | None, file: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ModuleType("__main__")
+    main.__file__, main.__spec__ = file, None if spec is None else ModuleSpec(spec, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert script() == expected
