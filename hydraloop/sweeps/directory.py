@@ -175,6 +175,7 @@ class SweepDirectory:
                 state = told or states.end(_lost(state, code), ended)
             else:  # its process has ended before it could write that it runs
                 state = replace(_lost(state, code), attempts=state.attempts + 1, ended=ended)
+                (folder / states.REQUEST).unlink(missing_ok=True)  # it may have secrets
             states.write(folder, state, flush=True)
         finally:
             held.release()

@@ -93,14 +93,13 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
 
 def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
     """Run the job for which this process was started, and exit. A composer has to be open."""
-    received = spawned.received()
-    assert received is not None, "this process was started for a job"
-    overrides, lines = received.overrides, list(received.request.lines)
+    path, overrides, request = spawned.received()
+    lines = list(request.lines)
     remember_overrides([*overrides, *lines])
     grid = GridComposer(composer, command_line.compose_sweep(overrides, composer))
     cfg = command_line.compose_job(lines, composer, typed=overrides, trains=True, compose=grid.compose)
-    directory = SweepDirectory.load(received.sweep)
-    sys.exit(SweepJob(directory, Command(overrides, cfg), jobs, grid).run(received.request))
+    directory = SweepDirectory.load(path)
+    sys.exit(SweepJob(directory, Command(overrides, cfg), jobs, grid).run(request))
 
 
 def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:

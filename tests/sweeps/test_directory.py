@@ -167,6 +167,7 @@ def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) 
     for code in (None, 0, LEFT, NOT_RECORDED):
         assert sweep.settle(0, code, 1).state == "queued"
     sweep.folder(0).mkdir()
+    (sweep.folder(0) / states.REQUEST).touch()
     for code, attempt, state in (
         (1, 1, "failed"),
         (-signal.SIGKILL, 2, "interrupted"),
@@ -175,6 +176,7 @@ def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) 
     ):
         settled = sweep.settle(0, code, attempt)
         assert (settled.state, settled.attempts) == (state, attempt)
+    assert not (sweep.folder(0) / states.REQUEST).exists()
 
 
 def test_the_exit_code_of_another_process_does_not_count(sweep: SweepDirectory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from hydraloop.errors import UserError
 from hydraloop.run.processes import is_alive, send, started
 from hydraloop.sweeps.executors import fork_server
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request, Worker
+
+log = logging.getLogger(__name__)
 
 _LOOK = 0.1
 """Seconds between two looks at processes whose end no server reports."""
@@ -53,8 +56,11 @@ class PoolExecutor(Executor):
         self._unreported: set[int] = set()
         """Jobs whose end no server reports: spawned ones, and those of a server that was killed."""
         self._ended: list[Ended] = []
-        self.forks = spawn is None or why_not_fork() is None
+        reason = None if spawn is None else _why_not_fork()
+        self.forks = reason is None
         """Whether jobs are forks."""
+        if reason is not None:
+            log.warning("%s: each job is a new Python process, which takes seconds to start", reason)
         self._server = self._start_server() if self.forks else None
 
     @property
@@ -172,7 +178,7 @@ class PoolExecutor(Executor):
         self._ended.append(Ended(number, code))
 
 
-def why_not_fork() -> str | None:
+def _why_not_fork() -> str | None:
     """Return why a fork of this process is not safe; None if it is."""
     if threading.active_count() > 1:
         return f"the program has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"

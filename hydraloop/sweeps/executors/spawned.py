@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -82,28 +82,16 @@ def command() -> list[str]:
     return [sys.executable, *environment.command()[1:]]
 
 
-@dataclass(frozen=True)
-class Received:
-    """What a job's process was started with."""
-
-    sweep: Path
-    overrides: list[str]
-    """Of the sweep, as typed. They may have secrets, as those of the request."""
-    request: Request
-
-
-def received() -> Received | None:
-    """Return what this process was started with, if it is that of a job.
+def received() -> tuple[Path, list[str], Request]:
+    """Return the sweep's directory, its overrides as typed, and the job for which this process was started.
 
     Raises:
         SystemExit: another process has the job.
     """
-    name = os.environ.pop(environment.SWEEP_JOB, None)  # not for processes that the job starts
-    if name is None:
-        return None
+    path = Path(os.environ.pop(environment.SWEEP_JOB))  # not for processes that the job starts
     try:
-        content = json.loads(Path(name).read_bytes())
-        Path(name).unlink()
+        content = json.loads(path.read_bytes())
+        path.unlink()
     except FileNotFoundError:
         sys.exit(LEFT)
     if content["waits_for_followers"]:
@@ -112,4 +100,4 @@ def received() -> Received | None:
     sent |= {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
     request = Request(**sent)
     os.environ.update(request.environment)
-    return Received(Path(content["sweep"]), content["overrides"], request)
+    return Path(content["sweep"]), content["overrides"], request

@@ -11,9 +11,7 @@ from hydraloop.sweeps.executors.spawned import received
 from hydraloop.tracking.spawning import is_shared
 
 if __name__ == "__main__":
-    sent = received()
-    assert sent is not None, "the tests start jobs only"
-    sweep, request = sent.sweep, sent.request
+    sweep, _, request = received()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
     variables = {name: os.environ[name] for name in names if name in os.environ}

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.executors.executor import Ended, Request
+from hydraloop.sweeps.executors.pool import PoolExecutor
+from tests.e2e.projects import Project
 
 PROGRAM = Path(__file__).with_name("pool_program.py")
 CHECKS = PROGRAM.read_text(encoding="utf-8").split("CHECKS = [")[1].split("]")[0].replace(",", "").split()
@@ -34,3 +42,30 @@ def test_that(name: str, errors: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_slow_checks(tmp_path: Path) -> None:
     assert run(str(tmp_path), "slow") == {}
+
+
+def test_a_program_with_threads_spawns_its_jobs_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="mine")
+    thread.start()
+    try:
+        executor = PoolExecutor(SimpleNamespace(), lambda request: subprocess.Popen(["true"]))  # type: ignore[arg-type]
+        executor.submit(Request(0, (), ""))
+        assert executor.poll(10) == [Ended(0, 0)]
+    finally:
+        over.set()
+        thread.join()
+    assert re.search(r"has started threads \(.*mine.*\): each job is a new Python process", caplog.text)
+
+
+@pytest.mark.slow
+def test_two_jobs_at_a_time_with_two_ranks_each_and_one_that_fails(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    options = ["distributed.nproc_per_node=2", "sweep.max_workers=2", "engine.max_iters=2", "hydra.sweep.dir=all"]
+    done = project.train("-m", "experiment=spirals", "optimizer.lr=1e-2,-1,3e-2", *options)
+    assert done.code == 1
+    assert "1 of 3 jobs failed" in done.err.splitlines()[-1], done.err
+    found = SweepDirectory.load(project.path / "all").states()
+    assert [(state.state, state.step) for state in found] == [("finished", 2), ("failed", None), ("finished", 2)]
+    for number in (0, 2):
+        assert (project.path / "all" / str(number) / "rank1.log").exists()

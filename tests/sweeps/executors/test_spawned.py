@@ -51,13 +51,12 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
 def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spawned.received() is None
     request = Request(0, ("token=x",), str(tmp_path / "0"), attempts=2, environment={"OF_THE_JOB": "yes"})
     (name, path), *_ = spawned.Spawn(tmp_path, ["a=1,2"]).variables(request, waits_for_followers=False).items()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     monkeypatch.setenv(name, path)
     monkeypatch.setenv("OF_THE_JOB", "no")
-    assert spawned.received() == spawned.Received(tmp_path, ["a=1,2"], request)
+    assert spawned.received() == (tmp_path, ["a=1,2"], request)
     assert os.environ["OF_THE_JOB"] == "yes"
     assert name not in os.environ
     monkeypatch.setenv(name, path)
