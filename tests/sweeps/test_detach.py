@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
@@ -15,6 +19,8 @@ import pytest
 
 from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps.commands import main
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.states import JobState
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, environment_of_python
 
@@ -101,16 +107,12 @@ def test_it_is_refused_where_the_background_process_would_be_ended(
     assert problem in err
 
 
-@pytest.mark.slow
-def test_a_run_continues_without_its_terminal_until_it_is_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = Project.make(tmp_path / "project")
-    run_dir = project.path / "mine"
-    line = "python train.py experiment=spirals engine.max_epochs=1000000 hydra.run.dir=mine detach=true"
+@contextmanager
+def closed_terminal(folder: Path, line: str) -> Iterator[str]:
+    """Type a line in a terminal, and close the terminal when the command has returned. Yields what was printed."""
     terminal = subprocess.Popen(
-        [sys.executable, "-c", "import pty; pty.spawn(['sh', '-c', 'exec 2>&1; $LINE; sleep 600'])"],
-        cwd=project.path,
+        [sys.executable, "-c", "import pty; pty.spawn(['sh', '-c', 'exec 2>&1; eval $LINE; sleep 600'])"],
+        cwd=folder,
         env=environment_of_python() | {"LINE": line.replace("python", sys.executable, 1)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -118,16 +120,66 @@ def test_a_run_continues_without_its_terminal_until_it_is_stopped(
     )
     assert terminal.stdout is not None
     printed = "".join(takewhile(lambda text: "hydraloop stop" not in text, terminal.stdout))
-    assert "mine continues in the background, as process " in printed, printed
     shell = psutil.Process(terminal.pid).children()[0]
-    terminal.kill()  # the terminal is closed
+    terminal.kill()
     shell.wait(20)
-    assert main(["status", str(run_dir)]) == 0
-    assert capsys.readouterr().out.startswith("running: the run: process ")
-    while not (run_dir / "checkpoints" / "last_checkpoint").exists():
-        time.sleep(0.05)
-    assert main(["stop", str(run_dir)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("processes ended: 1\ninterrupted: the run: preempted by SIGTERM"), out
-    assert "train  " in (run_dir / "output.log").read_text()
+    yield printed
     terminal.communicate()
+
+
+@pytest.mark.slow
+def test_a_run_continues_without_its_terminal_until_it_is_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project.make(tmp_path / "project")
+    run_dir = project.path / "mine"
+    line = "python train.py experiment=spirals engine.max_epochs=1000000 hydra.run.dir=mine detach=true"
+    with closed_terminal(project.path, line) as printed:
+        assert "mine continues in the background, as process " in printed, printed
+        assert main(["status", str(run_dir)]) == 0
+        assert capsys.readouterr().out.startswith("running: the run: process ")
+        while not (run_dir / "checkpoints" / "last_checkpoint").exists():
+            time.sleep(0.05)
+        assert main(["stop", str(run_dir)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("processes ended: 1\ninterrupted: the run: preempted by SIGTERM"), out
+        assert "train  " in (run_dir / "output.log").read_text()
+
+
+def stopped_job(sweep: SweepDirectory) -> JobState:
+    """Wait for a job that runs, and stop its process. The first jobs are left alone."""
+    while True:
+        for state in sweep.states()[2:]:
+            if state.state == "running" and is_alive(state.pid, state.since):
+                os.kill(state.pid, signal.SIGSTOP)
+                if sweep.state(state.number) == state:
+                    return state
+                os.kill(state.pid, signal.SIGCONT)
+        time.sleep(0.001)
+
+
+@pytest.mark.slow
+def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project.make(tmp_path / "project")
+    short = "engine.max_iters=2 engine.limit_val_batches=1 engine.test=false"
+    line = f"-m optimizer.lr=1e-4,3e-4,1e-3,3e-3 'hooks=[],[ema]' seed=0,1,2 {short}"
+    with closed_terminal(project.path, f"python train.py {line} detach=true") as printed:
+        assert " continues in the background, as process " in printed, printed
+        (path,) = project.path.glob("multirun/*/*")
+        sweep = SweepDirectory.load(path)
+        job = stopped_job(sweep)
+        for pid in (sweep.controllers()[0].pid, job.pid):
+            os.kill(pid, signal.SIGKILL)
+    before = [state for state in sweep.current_states() if state.state != "queued"]
+    done = project.train(*shlex.split(line), "sweep.resume=auto")
+    assert done.code == 0, done.text
+    assert main(["status", str(path)]) == 0
+    assert "24 finished" in capsys.readouterr().out
+    states = sweep.states()
+    assert [state.attempts for state in states] == [1 + (state.number == job.number) for state in states]
+    assert [sweep.state(state.number) for state in before if state.number != job.number] == before[: job.number]
+    rows = json.loads((path / "results.json").read_text())["rows"]
+    assert sorted((row["job"], row["status"]) for row in rows) == [(number, "finished") for number in range(24)]
+    assert done.out.count("  finished  ") == 24, done.out

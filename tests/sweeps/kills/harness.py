@@ -37,8 +37,6 @@ hooks:
   ledger: {_target_: my_project.kills.Ledger, path: "${hydra:sweep.dir}/ledger", job: "${hydra:job.num}"}
   nowhere: {_target_: my_project.kills.Nowhere}
 """
-AXES = ("seed=0,1,2,3,4,5", "optimizer.lr=1e-2,3e-2")
-"""12 jobs."""
 PHASES = ("begin", "iteration", "save", "trained", "done")
 """When a process is killed: events of the ledger. A random delay follows."""
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
@@ -67,7 +65,7 @@ class Kill:
         victim = draws.choice((*VICTIMS, "job", "job"))
         torn = draws.choice((None, states.FILENAME, lock.FILENAME, FILENAME)) if victim == "everything" else None
         phase = draws.choice(PHASES)
-        return cls(victim, phase, draws.randint(1, 8 if phase == "iteration" else 2), draws.random() * 0.05, torn)
+        return cls(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.05, torn)
 
 
 @dataclass
@@ -76,7 +74,7 @@ class Sweep:
 
     project: Project
     path: Path
-    axes: tuple[str, ...]
+    overrides: tuple[str, ...]
     draws: random.Random
     workers: int
     kills: list[Kill] = field(default_factory=list)
@@ -90,15 +88,16 @@ class Sweep:
         return [
             "-m",
             "experiment=kills",
-            *self.axes,
+            *self.overrides,
             f"hydra.sweep.dir={self.path.name}",
             f"sweep.max_workers={self.workers}",
         ]
 
     def start(self) -> None:
         """Start a controller."""
-        resume = [f"sweep.resume={self.path.name}"] if (self.path / FILENAME).exists() else []
-        self.controllers.append(self.project.begin(*self.line, *resume))
+        options = [f"sweep.max_retries={self.draws.choice((0, 9))}"]
+        options += [f"sweep.resume={self.path.name}"] if (self.path / FILENAME).exists() else []
+        self.controllers.append(self.project.begin(*self.line, *options))
 
     def running(self) -> list[Script]:
         """Return the controllers that have not ended."""
@@ -145,6 +144,9 @@ class Sweep:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
                 hits += 1
+        for script in self.running():
+            if script.pid in pids:
+                script.wait(PATIENCE)
         if kill.victim == "everything":
             self.tear(kill)
         if hits:
@@ -153,34 +155,35 @@ class Sweep:
     def victims(self, kill: Kill, event: tuple[int, int, str]) -> Iterator[int]:
         """Yield the processes to be killed."""
         controllers = self.running()
-        if kill.victim == "job" and is_alive(event[1], started(event[1])):
-            yield event[1]
+        if kill.victim == "job":
+            trees = [_tree(state.pid) for state in self.alive() if state.number == event[0]]
+            pids = [pid for tree in trees for pid in tree if pid in (tree[0], event[1])]  # it has several with ranks
+            yield from self.draws.sample(pids, min(1, len(pids)))
         if kill.victim == "controller" and controllers:
             yield self.draws.choice(controllers).pid
         if kill.victim == "fork server" and controllers:
             script = self.draws.choice(controllers)
             yield from (process.pid for process in children() if process.ppid() == script.pid)
         if kill.victim == "follower":
-            yield from self.followers()[:1]
+            until = time.monotonic() + 1.0
+            while not (pids := self.followers()) and time.monotonic() < until:
+                time.sleep(0.002)
+            yield from pids[:1]
         if kill.victim == "everything":
+            self.note()
             yield from (script.pid for script in controllers)
-            yield from (process.pid for script in controllers for process in _tree(script.pid))
-            yield from {pid for _, pid, _ in self.events() if self.is_job(pid)}
+            yield from (pid for pid, since in self.processes if is_alive(pid, since))
             yield from self.followers()
 
-    def is_job(self, pid: int) -> bool:
-        """Return whether a process of the ledger is alive: its number may belong to another process now."""
-        return any(state.pid == pid and is_alive(pid, state.since) for state in self.found())
-
-    def found(self) -> list[states.JobState]:
-        """Return the states that are readable."""
-        files = self.path.glob(f"*/{states.FILENAME}")
-        return [state for file in files if (state := states.read(file.parent)) is not None]
+    def alive(self) -> list[states.JobState]:
+        """Return the states, as far as they are readable, whose process is alive."""
+        found = [states.read(file.parent) for file in self.path.rglob(states.FILENAME)]
+        return [state for state in found if state is not None and is_alive(state.pid, state.since)]
 
     def followers(self) -> list[int]:
         """Return the followers that run."""
         pids = []
-        for path in self.path.glob("*/tracking/*.pid"):
+        for path in self.path.rglob("tracking/*.pid"):
             with contextlib.suppress(OSError, ValueError):
                 (pid, since), _ = json.loads(path.read_text())
                 pids += [pid] if is_alive(pid, since) else []
@@ -188,7 +191,7 @@ class Sweep:
 
     def tear(self, kill: Kill) -> None:
         """Cut a file at a random byte. A damaged `sweep.json` is refused; then it is put back, as the message asks."""
-        files = [path for path in self.path.glob(f"*/{kill.torn}") if path.stat().st_size] if kill.torn else []
+        files = [path for path in self.path.rglob(f"{kill.torn}") if path.stat().st_size] if kill.torn else []
         if kill.torn == FILENAME:
             files = [self.path / FILENAME]
         if not files:
@@ -205,8 +208,9 @@ class Sweep:
     def note(self, *pids: int) -> None:
         """Remember processes, to see at the end that none is left."""
         self.processes.update((pid, started(pid)) for pid in pids)
-        for script in self.running():
-            self.processes.update((process.pid, started(process.pid)) for process in _tree(script.pid))
+        roots = [script.pid for script in self.running()]
+        roots += [state.pid for state in self.alive()]
+        self.processes.update((pid, started(pid)) for root in roots for pid in _tree(root))
 
 
 def make(path: Path, *, before: str = "") -> Project:
@@ -224,17 +228,23 @@ def make(path: Path, *, before: str = "") -> Project:
 
 
 def train(
-    project: Project, name: str, axes: tuple[str, ...], draws: random.Random, kills: list[Kill], controllers: int = 1
+    project: Project,
+    name: str,
+    overrides: tuple[str, ...],
+    draws: random.Random,
+    kills: list[Kill],
+    controllers: int = 1,
 ) -> Sweep:
     """Run a sweep with these kills until all of its jobs have ended.
 
     Args:
+        overrides: axes and options.
         controllers: that are started at once.
 
     Raises:
         AssertionError: it hangs, does not end, or leaves processes.
     """
-    sweep = Sweep(project, project.path / name, axes, draws, workers=draws.randint(1, 3))
+    sweep = Sweep(project, project.path / name, overrides, draws, workers=draws.randint(1, 3))
     sweep.start()
     for _ in range(1, controllers):
         assert sweep.wait((sweep.path / FILENAME).exists, "no sweep has begun")
@@ -268,7 +278,8 @@ def _is_over(sweep: Sweep) -> bool:
     return all(state.is_over for state in SweepDirectory.load(sweep.path).states())
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def _tree(pid: int) -> list[int]:
+    """Return a process and all that it has started."""
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
+        return [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
     return []

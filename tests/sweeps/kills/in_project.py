@@ -26,6 +26,7 @@ class Ledger(hydraloop.Hook):
     """Appends `<job> <process> <event>` to a file that all jobs share. Appending keeps the order of all events."""
 
     priority = hydraloop.Priority.VERY_LOW
+    rank_zero_only = True
 
     def __init__(self, *, path: str, job: int) -> None:
         self.path, self.job = path, job

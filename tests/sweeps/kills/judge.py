@@ -15,14 +15,15 @@ from tests.sweeps.kills.harness import Sweep
 def problems(sweep: Sweep, whole: Sweep) -> Iterator[tuple[str, str]]:
     """Yield what is wrong: `lost`, `doubled` or `different`, and a description."""
     events = sweep.events()
-    directory = SweepDirectory.load(sweep.path)
+    directory, other_directory = SweepDirectory.load(sweep.path), SweepDirectory.load(whole.path)
     found = directory.states()
     for state in found:
         mine = [(pid, event) for job, pid, event in events if job == state.number]
         yield from ((kind, f"job {state.number}: {text}") for kind, text in _doubled(mine))
-        run, other = Run(directory.run_dir(state)), Run(whole.path / str(state.number))
+        run = Run(directory.run_dir(state))
+        other = Run(other_directory.run_dir(other_directory.state(state.number)))
         if state.state != "finished" or not (run.path / "result.json").exists():
-            yield "lost", f"job {state.number} is {state.state}"
+            yield "lost", f"job {state.number}: it is {state.state}"
         elif result(run) != result(other) or state.value != result(other)["best"]["value"]:
             yield "different", f"job {state.number}: {result(run)}, not {result(other)}"
         elif keys(run) != keys(other):

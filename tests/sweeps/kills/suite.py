@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from tests.sweeps.kills.harness import AXES, VICTIMS, Kill, make, train
+from tests.sweeps.kills.harness import VICTIMS, Kill, Sweep, make, train
 from tests.sweeps.kills.judge import problems
 
-KILLS = 20
-"""Planned for each sweep. Some sweeps end before the last of them."""
-JOBS = 12
-"""Of each sweep."""
+MOST = 40
+"""Kills of a sweep. Most sweeps end before."""
+TWELVE, FOUR = ("seed=0,1,2,3,4,5", "optimizer.lr=1e-2,3e-2"), ("seed=0,1", "optimizer.lr=1e-2,3e-2")
+KINDS = {
+    "forks": TWELVE,
+    "forks, `hydra.sweep.subdir`": (*TWELVE, "hydra.sweep.subdir='lr-${optimizer.lr}/${seed}'"),
+    "new processes": (*FOUR, "+hydra.job.env_set={OF_THE_SWEEP: 1}"),
+    "forks with two ranks": (*FOUR, "distributed.nproc_per_node=2"),
+    "submitit, local": (*FOUR, "sweep.executor=submitit", "sweep.submitit={cluster: local, timeout_min: 60}"),
+}
+"""What the jobs are, and axes and options."""
 WRONG = ("lost", "doubled", "different", "failed")
+COLUMNS = ("sweeps", *VICTIMS, "kills", "torn files", "jobs", "ended once", *WRONG)
 
 
 def main(sweeps: int = 20, seed: int = 0) -> int:
     """Return the exit code: 0 if nothing is wrong."""
-    began, kills, wrong = time.monotonic(), Counter[str](), Counter[str]()
-    torn, ended = 0, 0
+    began, names = time.monotonic(), [*KINDS]
+    counts = Counter(names[max(0, number % 10 - 5)] for number in range(sweeps))
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
+        rows = dict(
+            zip(counts, processes.map(partial(_of_a_kind, seed), *zip(*counts.items(), strict=True)), strict=True)
+        )
+    total = sum(rows.values(), Counter[str]())
+    print(f"| jobs are | {' | '.join(COLUMNS)} |", f"|{'---|' * (1 + len(COLUMNS))}", sep="\n")
+    for name, row in {**rows, "all": total}.items():
+        print(f"| {name} | {' | '.join(str(row[column]) for column in COLUMNS)} |")
+    print(f"\nSeed {seed}. {(time.monotonic() - began) / 60:.0f} minutes.")
+    return int(any(total[kind] for kind in WRONG) or total["ended once"] < total["jobs"])
+
+
+def _of_a_kind(seed: int, name: str, sweeps: int) -> Counter[str]:
+    """Return a row of the table."""
+    row = Counter(sweeps=sweeps)
     with tempfile.TemporaryDirectory() as folder:
         project = make(Path(folder) / "project")
-        whole = train(project, "whole", AXES, random.Random(seed), [])
+        whole = train(project, "whole", KINDS[name], random.Random(seed), [])
         for number in range(sweeps):
-            draws = random.Random(f"{seed} {number}")
+            draws = random.Random(f"{seed} {name} {number}")
+            kills = [Kill.draw(draws) for _ in range(MOST)]
+            row["jobs"] += len(_jobs(whole))
             try:
-                sweep = train(project, f"sweep_{number}", AXES, draws, [Kill.draw(draws) for _ in range(KILLS)])
+                sweep = train(project, f"sweep_{number}", KINDS[name], draws, kills)
                 found = list(problems(sweep, whole))
             except AssertionError as error:
                 found = [("failed", str(error))]
             else:
-                kills.update(kill.victim for kill in sweep.kills)
-                torn += sum(kill.torn is not None for kill in sweep.kills)
-                ended += JOBS - len({text.partition(":")[0] for _, text in found})
-            wrong.update(kind for kind, _ in found)
+                row.update(kill.victim for kill in sweep.kills)
+                row["kills"] += len(sweep.kills)
+                row["torn files"] += sum(kill.torn is not None for kill in sweep.kills)
+                row["ended once"] += len(_jobs(sweep)) - len({text.partition(":")[0] for _, text in found})
+            row.update(kind for kind, _ in found)
             for kind, text in found:
-                print(f"sweep {number}: {kind}: {text}", file=sys.stderr, flush=True)
-    row = [sweeps, *(kills[victim] for victim in VICTIMS), sum(kills.values()), torn, sweeps * JOBS, ended]
-    names = ["sweeps", *(f"killed: {victim}" for victim in VICTIMS), "kills", "torn files", "jobs", "ended once"]
-    print(f"| {' | '.join([*names, *WRONG])} |", f"|{'---|' * (len(names) + len(WRONG))}", sep="\n")
-    print(f"| {' | '.join(map(str, [*row, *(wrong[kind] for kind in WRONG)]))} |")
-    print(f"\nSeed {seed}. {(time.monotonic() - began) / 60:.0f} minutes.")
-    return int(wrong.total() > 0 or ended < sweeps * JOBS)
+                print(f"{name}, sweep {number}: {kind}: {text}", file=sys.stderr, flush=True)
+    return row
+
+
+def _jobs(sweep: Sweep) -> set[int]:
+    return {job for job, _, _ in sweep.events()}
 
 
 if __name__ == "__main__":
