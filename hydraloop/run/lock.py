@@ -66,11 +66,16 @@ class Holder:
         """Whether the holder is on this machine."""
         return self.machine == machine()
 
+    @property
+    def alive(self) -> list[tuple[int, float | None]]:
+        """The processes that have not ended, if they are on this machine."""
+        return [process for process in self.processes if self.is_here and is_alive(*process)]
+
     def holds(self, path: Path, handle: int) -> bool:
         """Whether the lock is not free."""
         if self.is_here:
             copied = os.path.isdir(self.folder) and not os.path.samefile(self.folder, path.parent)
-            return not copied and any(is_alive(pid, since) for pid, since in self.processes)
+            return not copied and bool(self.alive)
         return is_renewed(path.parent, os.fstat(handle))
 
 
@@ -201,8 +206,7 @@ class RunLock:
             ) from error
 
     def _refusal(self, holder: Holder) -> UserError:
-        alive = [pid for pid, since in holder.processes if not holder.is_here or is_alive(pid, since)]
-        pid = alive[0] if alive else holder.processes[0][0]
+        pid, _ = (holder.alive or holder.processes)[0]
         remedy = f"Wait until it has ended, or end it: kill {pid}."
         if not holder.is_here:
             remedy = f"Wait until it has ended. After a crash of {holder.host}, the lock is free within {HELD:.0f} s."
@@ -247,8 +251,7 @@ def join(folder: Path) -> None:
     with suppress(OSError), _opened(folder / FILENAME) as handle:
         holder = _read(handle)
         if holder is not None and holder.is_here:
-            alive = tuple(one for one in holder.processes if is_alive(*one))
-            _write(handle, replace(holder, processes=(*alive, (os.getpid(), started(os.getpid())))))
+            _write(handle, replace(holder, processes=(*holder.alive, (os.getpid(), started(os.getpid())))))
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """The loop of a sweep: starts jobs, settles those whose process has ended, retries, and passes signals on.
 
-All that it knows is in the directory too. Therefore a controller may be killed, and others may share the work. It has
-no threads, and sleeps only in `Executor.poll`.
+All that it knows is in the directory too. Therefore a controller may be killed, and others may share the work. The
+state of a running job names the controller that has started it, and that one retries it and sends signals to it. When
+that controller has ended, another one on the same machine adopts the job.
+
+The loop has no threads, and sleeps only in `Executor.poll`.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +23,7 @@ from typing import Protocol
 
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
+from hydraloop.run import lock
 from hydraloop.run.processes import machine, send
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Executor, Request
@@ -50,7 +55,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Controller:
-    """Runs the jobs of a sweep."""
+    """Runs the jobs of a sweep. Each job is `_pending`, `_running`, `_elsewhere` or `ended`."""
 
     directory: SweepDirectory
     executor: Executor
@@ -62,6 +67,8 @@ class Controller:
     """`hydra.job.env_set`."""
     max_retries: int = 0
     stop_on_failure: bool = False
+    retry_failed: bool = False
+    """Whether to run jobs again that have failed earlier."""
 
     ended: dict[int, JobState] = field(default_factory=dict)
     """Jobs that are over, and those that this controller leaves as they are."""
@@ -69,15 +76,15 @@ class Controller:
     """What this process has received."""
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
-    _pending: deque[int] = field(default_factory=deque)
+    _pending: dict[int, int] = field(default_factory=dict)
+    """Jobs to start, and their attempts until now."""
     _running: dict[int, int] = field(default_factory=dict)
-    """Jobs that this controller has started, and which attempt it is."""
+    """Jobs that this controller has started or adopted, and which attempt it is."""
+    _unreported: dict[int, int | None] = field(default_factory=dict)
+    """Those of them whose end the executor does not report: adopted jobs, and jobs whose launcher has ended, but not
+    all ranks. The exit code of that launcher."""
     _elsewhere: set[int] = field(default_factory=set)
     """Jobs that other controllers have started."""
-    _adopted: dict[int, JobState] = field(default_factory=dict)
-    """Those of them that use this machine, and whose controller has ended."""
-    _repeated: dict[int, int] = field(default_factory=dict)
-    """Jobs that have failed and are run again, and their attempts until then."""
     _retries: Counter[int] = field(default_factory=Counter)
     _codes: set[int | None] = field(default_factory=set)
     """Exit codes of jobs after a signal."""
@@ -87,29 +94,25 @@ class Controller:
     _looked: float = 0.0
     _renewed: float = 0.0
 
-    def run(self, *, retry_failed: bool = False) -> None:
-        """Run all jobs that are not over.
-
-        Args:
-            retry_failed: whether to run jobs again that have failed.
-        """
-        # Jobs that run already first: they keep their GPUs.
-        for state in sorted(self.directory.states(), key=lambda state: state.state != "running"):
-            if state.is_over and not (retry_failed and state.state == "failed"):
+    def __post_init__(self) -> None:
+        for state in self.directory.states():
+            if state.state == "running":
+                self._elsewhere.add(state.number)
+            elif state.is_over and not (self.retry_failed and state.state == "failed"):
                 self.ended[state.number] = state
             else:
-                self._queue(state)
+                self._pending[state.number] = state.attempts
+
+    def run(self) -> None:
+        """Run all jobs that are not over."""
         with self._signals_noted():
-            while (
-                self._running
-                or self._adopted
-                or (self._elsewhere and not self._gives_up)
-                or (self._pending and not self.stops)
-            ):
+            while self._running or (self._elsewhere and not self._gives_up) or (self._pending and not self.stops):
+                self._look()
                 self._start()
                 for ended in self.executor.poll(_POLL if self._running or self._elsewhere else 0.0):
+                    if self.signals:
+                        self._codes.add(ended.code)
                     self._end(ended.number, ended.code)
-                self._look_elsewhere()
                 self._pass_signals_on()
                 self._renew()
                 self.watcher.update()
@@ -125,13 +128,14 @@ class Controller:
     @property
     def left(self) -> list[int]:
         """The numbers of jobs that are not over."""
-        return sorted([*self._pending, *self._elsewhere, *(n for n, state in self.ended.items() if not state.is_over)])
+        open_ones = (number for number, state in self.ended.items() if not state.is_over)
+        return sorted([*self._pending, *self._running, *self._elsewhere, *open_ones])
 
     @property
     def failed(self) -> list[JobState]:
         """The jobs that have failed or were killed, by number."""
-        states = [state for _, state in sorted(self.ended.items())]
-        return [state for state in states if state.state == "failed" or not (state.is_over or self.signals)]
+        kinds = ("failed",) if self.signals else ("failed", "interrupted")
+        return [state for _, state in sorted(self.ended.items()) if state.state in kinds]
 
     @property
     def code(self) -> int:
@@ -145,18 +149,41 @@ class Controller:
     def _gives_up(self) -> bool:
         return bool(self.signals) or self.problem is not None
 
+    def _look(self) -> None:
+        """Settle the jobs whose end the executor does not report, and adopt those whose controller has ended."""
+        if not (self._unreported or self._elsewhere) or time.monotonic() < self._looked + _LOOK:
+            return
+        for number, code in list(self._unreported.items()):
+            self._end(number, code)
+        found = [self._settle(number) for number in sorted(self._elsewhere)]
+        others = {mark.uid for mark in self.directory.controllers()} - {self.directory.controller}
+        for state in found:
+            is_running = state.state == "running"
+            if is_running and (state.machine != machine() or state.controller in others):
+                continue
+            self._elsewhere.remove(state.number)
+            if is_running:
+                self._running[state.number], self._unreported[state.number] = state.attempts, None
+                if self.shares.slots is not None:
+                    self.shares.slots.hold(state.number, state.gpus)
+            elif state.is_over:
+                self._leave(state)
+            else:
+                self._pending[state.number] = state.attempts
+        self._looked = time.monotonic()
+
     def _start(self) -> None:
         """Start jobs while there is room."""
-        while self._pending and not self.stops and len(self._running) + len(self._adopted) < self.shares.workers:
-            number = self._pending[0]
-            state = self._settle(number, None)
+        while self._pending and not self.stops and len(self._running) < self.shares.workers:
+            number, attempts = next(iter(self._pending.items()))
+            state = self._settle(number)
             if state.state == "running":
-                self._adopt(state)
-            elif state.is_over and self._repeated.get(number) != state.attempts:  # another controller has run it
+                self._elsewhere.add(number)
+            elif state.is_over and state.attempts != attempts:  # another controller has run it
                 self._leave(state)
             elif not self._submit(state):
                 return
-            self._pending.remove(number)
+            del self._pending[number]
 
     def _submit(self, state: JobState) -> bool:
         """Start a job. Return whether it was possible."""
@@ -165,7 +192,8 @@ class Controller:
         if slots is not None and gpus is None:
             return False
         folder, threads = str(self.directory.folder(number)), self.shares.threads
-        request = Request(number, self.lines(number), folder, state.attempts, gpus, threads, self.environment)
+        mine = self.directory.controller
+        request = Request(number, self.lines(number), folder, state.attempts, mine, gpus, threads, self.environment)
         try:
             self.executor.submit(request)
         except UserError as error:
@@ -178,75 +206,49 @@ class Controller:
 
     def _end(self, number: int, code: int | None) -> None:
         """Settle a job whose process has ended: retry it, or leave it as it is."""
-        attempt = self._running.get(number)
-        self._give(number)
-        if self.signals:
-            self._codes.add(code)
+        attempt = self._running[number]
         state = self._settle(number, code, attempt)
-        if code == NOT_RECORDED:
-            self._set_unwritable()
-        if (code == LEFT or state.state in ("running", "queued")) and not self._gives_up:  # another process has it
-            self._adopt(state)
+        is_adopted = number in self._unreported
+        is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
+        if is_ours and state.state == "running":  # a rank is still ending
+            self._unreported[number] = None if code == LEFT else code
+            return
+        self._give(number)
+        if not is_ours:  # another controller was faster
+            self._elsewhere.add(number)
+            if code == NOT_RECORDED:
+                self._set_unwritable("see its log")
         elif state.state in ("failed", "interrupted") and not self.stops and self._retries[number] < self.max_retries:
             self._retries[number] += 1
-            self._queue(state)
+            self._pending[number] = state.attempts
             self.watcher.ended(state)
         else:
-            self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
             self._leave(state)
 
-    def _look_elsewhere(self) -> None:
-        """Settle the jobs of other controllers that have ended."""
-        if not self._elsewhere or time.monotonic() < self._looked + _LOOK:
-            return
-        for number in sorted(self._elsewhere):
-            state = self._settle(number, None)
-            if state.state == "running":
-                continue
-            self._give(number)
-            if state.is_over:
-                self._leave(state)
-            else:
-                self._queue(state)
-        self._looked = time.monotonic()
-
-    def _settle(self, number: int, code: int | None, attempt: int | None = None) -> JobState:
+    def _settle(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
         """Return the state of a job; if it cannot be written, the one before."""
         try:
             return self.directory.settle(number, code, attempt)
-        except (OSError, UserError):
-            self._set_unwritable()
+        except (OSError, UserError) as error:
+            self._set_unwritable(str(getattr(error, "strerror", None) or getattr(error, "problem", error)))
             return self.directory.state(number)
 
-    def _set_unwritable(self) -> None:
+    def _set_unwritable(self, why: str) -> None:
         path = self.directory.path
         free = shutil.disk_usage(path).free
-        problem = f"the state of a job could not be written to {path}, where {free / 1e6:.0f} MB are free"
-        remedy = f"Free some space, and continue the sweep: sweep.resume={path}"
+        problem = f"the state of a job could not be written to {path}, where {free / 1e6:.0f} MB are free: {why}"
+        remedy = f"Repair that, and continue the sweep: sweep.resume={shlex.quote(str(path))}"
         self.problem = self.problem or UserError(problem, key="hydra.sweep.dir", remedy=remedy)
 
-    def _queue(self, state: JobState) -> None:
-        self._pending.append(state.number)
-        if state.state == "failed":
-            self._repeated[state.number] = state.attempts
-
     def _leave(self, state: JobState) -> None:
+        self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self.ended[state.number] = state
         self.watcher.ended(state)
-
-    def _adopt(self, state: JobState) -> None:
-        """Watch a job that another controller has started."""
-        self._elsewhere.add(state.number)
-        if state.machine == machine() and sum(mark.machine == machine() for mark in self.directory.controllers()) < 2:
-            self._adopted[state.number] = state
-            if self.shares.slots is not None:
-                self.shares.slots.hold(state.number, state.gpus)
 
     def _give(self, number: int) -> None:
         """Note that a job does not use this machine any more."""
         self._running.pop(number, None)
-        self._adopted.pop(number, None)
-        self._elsewhere.discard(number)
+        self._unreported.pop(number, None)
         if self.shares.slots is not None:
             self.shares.slots.give(number)
 
@@ -262,10 +264,12 @@ class Controller:
             self._send(signal.SIGKILL)
 
     def _send(self, sign: signal.Signals) -> None:
-        for number in self._running:
+        for number in self._running.keys() - self._unreported.keys():
             self.executor.cancel(number, sign)
-        for state in self._adopted.values():
-            send(state.pid, state.since, sign)
+        for number in self._unreported:
+            held = lock.holder(self.directory.folder(number))
+            for pid, since in [] if held is None else held.alive[:1]:  # it tells the others
+                send(pid, since, sign)
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -38,6 +39,7 @@ _ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class ControllerMark:
     """A process that starts jobs of the sweep. The modification time of its file is renewed every 10 s."""
 
+    uid: str
     host: str
     machine: str
     pid: int
@@ -56,6 +58,8 @@ class SweepDirectory:
     def __init__(self, path: Path, description: Description) -> None:
         self.path = path
         self.description = description
+        self.controller = secrets.token_hex(4)
+        """Identifies this process, if it is a controller."""
         self._mark: Path | None = None
 
     @classmethod
@@ -150,18 +154,18 @@ class SweepDirectory:
 
         Args:
             code: the exit code, negative for a signal; None if unknown.
-            attempt: which attempt has ended with that code. Another controller may have started the next one.
+            attempt: which attempt of this controller has ended with that code. Another controller may have been faster.
 
         Raises:
             OSError, UserError: the state cannot be written.
         """
         state, folder = self.state(number), self.folder(number)
         is_running = state.state == "running"
-        code = None if code == LEFT else code  # the attempt is another process's
-        is_unclaimed = attempt == state.attempts + 1 and code not in (None, 0, NOT_RECORDED)
+        is_unclaimed = attempt == state.attempts + 1 and code not in (LEFT, NOT_RECORDED)
         if not is_running and not is_unclaimed:
             return state
-        code = code if attempt == state.attempts or not is_running else None
+        if is_running and (attempt, self.controller) != (state.attempts, state.controller):
+            code = None  # of another process
         held = lock.RunLock(folder, key="sweep")
         ended = _renewed(folder) if code is None else time.time()
         if held.try_acquire(renew=False) is not None:
@@ -174,7 +178,8 @@ class SweepDirectory:
                 told = states.ended_from_result(state, self.run_dir(state))
                 state = told or states.end(_lost(state, code), ended)
             else:  # its process has ended before it could write that it runs
-                state = replace(_lost(state, code), attempts=state.attempts + 1, ended=ended)
+                lost = _lost(replace(state, attempts=state.attempts + 1, controller=self.controller), code)
+                state = replace(lost, ended=ended)
                 (folder / states.REQUEST).unlink(missing_ok=True)  # it may have secrets
             states.write(folder, state, flush=True)
         finally:
@@ -188,7 +193,7 @@ class SweepDirectory:
             UserError: it cannot be written.
         """
         host, pid = socket.gethostname(), os.getpid()
-        mark = ControllerMark(host, machine(), pid, started(pid), time.time(), workers)
+        mark = ControllerMark(self.controller, host, machine(), pid, started(pid), time.time(), workers)
         self._mark = self.path / CONTROLLERS / f"{host}-{pid}.json"
         try:
             self._mark.parent.mkdir(exist_ok=True)

@@ -106,6 +106,7 @@ class SweepJob(Worker):
             state="running",
             overrides=tuple(mask_overrides(request.lines)),
             attempts=before.attempts + 1,
+            controller=request.controller,
             directory=before.directory,
             host=socket.gethostname(),
             machine=machine(),

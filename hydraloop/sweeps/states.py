@@ -38,6 +38,8 @@ class JobState:
     overrides: tuple[str, ...] = ()
     attempts: int = 0
     """How often the job was started."""
+    controller: str = ""
+    """Identifies the controller that has started the last attempt, and answers for it while it is alive."""
     directory: str = ""
     """The run directory, relative to that of the sweep."""
     host: str = ""

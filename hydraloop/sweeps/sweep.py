@@ -79,13 +79,15 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
         environment=_environment(first),
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
+        retry_failed=options.retry_failed,
     )
     with _shown_to_others(controller, command, plan, name), watching(lines) as controller.watcher:
-        executor.wait_ready()
+        if controller.left:
+            executor.wait_ready()
         if background is not None:
             background.ready(directory.path)
-        controller.run(retry_failed=options.retry_failed)
-    if not controller.signals:
+        controller.run()
+    if any(state.is_over for state in controller.ended.values()):
         results_table.show(SweepDirectory.load(directory.path))  # another controller may have widened it
     print_end(controller)
     sys.exit(controller.code)
@@ -119,20 +121,19 @@ def _shown_to_others(controller: Controller, command: Command, plan: Plan, name:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
     trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
-    trackers.ended = "interrupted"
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:
         directory.announce(controller.shares.workers)
         trackers.begin(directory.path)
         yield
-        if not controller.left:
-            trackers.ended = "failed" if controller.failed else "finished"
     finally:
         controller.executor.close()
         directory.withdraw()
-        if trackers.ended == "interrupted" and directory.controllers():
-            trackers.ended = None
+        if controller.left:
+            trackers.ended = None if directory.controllers() else "interrupted"
+        else:
+            trackers.ended = "failed" if controller.failed else "finished"
         trackers.end(directory.path)
         callbacks.on_multirun_end(config=plan.master, config_name=name)
 

@@ -17,6 +17,7 @@ from hydraloop.errors import UserError
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
 from hydraloop.sweeps import controller, states
+from hydraloop.sweeps import directory as sweep_directory
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
@@ -66,7 +67,8 @@ class Played:
         folder = self.directory.folder(request.number)
         folder.mkdir(parents=True, exist_ok=True)
         attempts = request.attempts + (state == "running")
-        states.write(folder, JobState(request.number, state, attempts=attempts, machine=machine()), flush=False)
+        made = JobState(request.number, state, attempts=attempts, controller=request.controller, machine=machine())
+        states.write(folder, made, flush=False)
 
 
 @dataclass
@@ -88,9 +90,12 @@ Make = Callable[..., tuple[Controller, Played]]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
-    directory = SweepDirectory.create(tmp_path / "sweep", DESCRIPTION)
+def directory(tmp_path: Path) -> SweepDirectory:
+    return SweepDirectory.create(tmp_path / "sweep", DESCRIPTION)
 
+
+@pytest.fixture
+def make(directory: SweepDirectory) -> Make:
     def made(
         play: Play, *, workers: int = 2, slots: Slots | None = None, **options: object
     ) -> tuple[Controller, Played]:
@@ -130,8 +135,8 @@ def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: 
     loop.run()
     assert played.started == []
     assert loop.code == 1
-    loop, played = make(finish)
-    loop.run(retry_failed=True)
+    loop, played = make(finish, retry_failed=True)
+    loop.run()
     assert [(request.number, request.attempts) for request in played.requests] == [(2, 1)]
     assert loop.code == 0
 
@@ -197,14 +202,11 @@ def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pyte
 
 
 def test_the_gpu_of_a_job_that_outlived_its_controller_is_not_given_to_another(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_LOOK", 0.0)
-    loop, played = make(finish, slots=Slots(["0", "1"], 1.0))
-    orphan = RunLock(loop.directory.folder(3), key="").acquire()
-    states.write(
-        loop.directory.folder(3), JobState(3, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False
-    )
+    orphan = RunLock(directory.folder(3), key="").acquire()
+    states.write(directory.folder(3), JobState(3, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False)
 
     def play(played: Played, request: Request) -> int:
         if request.number == 4:
@@ -212,7 +214,7 @@ def test_the_gpu_of_a_job_that_outlived_its_controller_is_not_given_to_another(
             orphan.release()
         return finish(played, request)
 
-    played.play = play
+    loop, played = make(play, slots=Slots(["0", "1"], 1.0))
     loop.run()
     assert [(request.number, request.gpus) for request in played.requests[:3]] == [
         (0, ("1",)),
@@ -238,18 +240,20 @@ time.sleep(60)
 """
 
 
-def test_a_signal_also_ends_a_job_that_outlived_its_controller(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_also_ends_a_job_that_outlived_its_controller(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(controller, "_LOOK", 0.0)
 
     def play(played: Played, request: Request) -> int:
         loop.signals.append(signal.SIGTERM)
         return finish(played, request)
 
-    loop, played = make(play)
-    folder = loop.directory.folder(3)
-    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(folder)], stdout=subprocess.PIPE) as orphan:
+    command = [sys.executable, "-c", ORPHAN, str(directory.folder(3))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as orphan:
         assert orphan.stdout is not None
         orphan.stdout.readline()
+        loop, played = make(play)
         loop.run()
         assert orphan.wait(0.0) == -signal.SIGTERM
     assert played.started == [0]
@@ -269,7 +273,7 @@ def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Ma
     assert loop.ended[5].state == "finished"
 
 
-def test_a_job_that_outlived_its_controller_keeps_its_gpu(make: Make) -> None:
+def test_a_job_that_outlived_its_controller_keeps_its_gpu(directory: SweepDirectory, make: Make) -> None:
     looks: list[int] = []
 
     def play(played: Played, request: Request) -> int | None:
@@ -277,10 +281,10 @@ def test_a_job_that_outlived_its_controller_keeps_its_gpu(make: Make) -> None:
         assert request.gpus == ("1",)
         return finish(played, request)
 
-    loop, played = make(play, workers=2, slots=Slots(["0", "1"], 1))
-    folder = loop.directory.folder(0)
+    folder = directory.folder(0)
     with RunLock(folder, key=""):
         states.write(folder, JobState(0, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False)
+        loop, played = make(play, workers=2, slots=Slots(["0", "1"], 1))
         loop.executor.poll = lambda seconds, poll=played.poll: poll(seconds) if len(looks) < 5 else end()  # type: ignore
 
         def end() -> list[Ended]:
@@ -290,6 +294,89 @@ def test_a_job_that_outlived_its_controller_keeps_its_gpu(make: Make) -> None:
         loop.run()
     assert played.started == [1, 2, 3, 4, 5]
     assert (played.most, loop.code) == (1, 0)
+
+
+@pytest.mark.parametrize(("code", "state"), [(LEFT, "failed"), (NOT_RECORDED, "interrupted"), (3, "failed")])
+def test_a_program_may_exit_with_the_codes_of_the_protocol(make: Make, code: int, state: str) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number != 1:
+            return finish(played, request)
+        played.write(request, "running")
+        return code
+
+    loop, played = make(play)
+    loop.run()
+    assert played.started == [0, 1, 2, 3, 4, 5]
+    assert (loop.ended[1].state, loop.problem, loop.code) == (state, None, 1)
+    assert [one.number for one in loop.failed] == [1]
+
+
+@pytest.mark.parametrize(("retries", "started"), [(0, []), (2, [(3, 1), (3, 2)])])
+def test_a_job_that_outlived_its_controller_is_retried_as_often_as_asked(
+    directory: SweepDirectory, make: Make, retries: int, started: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another controller runs on another machine, which does not matter."""
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    other = SweepDirectory(directory.path, directory.description)
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_directory, "machine", lambda: "another")
+        other.announce(1)
+    orphan = RunLock(directory.folder(3), key="").acquire()
+    states.write(directory.folder(3), JobState(3, "running", attempts=1, machine=machine()), flush=False)
+
+    def play(played: Played, request: Request) -> int:
+        if request.number == 3:
+            return fail(played, request)
+        if request.number == 0:
+            states.write(directory.folder(3), JobState(3, "failed", attempts=1), flush=False)
+            orphan.release()
+        return finish(played, request)
+
+    loop, played = make(play, workers=2, max_retries=retries, stop_on_failure=True)
+    loop.run()
+    assert [(request.number, request.attempts) for request in played.requests if request.number == 3] == started
+    assert played.most == (2 if retries else 1)
+    assert [state.number for state in loop.failed] == [3]
+    assert (loop.code, bool(loop.left)) == (1, not retries)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_job_whose_launcher_is_killed_each_time_ends(
+    make: Make, retries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank lives on for a while, and has the lock."""
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    ranks: list[RunLock] = []
+
+    def play(played: Played, request: Request) -> int:
+        if request.number != 0:
+            return finish(played, request)
+        ranks.append(RunLock(played.directory.folder(0), key="").acquire())
+        played.write(request, "running")
+        return -signal.SIGKILL
+
+    loop, played = make(play, max_retries=retries)
+    loop.watcher.update = lambda: ranks.pop().release() if ranks else None  # type: ignore[method-assign]
+    loop.run()
+    assert played.started.count(0) == 1 + retries
+    assert (loop.ended[0].state, loop.ended[0].reason) == ("interrupted", "killed by SIGKILL (out of memory?)")
+    assert loop.left == [0]
+
+
+def test_the_last_words_are_of_what_another_controller_has_done_since(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number < 2:
+            played.write(request, "running")
+            return -signal.SIGKILL
+        if request.number == 5:
+            finish(played, Request(0, (), "", attempts=1, controller="another"))
+            played.write(Request(1, (), "", attempts=1, controller="another"), "running")
+        return finish(played, request)
+
+    loop, played = make(play, workers=1)
+    loop.run()
+    assert played.started == [0, 1, 2, 3, 4, 5]
+    assert (loop.ended[0].state, loop.failed, loop.left, loop.code) == ("finished", [], [1], 0)
 
 
 def test_a_full_disk_ends_the_sweep(make: Make) -> None:

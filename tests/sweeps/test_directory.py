@@ -46,6 +46,7 @@ def sweep(tmp_path: Path) -> SweepDirectory:
 def running(sweep: SweepDirectory, number: int, **changed: object) -> JobState:
     """A job whose process has been killed."""
     state = JobState(number, "running", attempts=1, directory=str(number), began=time.time() - 10)
+    state = replace(state, controller=sweep.controller)
     state = replace(state, **changed)  # type: ignore[arg-type]
     sweep.folder(number).mkdir(parents=True)
     states.write(sweep.folder(number), state, flush=False)
@@ -164,7 +165,7 @@ def test_a_result_before_the_kill_counts(sweep: SweepDirectory) -> None:
 
 
 def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) -> None:
-    for code in (None, 0, LEFT, NOT_RECORDED):
+    for code in (LEFT, NOT_RECORDED):
         assert sweep.settle(0, code, 1).state == "queued"
     sweep.folder(0).mkdir()
     (sweep.folder(0) / states.REQUEST).touch()
@@ -173,6 +174,8 @@ def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) 
         (-signal.SIGKILL, 2, "interrupted"),
         (-signal.SIGKILL, 2, "interrupted"),
         (128 + signal.SIGINT, 3, "interrupted"),
+        (0, 4, "failed"),
+        (None, 5, "interrupted"),
     ):
         settled = sweep.settle(0, code, attempt)
         assert (settled.state, settled.attempts) == (state, attempt)
@@ -181,8 +184,8 @@ def test_a_process_that_has_ended_before_its_first_state(sweep: SweepDirectory) 
 
 def test_the_exit_code_of_another_process_does_not_count(sweep: SweepDirectory) -> None:
     """Another controller has started the job again, and was killed with it."""
-    for number, (code, attempt) in enumerate([(0, 1), (LEFT, 2)]):
-        running(sweep, number, attempts=2)
+    for number, (code, attempt, controller) in enumerate([(0, 1, sweep.controller), (LEFT, 2, "another")]):
+        running(sweep, number, attempts=2, controller=controller)
         assert sweep.settle(number, code, attempt).state == "interrupted"
         assert sweep.state(number).reason == "its process has ended without a result"
 
@@ -198,7 +201,7 @@ def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
     assert sweep.controllers() == []
     sweep.announce(2)
     (mark,) = sweep.controllers()
-    assert (mark.pid, mark.since, mark.workers) == (os.getpid(), started(os.getpid()), 2)
+    assert (mark.uid, mark.pid, mark.since, mark.workers) == (sweep.controller, os.getpid(), started(os.getpid()), 2)
     (path,) = (sweep.path / CONTROLLERS).iterdir()
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "since": 1.0}))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Codes that a user's program is unlikely to exit with.
+# Codes that a user's program is unlikely to exit with. They only count if the process has not claimed its job.
 LEFT = 113
 """Exit code of a job's process that has left the job to another one: the job is running elsewhere, or has ended."""
 NOT_RECORDED = 114
@@ -26,6 +26,8 @@ class Request:
     attempts: int = 0
     """`attempts` of its state, as the controller has read it. If the job was started since, by another controller, the
     process exits with LEFT. Therefore two controllers cannot both start an attempt, also when they retry the job."""
+    controller: str = ""
+    """Of the controller that starts it."""
     gpus: tuple[str, ...] | None = None
     """For CUDA_VISIBLE_DEVICES. None: unchanged."""
     threads: int | None = None

@@ -68,6 +68,7 @@ class Contender(SweepJob):
 
 def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
     """Run jobs until all have ended, or until it is killed."""
+    directory.controller = str(os.getpid())
     left = list(range(JOBS))
     random.shuffle(left)
     starts = 0
@@ -85,7 +86,7 @@ def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
         if pid == 0:
             random.seed(os.getpid())
             states.write = write_or_die
-            leave(worker.run(Request(number, (), str(directory.folder(number)), state.attempts)))
+            leave(worker.run(Request(number, (), str(directory.folder(number)), state.attempts, directory.controller)))
         starts += 1
         sometimes_killed(0.02)
         directory.settle(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), state.attempts + 1)

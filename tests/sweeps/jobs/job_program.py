@@ -134,7 +134,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
                 for when in death:
                     prepare(when)
                 folder = str(directory.folder(number))
-                leave(worker.run(Request(number, all_axes.lines(number), folder, attempts)))
+                leave(worker.run(Request(number, all_axes.lines(number), folder, attempts, directory.controller)))
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             directory.settle(number, codes[-1], attempts + 1)
         print(json.dumps(codes))
