@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -85,7 +85,7 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
 def hydra_config(cfg: DictConfig) -> Iterator[None]:
     """In the body, interpolations of `${hydra:…}` resolve. `cfg` has the node `hydra`."""
     before = HydraConfig.instance().cfg  # of a surrounding job
-    HydraConfig.instance().cfg = cfg  # `set_config` would copy the node, which takes 3 ms
+    HydraConfig.instance().cfg = cast(Any, cfg)  # `set_config` would copy the node, which takes 3 ms
     try:
         yield
     finally:

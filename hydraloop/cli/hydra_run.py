@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,9 +14,9 @@ import hydra
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, run_job
+from hydra.core.utils import JobReturn, JobStatus, env_override, run_job
 from hydra.types import RunMode
-from omegaconf import DictConfig, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.run.config_yaml import mask_files, remember_config
@@ -52,20 +53,38 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
         _ = returned.return_value  # raises the job's error
 
 
-def run_composed_job(job: Job, cfg: DictConfig) -> Any:
-    """Run one job of a sweep as Hydra's launchers do. Return its value, or raise its error.
+def run_composed_job(job: Job, cfg: DictConfig, run_dir: Path) -> Any:
+    """Run one job of a sweep as Hydra's launchers do, in 20 ms less: `run_job` copies the config five times.
 
-    A composer has to be open. `cfg` has the node `hydra` with `job.num`, `job.id` and `mode`.
+    The job writes the records. A composer has to be open, and interpolations of `${hydra:…}` resolve.
+
+    Args:
+        cfg: with the node `hydra`, and its `job.num`, `job.id` and `mode`.
+        run_dir: absolute.
     """
-    with _errors_raised(), hydra_versions.allowing():
-        returned = run_job(
-            task_function=_masked(job),
-            config=cfg,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-            hydra_context=hydra_versions.context(GlobalHydra.instance().config_loader(), Callbacks(cfg)),
-        )
-        return returned.return_value
+    settings = cfg.hydra
+    with read_write(settings):
+        settings.runtime.output_dir = str(run_dir)
+    task: DictConfig = pickle.loads(pickle.dumps(cfg))  # noqa: S301  # our own bytes; three times as fast as a copy
+    with read_write(task), open_dict(task):
+        del task["hydra"]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    folder = chdir(run_dir) if settings.job.chdir else nullcontext()
+    with hydra_versions.allowing(), folder, env_override(settings.job.env_set):
+        returned = JobReturn(list(settings.overrides.task), task, cfg, os.getcwd(), settings.job.name, JobStatus.FAILED)
+        callbacks = Callbacks(cfg)
+        remember_config(task)
+        hydra_versions.configure_log(settings.job_logging, settings.verbose)
+        prepare_handlers()
+        callbacks.on_job_start(config=cfg, task_function=lambda task: job(task, run_dir))
+        try:
+            returned.return_value = job(task, run_dir)
+            returned.status = JobStatus.COMPLETED
+        except Exception as error:
+            returned.return_value = error
+            raise
+        finally:
+            callbacks.on_job_end(config=cfg, job_return=returned)
 
 
 def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:

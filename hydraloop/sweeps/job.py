@@ -19,7 +19,6 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
@@ -30,13 +29,13 @@ from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import terminable
-from hydraloop.run import attempts
-from hydraloop.run.config_yaml import dumped, masked_yaml
+from hydraloop.run import attempts, environment
+from hydraloop.run.config_yaml import dumped
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine, started
 from hydraloop.run.result import describe
 from hydraloop.run.resume import newest_checkpoint
-from hydraloop.safety.secrets import mask_overrides, mask_text
+from hydraloop.safety.secrets import mask_overrides, mask_text, masked
 from hydraloop.sweeps import states
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
@@ -45,7 +44,14 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
-_EVERY_JOB = ("hydraloop.builder", "hydraloop.tracking.hook", "numpy.random", "psutil", "torch.profiler")
+_EVERY_JOB = (
+    "hydraloop.builder",
+    "hydraloop.tracking.hook",
+    "numpy.random",
+    "psutil",
+    "torch.profiler",
+    "torch.utils.serialization.config",
+)
 """Modules that each job imports."""
 
 
@@ -64,6 +70,7 @@ class SweepJob(Worker):
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
         for name in _EVERY_JOB:
             import_module(name)
+        environment.versions()  # are cached
         for target in _targets(OmegaConf.to_container(self._command.cfg, resolve=False)):
             module, _, name = target.rpartition(".")
             if module.partition(".")[0] in ("hydraloop", "torch"):
@@ -134,6 +141,7 @@ class SweepJob(Worker):
         try:
             with ExitStack() as locks:
                 cfg = self._composed(request.lines, request.number)
+                locks.enter_context(hydra_config(cfg))
                 launch_checks.check(cfg)
                 run_dir = self._settle(cfg, state, locks)
                 directory = os.path.relpath(run_dir, self._directory.path)
@@ -163,26 +171,21 @@ class SweepJob(Worker):
 
     def _settle(self, cfg: DictConfig, state: JobState, locks: ExitStack) -> Path:
         """Return the run directory, checked and locked by `settle_job`."""
-        with hydra_config(cfg):
-            run_dir = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
+        run_dir = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
         folder, continues = self._directory.folder(state.number), state.attempts > 1
         settle_job(run_dir, self._directory.path, state.number, locks, held=folder, continues=continues)
         return run_dir
 
     def _train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
-        """Train as Hydra's job. Its records are written here, which takes a third of the time that Hydra needs."""
-        records = cfg.hydra.output_subdir
         if checkpoint is not None:
-            records = str(attempts.following(run_dir).relative_to(run_dir))
-        with read_write(cfg.hydra):
-            cfg.hydra.output_subdir = None
+            with read_write(cfg.hydra):
+                cfg.hydra.output_subdir = str(attempts.following(run_dir).relative_to(run_dir))
 
-        def job(cfg: DictConfig, run_dir: Path) -> float | None:
-            if records is not None:
-                _write_records(cfg, run_dir, records)
-            return self._jobs.train(cfg, run_dir, checkpoint, typed=self._command.typed)
+        def job(task: DictConfig, run_dir: Path) -> float | None:
+            _write_records(cfg, run_dir)
+            return self._jobs.train(task, run_dir, checkpoint, typed=self._command.typed)
 
-        hydra_run.run_composed_job(job, cfg)
+        hydra_run.run_composed_job(job, cfg, run_dir)
 
 
 def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobState:
@@ -205,18 +208,17 @@ def _exit_code(error: BaseException | None) -> int:
     return int(getattr(error, "code", 128 + SIGINT)) if isinstance(error, KeyboardInterrupt) else 0
 
 
-def _write_records(cfg: DictConfig, run_dir: Path, records: str) -> None:
-    """Write what Hydra does, with secrets masked."""
-    hydra: Any = HydraConfig.instance().cfg
-    assert hydra is not None, "a job is running"
-    with read_write(hydra.hydra):
-        hydra.hydra.output_subdir = records
-    folder = run_dir / records
+def _write_records(cfg: DictConfig, run_dir: Path) -> None:
+    """Write what Hydra does, with secrets masked. `cfg` has the node `hydra`."""
+    if cfg.hydra.output_subdir is None:
+        return
+    folder = run_dir / cfg.hydra.output_subdir
     folder.mkdir(parents=True, exist_ok=True)
-    lines = mask_overrides(map(str, hydra.hydra.overrides.task))
-    texts = {"config": masked_yaml(cfg, resolve=False), "hydra": masked_yaml(hydra, resolve=False)}
-    for name, text in {**texts, "overrides": dumped(lines)}.items():
-        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    config = masked(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
+    hydra = config.pop("hydra")
+    records = {"config": config, "hydra": {"hydra": hydra}, "overrides": hydra["overrides"]["task"]}
+    for name, record in records.items():
+        (folder / f"{name}.yaml").write_text(dumped(record), encoding="utf-8")
 
 
 def _print_to(log: Path) -> None:

@@ -98,7 +98,7 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = json.dumps(plain(asdict(state)), allow_nan=False)
+    text = json.dumps({**asdict(state), "value": plain(state.value)}, allow_nan=False)
     atomic.write_text(folder / FILENAME, text + "\n", flush=flush)
 
 

@@ -53,7 +53,10 @@ def cudnn_benchmark(wanted: bool | None) -> Iterator[None]:
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's (where it is imported) and torch's generators, all devices included."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats four stacks, for devices to come
+    else:
+        torch.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
 

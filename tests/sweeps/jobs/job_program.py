@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import _save_config
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.command import Command
 from hydraloop.cli.compose import opened
@@ -82,11 +81,12 @@ def after_loss(train: Callable[..., Any]) -> Callable[..., Any]:
     return stalled
 
 
-def write_twice(cfg: DictConfig, run_dir: Path, records: str) -> None:
+def write_twice(cfg: DictConfig, run_dir: Path) -> None:
     """Write the records, and a copy by Hydra itself."""
-    write_records(cfg, run_dir, records)
-    hydra: Any = HydraConfig.instance().cfg
-    for name, node in (("config", cfg), ("hydra", hydra), ("overrides", hydra.hydra.overrides.task)):
+    write_records(cfg, run_dir)
+    hydra = OmegaConf.masked_copy(cfg, "hydra")
+    config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    for name, node in (("config", config), ("hydra", hydra), ("overrides", cfg.hydra.overrides.task)):
         _save_config(node, f"{name}.yaml", run_dir / "by_hydra")
 
 
