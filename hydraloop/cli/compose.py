@@ -32,6 +32,7 @@ class Composer:
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: dict[tuple[str, ...], DictConfig | Exception] = {}
+        self._is_group: dict[str, bool] = {}
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the config of one job, with the node `hydra`.
@@ -64,7 +65,10 @@ class Composer:
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""
-        return any(source.is_group(key) for source in GlobalHydra.instance().config_loader().get_sources())
+        if key not in self._is_group:
+            sources = GlobalHydra.instance().config_loader().get_sources()
+            self._is_group[key] = any(source.is_group(key) for source in sources)
+        return self._is_group[key]
 
     def groups(self) -> list[str]:
         """Return all config groups except Hydra's own."""

@@ -28,8 +28,8 @@ class Description:
     """`("python", "train.py")`, and Hydra's flags."""
     overrides: tuple[str, ...]
     """As typed, with axes."""
-    config: str
-    """The masked config of the first job as YAML, not resolved; without `sweep`, `detach` and `hydra`."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """What must not change when the sweep is resumed, see `Plan.configs`."""
     subdir: str
     """`hydra.sweep.subdir`, not resolved."""
     axes: Axes
@@ -77,7 +77,7 @@ def read(folder: Path, *, key: str | None = None) -> Description:
     except OSError as error:
         problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
     except (ValueError, TypeError, KeyError, AttributeError):
-        problem = f"has a damaged {FILENAME}"
+        problem = f"has a damaged {FILENAME}, or one of an earlier version"
         remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
     raise UserError(f"{folder} {problem}", key=key, remedy=remedy)
 

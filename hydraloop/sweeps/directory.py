@@ -9,7 +9,6 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from hydraloop.run.directory import holds_run
 from hydraloop.run.environment import shown
 from hydraloop.run.processes import is_alive, machine, started
 from hydraloop.sweeps import description, states
-from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
@@ -90,13 +88,15 @@ class SweepDirectory:
         """Return the sweep in a directory. Arguments and errors: as in `description.read`."""
         return cls(path.absolute(), description.read(path, key=key))
 
-    def widen(self, axes: Axes, overrides: Sequence[str]) -> None:
-        """Replace the axes, and the overrides as typed. Jobs keep their numbers.
+    def widen(self, new: Description) -> None:
+        """Replace the axes, the overrides as typed, and the configs. Jobs keep their numbers.
 
         Raises:
             UserError: `sweep.json` cannot be written.
         """
-        self.description = replace(self.description, axes=axes, overrides=tuple(overrides)).masked()
+        self.description = replace(
+            self.description, axes=new.axes, overrides=new.overrides, configs=new.configs
+        ).masked()
         try:
             self.description.write(self.path)
         except OSError as error:

@@ -28,11 +28,8 @@ class GridComposer:
         self._master = master
         self._bases: dict[tuple[str, ...], bytes] = {}
         self._parsed: dict[str, Override] = {}
+        self._groups = frozenset(master.hydra.runtime.choices)
         self._by_hydra = bool(OmegaConf.select(master, "hydra.searchpath"))  # whose groups the composer does not know
-
-    def prepare(self, lines: Sequence[str]) -> None:
-        """Compose what jobs with the same choice of groups share, so that forked processes have it."""
-        self._base(self._split(lines)[0])
 
     def compose(self, lines: Sequence[str], *, number: int | None = None) -> DictConfig:
         """Return the config of a job, with the node `hydra`: the same as `ConfigLoader.load_sweep_config`.
@@ -68,15 +65,18 @@ class GridComposer:
         """
         loading.ConfigLoaderImpl._apply_overrides_to_config([self._parse(line) for line in lines], cfg)
 
+    def choices(self, lines: Sequence[str]) -> tuple[str, ...]:
+        """Return the overrides that select options of config groups."""
+        return tuple(line for line in lines if self._selects(self._parse(line)))
+
     def _split(self, lines: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-        """Return the overrides that select options of groups, and the others."""
-        if self._by_hydra:
-            return tuple(lines), []
-        groups = tuple(line for line in lines if self._selects(self._parse(line)))
+        """Return the overrides with which Hydra composes, and those that are applied to the result."""
+        groups = tuple(lines) if self._by_hydra else self.choices(lines)
         return groups, [line for line in lines if line not in groups]
 
     def _selects(self, override: Override) -> bool:
-        return self.composer.is_group(override.key_or_group) and not isinstance(override.value(), dict)
+        group = override.key_or_group
+        return (group in self._groups or self.composer.is_group(group)) and not isinstance(override.value(), dict)
 
     def _base(self, groups: tuple[str, ...]) -> bytes:
         """Return the pickled config with these choices of groups, composed by Hydra the first time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError
 from hydraloop.run.changes import differences
-from hydraloop.run.config_yaml import masked_yaml
+from hydraloop.run.config_yaml import plain
+from hydraloop.safety.secrets import mask_overrides, masked
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.grid import GridComposer
@@ -58,18 +60,37 @@ class Plan:
         raw: Any = OmegaConf.to_container(self.master.hydra.sweep, resolve=False)
         return str(raw["subdir"])
 
-    def config(self, axes: Axes) -> str:
-        """Return the masked config of the first job as YAML, not resolved, without what does not change its training.
+    def configs(self, axes: Axes) -> dict[str, dict[str, Any]]:
+        """Return what `sweep.resume` compares: the config of the first job, under "", and the differences from it.
 
-        Two sweeps with equal axes and equal configs of their first jobs have the same jobs.
+        The differences are those of the first job with each choice of options of config groups, in each axis:
+        `{"hooks=[ema]": {"hooks.ema": {…}}}`. Values are masked and not resolved. Not compared are combinations of
+        choices of several axes. So a change is not noticed in an option that the first job with it overrides, or that
+        only a combination selects: `defaults: [schedule: ${model}_${data}]`.
 
         Args:
-            axes: of this plan; or these widened, whose first job is that of the earlier sweep.
+            axes: of this plan; or these widened, in which the jobs of the earlier sweep have the same numbers.
         """
-        cfg = self.grid.compose(axes.lines(0))
-        return masked_yaml(
-            OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in _NOT_OF_JOBS]), resolve=False
-        )
+        chosen: dict[tuple[str, ...], int] = {(): 0}
+        for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
+            for number, value in sorted((number, value) for value, number in jobs.items()):
+                chosen.setdefault(self.grid.choices(axis.values[value]), number)
+        first = self._compared(axes.lines(0))
+        configs = {"": first}
+        for choice, number in chosen.items():
+            if number:
+                changes = differences(first, self._compared(axes.lines(number)))
+                configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
+        return configs
+
+    def _compared(self, lines: Sequence[str]) -> dict[str, Any]:
+        """Return what determines the results and the directory of a job, masked and not resolved."""
+        cfg: Any = OmegaConf.to_container(self.grid.compose(lines), resolve=False, enum_to_str=True)
+        hydra = cfg["hydra"]
+        hydra = {"job": {"env_set": hydra["job"]["env_set"]}, "sweep": {"subdir": hydra["sweep"]["subdir"]}}
+        nodes = {key: value for key, value in cfg.items() if key not in _NOT_OF_JOBS}
+        compared: dict[str, Any] = json.loads(json.dumps(plain(masked({**nodes, "hydra": hydra})), default=str))
+        return compared
 
 
 def check_command(
@@ -180,17 +201,16 @@ def _number(line: str) -> float:
 def _check_types(axes: Axes, grid: GridComposer, composer: Composer) -> None:
     """Check that the values of long axes have a key, and its type."""
     for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
-        validated = set(_validated(axis, sorted(jobs)))
         others: tuple[str, ...] | None = None
-        for value, number in jobs.items():
-            if value in validated:
-                continue
-            job, lines = axes.lines(number), axis.values[value]
-            if others != (others := tuple(line for line in job if line not in lines)):
-                cfg = grid.compose(others)
+        left = set(jobs).difference(_validated(axis, sorted(jobs)))
+        for value in sorted(left, key=lambda value: (grid.choices(axis.values[value]), value)):
+            job, choices = axes.lines(jobs[value]), grid.choices(axis.values[value])
+            lines = [line for line in axis.values[value] if line not in choices]
             # One config takes all values, so a key that is new to it may be there already.
             again = [f"++{line.lstrip('+')}" if line.startswith("+") else line for line in lines]
             with _in_job(job):
+                if others != (others := tuple(line for line in job if line not in lines)):
+                    cfg = command_line.explained(grid.compose, others, composer)
                 command_line.explained(partial(grid.apply, cfg=cfg), again, composer)
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
-
-from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
 from hydraloop.run.changes import differences
-from hydraloop.run.config_yaml import plain
 from hydraloop.run.lock import RunLock
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.description import FILENAME, Description
@@ -65,29 +62,30 @@ def _continued(path: Path, description: Description, plan: Plan) -> tuple[SweepD
     SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     with RunLock(path, key=_KEY, patience=_PATIENCE):
         directory = SweepDirectory.load(path, key=_KEY)
-        axes = _same_jobs(directory.description, description, plan)
-        if axes.count > directory.description.axes.count:
-            directory.widen(axes, description.overrides)
-    return directory, axes
+        new = _same_jobs(directory.description, description, plan)
+        if new.axes.count > directory.description.axes.count:
+            directory.widen(new)
+    return directory, new.axes
 
 
-def _same_jobs(old: Description, new: Description, plan: Plan) -> Axes:
-    """Return the jobs of a sweep and those that this command line adds.
+def _same_jobs(old: Description, new: Description, plan: Plan) -> Description:
+    """Return the description of a sweep with the jobs that this command line adds.
 
     Raises:
         UserError: the command line has another config, or not all jobs of the sweep.
     """
     axes = plan.axes.widened(old.axes)
-    before, now = (
-        {"hydra": {"sweep": {"subdir": subdir}}, **plain(OmegaConf.to_container(OmegaConf.create(config)))}
-        for subdir, config in ((old.subdir, old.config), (new.subdir, plan.config(axes)))
-    )
-    changes = list(map(str, islice(differences(before, now), _SHOWN + 1)))
+    now = plan.configs(axes)
+    changes = [
+        f"{choice}: {change}" if choice else str(change)
+        for choice, config in old.configs.items()
+        for change in differences(config, now.get(choice, {}))
+    ]
     if changes:
         shown = "; ".join(changes[:_SHOWN]) + ("; …" if len(changes) > _SHOWN else "")
         remedy = f"Leave out what has changed, or start a new sweep without {_KEY}."
         raise UserError(f"the config of the sweep has changed: {shown}", key=_KEY, remedy=remedy)
-    return axes
+    return replace(new, axes=axes, configs=now)
 
 
 def _newest(new: Description, plan: Plan) -> Path:

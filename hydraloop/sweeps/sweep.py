@@ -149,7 +149,7 @@ def _description(command: Command, plan: Plan) -> Description:
         created=time.time(),
         command=(*environment.command(), "-m"),
         overrides=tuple(command.overrides),
-        config=plan.config(plan.axes),
+        configs=plan.configs(plan.axes),
         subdir=plan.subdir,
         axes=plan.axes,
         average=plan.options.average,

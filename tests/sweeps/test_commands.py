@@ -33,7 +33,7 @@ DESCRIPTION = Description(
     created=1.0,
     command=("python", "train.py", "-m"),
     overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2"),
-    config="seed: 0\n",
+    configs={"": {"seed": 0}},
     subdir="${hydra.job.num}",
     axes=Axes((LR, SEED), range(6)),
     average="seed",

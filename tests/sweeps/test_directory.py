@@ -30,7 +30,7 @@ DESCRIPTION = Description(
     created=1.0,
     command=("python", "train.py"),
     overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2"),
-    config="seed: 0\n",
+    configs={"": {"seed": 0}},
     subdir="${hydra.job.num}",
     axes=Axes((LR, SEED), range(6)),
     average="seed",
@@ -56,7 +56,7 @@ def running(sweep: SweepDirectory, number: int, **changed: object) -> JobState:
 def test_it_is_read_as_it_was_written(sweep: SweepDirectory) -> None:
     assert SweepDirectory.load(sweep.path).description == DESCRIPTION
     order = (0, 1, 2, 5)
-    sweep.widen(Axes((LR, SEED), order), ())
+    sweep.widen(replace(DESCRIPTION, axes=Axes((LR, SEED), order)))
     found = SweepDirectory.load(sweep.path).description
     assert list(found.axes.order) == list(order)
     assert found.axes.axes == (LR, SEED)
@@ -66,7 +66,7 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     key = Axis(("hooks.mine.api_key",), (("hooks.mine.api_key=tops3cret",), ("hooks.mine.api_key=0ther-one",)))
     secret = replace(DESCRIPTION, axes=Axes((key,), range(2)), overrides=("hooks.mine.api_key=tops3cret,0ther-one",))
     sweep = SweepDirectory.create(tmp_path, secret)
-    sweep.widen(Axes((key, SEED), range(6)), secret.overrides)
+    sweep.widen(replace(secret, axes=Axes((key, SEED), range(6))))
     text = (tmp_path / FILENAME).read_text()
     assert not re.search("tops3cret|0ther-one", text)
     assert sweep.description.axes.axes[0].values == (("hooks.mine.api_key=***",),) * 2

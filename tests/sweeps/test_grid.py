@@ -130,7 +130,7 @@ def test_the_date_and_the_id_are_those_of_the_sweep() -> None:
     with composer() as opened:
         master = opened.compose_sweep(["seed=1,2"])
         jobs = GridComposer(opened, master)
-        jobs.prepare(["seed=1"])
+        jobs.compose(["seed=3"])
         directory = master.hydra.sweep.dir
         first, second = jobs.compose(["seed=1"], number=0), jobs.compose(["seed=2"], number=1)
         assert first.hydra.sweep.dir == second.hydra.sweep.dir == directory

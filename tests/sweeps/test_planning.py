@@ -41,12 +41,36 @@ def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
     with composer() as opened:
         _, old, _ = planned("-m seed=1,2", opened)
         _, wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
-        stored = old.config(old.axes)
-        assert stored.startswith("seed: 1\n")
-        assert "\nhydra:" not in stored
-        assert "\nsweep:" not in stored
-        assert wider.config(wider.axes.widened(old.axes)) == stored
-        assert wider.config(wider.axes) != stored
+        stored = old.configs(old.axes)
+        assert stored[""]["seed"] == 1
+        assert stored[""]["hydra"] == {"job": {"env_set": {}}, "sweep": {"subdir": "${hydra.job.num}"}}
+        assert "sweep" not in stored[""]
+        assert wider.configs(wider.axes.widened(old.axes)) == stored
+        assert wider.configs(wider.axes) != stored
+
+
+def test_the_compared_configs_are_one_for_each_choice_of_options() -> None:
+    """Their number is the sum over the axes. A choice of the first job is in its config."""
+    with composer() as opened:
+        line = "-m hooks=[],[ema] seed=1,2 data=digits,spirals default_hooks.timer=null optimizer=adamw"
+        _, plan, _ = planned(line, opened)
+        configs = plan.configs(plan.axes)
+    assert list(configs) == ["", "hooks=[ema]", "data=spirals"]
+    assert list(configs["hooks=[ema]"]) == ["hooks.ema"]
+    assert configs["data=spirals"]["data.train.samples"] == 900
+
+
+def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.txt").write_text(
+        "".join(f"hooks=[{('ema', 'profiler')[n % 2]}] optimizer.lr={n}\n" for n in range(9))
+    )
+    with composer() as opened:
+        monkeypatch.setattr(planning, "ALL_CHECKED", 4)
+        _, plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
+        assert list(plan.configs(plan.axes)) == ["", "hooks=[profiler]"]
 
 
 def test_of_a_long_axis_the_ends_and_the_extremes_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def start(
     plan = planning.check([*OURS, *lines], composer).plan
     assert plan is not None
     uid = f"{path} {created}"
-    description = Description(uid, created, ("python",), lines, plan.config(plan.axes), plan.subdir, plan.axes, "", {})
+    description = Description(uid, created, ("python",), lines, plan.configs(plan.axes), plan.subdir, plan.axes, "", {})
     return resume.settle(Path(path), description, plan, named=named)
 
 
@@ -81,12 +81,33 @@ def test_another_sweep_is_refused(changed: list[str], message: str, composer: Co
     assert (tmp_path / "new" / FILENAME).read_text() == text
 
 
-def test_what_the_config_files_have_changed_is_named(composer: Composer) -> None:
-    directory, _ = start(composer, *LINES)
-    old = directory.description
-    replace(old, config=old.config.replace("max_epochs: 20", "max_epochs: 7")).write(directory.path)
-    with pytest.raises(UserError, match=r"has changed: engine\.max_epochs: 7 -> 20\s"):
-        start(composer, *LINES, "sweep.resume=new")
+def test_an_edited_config_file_is_noticed(tmp_path: Path) -> None:
+    """Also one that only some of the jobs use, and one of jobs that were added."""
+    conf = Path(shutil.copytree(REPOSITORY / "conf", tmp_path / "conf"))
+    lines = ["hooks=[],[weight_norm]", "seed=0", "sweep.resume=new"]
+    with opened(conf, "config") as composer:
+        start(composer, "hooks=[]", "seed=0")
+        assert start(composer, *lines)[1].count == 2
+    edit(conf / "hooks" / "weight_norm.yaml", "digits: 2", "digits: 7")
+    changed = "hooks=[weight_norm]: hooks.weight_norm.digits: 2 -> 7"
+    with opened(conf, "config") as composer:
+        assert refused(composer, *lines) == f"the config of the sweep has changed: {changed}"
+    edit(conf / "config.yaml", "threads: 1", "threads: 2")
+    edit(conf / "config.yaml", "defaults:", "hydra: {job: {env_set: {OMP_NUM_THREADS: '2'}}}\ndefaults:")
+    in_all = "engine.threads: 1 -> 2; hydra.job.env_set.OMP_NUM_THREADS: (absent) -> 2"
+    with opened(conf, "config") as composer:
+        assert refused(composer, *lines) == f"the config of the sweep has changed: {in_all}; {changed}"
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def refused(composer: Composer, *lines: str) -> str:
+    with pytest.raises(UserError) as caught:
+        start(composer, *lines)
+    return caught.value.problem
 
 
 def test_a_directory_without_a_sweep_is_refused(composer: Composer, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def main(path: Path, seed: int) -> None:
     with opened(Path("conf"), "config") as composer:
         grid = GridComposer(composer, composer.compose_sweep([]))
         axes = Axes.product([Axis(("seed",), tuple((f"seed={number}",) for number in range(JOBS)))])
-        description = Description("uid", 0.0, ("python",), (), "", "${hydra.job.num}", axes, "seed", {})
+        description = Description("uid", 0.0, ("python",), (), {}, "${hydra.job.num}", axes, "seed", {})
         directory = SweepDirectory.create(path, description)
         cfg = grid.compose(axes.lines(0), number=0)
         cfg.hydra.sweep.dir = str(path)

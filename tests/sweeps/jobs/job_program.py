@@ -122,7 +122,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
         if (path / "sweep.json").exists():
             directory = SweepDirectory.load(path)
         else:
-            description = Description("uid", 0.0, ("python",), (), "", subdir, all_axes, "seed", {})
+            description = Description("uid", 0.0, ("python",), (), {}, subdir, all_axes, "seed", {})
             directory = SweepDirectory.create(path, description)
         command = Command(list(lines), grid.compose(all_axes.lines(0)), is_sweep=True)
         jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
