@@ -137,7 +137,8 @@ class RunLock:
         """Acquire the lock, or return its holder.
 
         Args:
-            renew: False: start no thread. For a process that forks, and releases the lock in less than 60 s.
+            renew: False: start no thread. For a process that forks, and calls `renew` or releases the lock in less than
+                60 s.
 
         Raises:
             UserError: the directory cannot be written to.
@@ -173,6 +174,11 @@ class RunLock:
             if self._is_ours(handle):
                 self._path.unlink()
 
+    def renew(self) -> None:
+        """Renew the lock once. For a process that has acquired it with `renew=False`."""
+        with suppress(OSError):  # the file system may be back at the next renewal
+            os.utime(self._path)
+
     @property
     def is_held(self) -> bool:
         """Whether this process still has the lock. Otherwise it must not write what the lock guards."""
@@ -202,7 +208,7 @@ class RunLock:
             raise UserError(
                 f"{self._path.parent} cannot be written: {error.strerror}",
                 key=self._key,
-                remedy="Name another directory.",
+                remedy="Free some space, or name another directory.",
             ) from error
 
     def _refusal(self, holder: Holder) -> UserError:
@@ -218,16 +224,15 @@ class RunLock:
 
     def _renew(self) -> None:
         while not self._done.wait(BEAT):
-            with suppress(OSError):  # the file system may be back at the next renewal
-                with _opened_to_read(self._path) as handle:
-                    found = _read(handle)
+            with suppress(OSError), _opened_to_read(self._path) as handle:
+                found = _read(handle)
                 if found is not None and found.token != self._token:
                     log.error(
                         "%s was not renewed in time: process %d on %s continues, and this one is killed",
                         *(self._path, found.processes[0][0], found.host),
                     )
                     kill_tree(os.getpid())
-                os.utime(self._path)
+            self.renew()
 
     def _is_ours(self, handle: int) -> bool:
         found = _read(handle)

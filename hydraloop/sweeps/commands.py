@@ -22,7 +22,6 @@ from hydraloop.errors import UserError
 from hydraloop.run import lock
 from hydraloop.run.directory import holds_run
 from hydraloop.run.environment import resume_command, shown
-from hydraloop.run.processes import is_alive, machine
 from hydraloop.sweeps import description, states, stopping
 from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.sweeps.directory import SweepDirectory
@@ -120,9 +119,9 @@ def status(path: Path) -> list[str]:
         f"{len(found)} jobs: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
     controllers = sweep.controllers()
-    for mark in controllers:
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.began))
-        lines.append(f"controller: process {mark.pid} on {mark.host}, {mark.workers} at a time, since {began}")
+    lines += [
+        f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers.values()
+    ]
     if not controllers and any(not state.is_over for state in found):
         lines.append(f"No controller is running. Continue the sweep: {sweep.resume_command()}")
     for name in _LISTED:
@@ -215,19 +214,15 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
 
 def stop(path: Path, seconds: float) -> bool:
     """End a sweep or a run, print what has ended, and return whether nothing of it is left."""
-    sweep, here = opened(path), machine()
-    others = set[str]()
+    sweep, others = opened(path), set[str]()
 
     def find() -> list[tuple[int, float | None]]:
-        marks = [] if sweep is None else sweep.controllers()
-        others.update(mark.host for mark in marks if mark.machine != here)
-        if mine := [(mark.pid, mark.since) for mark in marks if mark.machine == here]:
-            return mine  # they tell their jobs
-        folders = [path] if sweep is None else [sweep.folder(state.number) for state in _running(sweep)]
-        held = [held for held in map(lock.holder, folders) if held is not None]
+        held = [] if sweep is None else [*sweep.controllers().values()]
+        if not any(one.is_here for one in held):  # which tell their jobs
+            folders = [path] if sweep is None else [sweep.folder(state.number) for state in _running(sweep)]
+            held += [one for one in map(lock.holder, folders) if one is not None]
         others.update(one.host for one in held if not one.is_here)
-        alive = ([process for process in one.processes if is_alive(*process)] for one in held if one.is_here)
-        return [processes[0] for processes in alive if processes]  # which tells rank 0, if that is another
+        return [one.alive[0] for one in held if one.alive]  # which tells rank 0, if that is another
 
     ended, killed, left = stopping.end(find, seconds)
     print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))

@@ -156,7 +156,7 @@ class Controller:
         for number, code in list(self._unreported.items()):
             self._end(number, code)
         found = [self._settle(number) for number in sorted(self._elsewhere)]
-        others = {mark.uid for mark in self.directory.controllers()} - {self.directory.controller}
+        others = self.directory.controllers().keys() - {self.directory.controller}
         for state in found:
             is_running = state.state == "running"
             if is_running and (state.machine != machine() or state.controller in others):

@@ -1,49 +1,31 @@
-"""SweepDirectory: `sweep.json`, the folders with states of jobs, and the marks of controllers."""
+"""SweepDirectory: `sweep.json`, the folders with states of jobs, and the locks of controllers."""
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import shlex
 import signal
-import socket
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.run import atomic, lock
+from hydraloop.run import lock
 from hydraloop.run.directory import holds_run
 from hydraloop.run.environment import shown
-from hydraloop.run.processes import is_alive, machine, started
 from hydraloop.sweeps import description, states
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
 CONTROLLERS = "controllers"
-"""Folder with a file for each controller: `<host>-<pid>.json`."""
+"""Folder with a folder for each controller, which holds its lock."""
 _NUMBERED = "${hydra.job.num}"
 """Hydra's default of `hydra.sweep.subdir`."""
 _ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that users, schedulers and the kernel end a process with. Others tell of a mistake in the program."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerMark:
-    """A process that starts jobs of the sweep. The modification time of its file is renewed every 10 s."""
-
-    uid: str
-    host: str
-    machine: str
-    pid: int
-    since: float | None
-    began: float
-    workers: int
 
 
 class SweepDirectory:
@@ -58,7 +40,7 @@ class SweepDirectory:
         self.description = description
         self.controller = secrets.token_hex(4)
         """Identifies this process, if it is a controller."""
-        self._mark: Path | None = None
+        self._lock = lock.RunLock(path / CONTROLLERS / self.controller, key="hydra.sweep.dir")
 
     @classmethod
     def create(cls, path: Path, new: Description) -> Self:
@@ -186,45 +168,26 @@ class SweepDirectory:
             held.release()
         return state
 
-    def announce(self, workers: int) -> None:
-        """Write the mark of this process, a controller.
+    def announce(self) -> None:
+        """Tell others that this process, a controller, starts jobs of the sweep.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the directory cannot be written to.
         """
-        host, pid = socket.gethostname(), os.getpid()
-        mark = ControllerMark(self.controller, host, machine(), pid, started(pid), time.time(), workers)
-        self._mark = self.path / CONTROLLERS / f"{host}-{pid}.json"
-        try:
-            self._mark.parent.mkdir(exist_ok=True)
-            atomic.write_text(self._mark, json.dumps(asdict(mark)) + "\n", flush=False)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        self._lock.try_acquire(renew=False)
 
     def renew(self) -> None:
         """Tell other machines that this controller is alive. Called every 10 s."""
-        if self._mark is not None:
-            with suppress(OSError):  # the file system may be back at the next renewal
-                os.utime(self._mark)
+        self._lock.renew()
 
     def withdraw(self) -> None:
-        """Remove the mark of this controller."""
-        if self._mark is not None:
-            with suppress(OSError):
-                self._mark.unlink()
+        """Tell others that this controller has ended."""
+        self._lock.release()
 
-    def controllers(self) -> list[ControllerMark]:
-        """Return the controllers that are alive; those on other machines if their mark was renewed in the last 60 s."""
-        found = []
-        for path in sorted((self.path / CONTROLLERS).glob("*.json")):
-            with suppress(OSError, ValueError, TypeError):  # removed meanwhile, or not a mark
-                mark = ControllerMark(**json.loads(path.read_bytes()))
-                if mark.machine == machine():
-                    alive = is_alive(mark.pid, mark.since)
-                else:
-                    alive = lock.is_renewed(path.parent, path.stat())
-                found += [mark] if alive else []
-        return found
+    def controllers(self) -> dict[str, lock.Holder]:
+        """Return the controllers that are alive."""
+        found = {folder.name: lock.holder(folder) for folder in (self.path / CONTROLLERS).glob("*")}
+        return {name: holder for name, holder in found.items() if holder is not None}
 
 
 def _lost(state: JobState, code: int | None) -> JobState:

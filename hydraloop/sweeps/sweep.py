@@ -124,7 +124,7 @@ def _shown_to_others(controller: Controller, command: Command, plan: Plan, name:
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:
-        directory.announce(controller.shares.workers)
+        directory.announce()
         trackers.begin(directory.path)
         yield
     finally:

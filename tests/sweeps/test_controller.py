@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.run import lock as run_lock
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
 from hydraloop.sweeps import controller, states
-from hydraloop.sweeps import directory as sweep_directory
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
@@ -319,8 +319,8 @@ def test_a_job_that_outlived_its_controller_is_retried_as_often_as_asked(
     monkeypatch.setattr(controller, "_LOOK", 0.0)
     other = SweepDirectory(directory.path, directory.description)
     with monkeypatch.context() as patched:
-        patched.setattr(sweep_directory, "machine", lambda: "another")
-        other.announce(1)
+        patched.setattr(run_lock, "machine", lambda: "another")
+        other.announce()
     orphan = RunLock(directory.folder(3), key="").acquire()
     states.write(directory.folder(3), JobState(3, "running", attempts=1, machine=machine()), flush=False)
 

@@ -105,8 +105,8 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
 
 def test_a_controller_on_a_full_disk(sweep: SweepDirectory) -> None:
     (sweep.path / CONTROLLERS).touch()
-    with pytest.raises(UserError, match="cannot be written: File exists"):
-        sweep.announce(1)
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        sweep.announce()
 
 
 def test_a_job_without_a_file_is_queued(sweep: SweepDirectory) -> None:
@@ -198,23 +198,22 @@ def test_a_job_that_another_process_runs_is_not_settled(sweep: SweepDirectory) -
 
 
 def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
-    assert sweep.controllers() == []
-    sweep.announce(2)
-    (mark,) = sweep.controllers()
-    assert (mark.uid, mark.pid, mark.since, mark.workers) == (sweep.controller, os.getpid(), started(os.getpid()), 2)
-    (path,) = (sweep.path / CONTROLLERS).iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "since": 1.0}))
-    assert sweep.controllers() == [], "the number is another process's"
-    path.write_text(json.dumps({**content, "machine": "node7", "pid": 4711}))
-    assert [mark.pid for mark in sweep.controllers()] == [4711]
-    os.utime(path, (time.time() - 70, time.time() - 70))
-    assert sweep.controllers() == []
-    sweep.renew()
-    assert len(sweep.controllers()) == 1
-    for text in ("", "{}", "[]"):
-        path.write_text(text)
-        assert sweep.controllers() == []
-    sweep.withdraw()
-    sweep.withdraw()
-    assert not path.exists()
+    """The lock of each has the rules of `test_lock`."""
+    assert sweep.controllers() == {}
+    for _ in range(2):
+        sweep.announce()
+        other = SweepDirectory.load(sweep.path)
+        other.announce()
+        assert {name: one.alive for name, one in sweep.controllers().items()} == {
+            name: [(os.getpid(), started(os.getpid()))] for name in (sweep.controller, other.controller)
+        }
+        other.withdraw()
+        path = sweep.path / CONTROLLERS / sweep.controller / ".lock"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "machine": "node7", "host": "node7"}))
+        os.utime(path, (time.time() - 70, time.time() - 70))
+        assert sweep.controllers() == {}
+        sweep.renew()
+        assert [one.host for one in sweep.controllers().values()] == ["node7"]
+        sweep.withdraw()
+        sweep.withdraw()
+        assert sweep.controllers() == {}
