@@ -170,7 +170,8 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
         (path,) = project.path.glob("multirun/*/*")
         sweep = SweepDirectory.load(path)
         job = stopped_job(sweep)
-        for pid in (sweep.controllers()[0].pid, job.pid):
+        (controller,) = sweep.controllers().values()
+        for pid, _ in (*controller.processes, (job.pid, job.since)):
             os.kill(pid, signal.SIGKILL)
     before = [state for state in sweep.current_states() if state.state != "queued"]
     done = project.train(*shlex.split(line), "sweep.resume=auto")
