@@ -1,10 +1,11 @@
-"""What the terminal and train.log say about errors, and the last line of a sweep."""
+"""What the terminal and train.log say about errors."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydra.core.hydra_config import HydraConfig
@@ -17,8 +18,19 @@ from hydraloop.safety.secrets import mask_text
 
 log = logging.getLogger("hydraloop")
 
-_NAMED = 5
+NAMED = 5
 """Failed jobs that the last line of a sweep names. More do not fit on a screen."""
+
+
+def failed_jobs(names: Sequence[str], count: int) -> str:
+    """Return the last line of a sweep.
+
+    Args:
+        names: of the jobs that have failed.
+        count: of all jobs.
+    """
+    others = f" and {len(names) - NAMED} others" if len(names) > NAMED else ""
+    return f"{len(names)} of {count} jobs failed: {', '.join(names[:NAMED])}{others}"
 
 
 @dataclass
@@ -35,8 +47,6 @@ class Reports:
     """The names of the jobs: the number, which is also the name of the directory, and the swept values."""
     failed: list[str] = field(default_factory=list)
     """The names of those that have failed."""
-    interrupted: bool = False
-    """Whether the job that was started last was interrupted, or is still running."""
     shown: list[BaseException] = field(default_factory=list)
     """Errors of jobs."""
 
@@ -48,7 +58,6 @@ class Reports:
         values = [override.input_line or "" for override in parsed if override.key_or_group in self.axes]
         swept = f" ({' '.join(values)})" if values else ""
         self.started.append(mask_text(f"job {number}{swept}"))
-        self.interrupted = True
 
     def end_job(
         self, error: BaseException | None = None, *, trace: str | None = None, in_summary: bool = False
@@ -59,11 +68,10 @@ class Reports:
             trace: the traceback of the error in another process. None: the error was raised in this one.
             in_summary: the summary of the run has named the error. Then an interruption is not shown again.
         """
-        self.interrupted = isinstance(error, KeyboardInterrupt)
         if error is None:
             return
         self.shown.append(error)
-        if not self.interrupted:
+        if not isinstance(error, KeyboardInterrupt):
             self.failed.append(self.started[-1])
         if isinstance(error, KeyboardInterrupt):
             if not in_summary:
@@ -101,13 +109,8 @@ class Reports:
             pdb.post_mortem(cause.__traceback__)
 
     def print_sweep(self, *, interrupted: bool) -> None:
-        """Print the last line about a sweep: which jobs failed. Nothing if there was one job, or if each succeeded."""
-        failed = ", ".join(self.failed[:_NAMED])
-        if len(self.failed) > _NAMED:
-            failed += f" and {len(self.failed) - _NAMED} others"
+        """Print the last line of a sweep that another launcher runs. Nothing if each job has succeeded."""
         if interrupted and self.started:
-            where = f"{'in' if self.interrupted else 'after'} {self.started[-1]}"
-            before = f"; failed before: {failed}" if failed else ""
-            print(f"the sweep was interrupted {where}{before}", file=sys.stderr)
-        elif failed and len(self.started) > 1:
-            print(f"error: {len(self.failed)} of {len(self.started)} jobs failed: {failed}", file=sys.stderr)
+            print("the sweep was interrupted", file=sys.stderr)
+        if self.failed and len(self.started) > 1:
+            print(f"error: {failed_jobs(self.failed, len(self.started))}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -42,8 +42,6 @@ class Jobs:
     reports: Reports
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
-    trackers: SweepTrackers = field(default_factory=SweepTrackers)
-    """The trackers of a sweep."""
     on_start: Callable[[Path], None] = lambda run_dir: None
     """Called when a single run has its directory, and before anything is imported for it."""
     on_build: Callable[[int], None] = lambda iterations: None
@@ -74,8 +72,8 @@ class Jobs:
             folder: with the config files; `name` is that of the primary config.
         """
         launch_checks.check_single_run()
-        self.reports.axes = self.trackers.axes = command.axes
-        self.trackers.jobs = 0 if command.plan is None else command.plan.axes.count
+        self.reports.axes = command.axes
+        trackers = SweepTrackers(command.axes, 0 if command.plan is None else command.plan.axes.count)
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
             ALLOWLIST.trust_folder(self.project)  # a launcher may have started this process
@@ -95,14 +93,14 @@ class Jobs:
         with ExitStack() as locks:
             directory, overrides = settle_sweep(command, locks)
             try:
-                self.trackers.begin(directory)
+                trackers.begin(directory)
                 hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
             except BaseException as error:
-                self.trackers.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                trackers.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 raise
             finally:
-                self.trackers.end(directory)
-                self.reports.print_sweep(interrupted=self.trackers.ended == "interrupted")
+                trackers.end(directory)
+                self.reports.print_sweep(interrupted=trackers.ended == "interrupted")
 
     def train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None, *, typed: Sequence[str]) -> float | None:
         """Train in this process, or in several, as Hydra's job. The directory is locked, and has Hydra's records.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -108,7 +109,7 @@ def _wait(pid: int, reads: int) -> NoReturn:
             for line in pipe:  # a process that the new one has forked keeps the pipe open: do not wait for its end
                 written |= json.loads(line)
                 if "ready" in written:
-                    _print_commands(pid, shown(Path(written["ready"])))
+                    _print_commands(pid, shlex.quote(shown(Path(written["ready"]))))
                     sys.exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except KeyboardInterrupt:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
+from contextlib import suppress
 
+from hydraloop.cli.error_reports import NAMED, failed_jobs
 from hydraloop.engine.report.formats import clock
 from hydraloop.run.environment import shown
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.report import results_table
 from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.states import JobState
 
 log = logging.getLogger(__name__)
-
-_NAMED = 5
-"""Jobs that the last line names. More do not fit on a screen."""
 
 
 class Lines:
@@ -53,19 +54,20 @@ class Lines:
 
 
 def print_end(controller: Controller) -> None:
-    """Print how to continue a sweep that is not over, and which jobs have failed. Nothing if all have succeeded."""
-    directory = controller.directory
+    """Print the results, how to continue a sweep that is not over, and which jobs have failed."""
+    directory = SweepDirectory.load(controller.directory.path)  # another controller may have widened it
+    count = directory.description.axes.count
+    if any(state.is_over for state in controller.ended.values()):
+        with suppress(OSError):  # a terminal that was closed
+            results_table.show(directory)
     if controller.problem is not None:
         log.error("%s", controller.problem)
     if controller.left:
         why = "was interrupted" if controller.signals else "has ended"
-        jobs = f"{len(controller.left)} of {directory.description.axes.count}"
-        log.info("the sweep %s. Jobs that are not over: %s. Continue:\n  %s", why, jobs, directory.resume_command())
-    failed = [state.number for state in controller.failed]
-    if failed:
-        names = ", ".join(map(directory.name, failed[:_NAMED]))
-        names += f" and {len(failed) - _NAMED} others" if len(failed) > _NAMED else ""
-        numbers = ",".join(map(str, failed[:_NAMED]))
-        logs = directory.folder(0).parent / (f"{{{numbers}}}" if len(failed) > 1 else numbers) / states.LOG
-        count = directory.description.axes.count
-        log.error("%d of %d jobs failed: %s; logs: %s", len(failed), count, names, shown(logs))
+        left, command = sum(not state.is_over for state in directory.states()), directory.resume_command()
+        log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, count, command)
+    if failed := [state.number for state in controller.failed]:
+        numbers = ",".join(map(str, failed[:NAMED]))
+        folder = shlex.quote(shown(directory.folder(0).parent))
+        logs = f"{folder}/{f'{{{numbers}}}' if len(failed) > 1 else numbers}/{states.LOG}"
+        log.error("%s; logs: %s", failed_jobs([*map(directory.name, failed)], count), logs)

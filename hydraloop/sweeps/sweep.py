@@ -35,7 +35,6 @@ from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.lines import Lines, print_end
 from hydraloop.sweeps.planning import Plan
-from hydraloop.sweeps.report import results_table
 from hydraloop.sweeps.report.display import watching
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
@@ -87,8 +86,6 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
         if background is not None:
             background.ready(directory.path)
         controller.run()
-    if any(state.is_over for state in controller.ended.values()):
-        results_table.show(SweepDirectory.load(directory.path))  # another controller may have widened it
     print_end(controller)
     sys.exit(controller.code)
 
@@ -130,10 +127,12 @@ def _shown_to_others(controller: Controller, command: Command, plan: Plan, name:
     finally:
         controller.executor.close()
         directory.withdraw()
-        if controller.left:
-            trackers.ended = None if directory.controllers() else "interrupted"
-        else:
-            trackers.ended = "failed" if controller.failed else "finished"
+        if directory.controllers():
+            trackers.ended = None
+        elif controller.left:
+            trackers.ended = "interrupted"
+        elif controller.failed:
+            trackers.ended = "failed"
         trackers.end(directory.path)
         callbacks.on_multirun_end(config=plan.master, config_name=name)
 

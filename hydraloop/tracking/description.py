@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from hydraloop.run import atomic, attempts, code_patch
+from hydraloop.run import atomic, attempts, code_patch, lock
 from hydraloop.run.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.environment import command, git_commit, versions
@@ -31,6 +31,7 @@ from hydraloop.run.integrity import shards_of
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_command, mask_text, masked, secret_names
+from hydraloop.sweeps.directory import CONTROLLERS
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
 
 if TYPE_CHECKING:
@@ -87,12 +88,13 @@ def sweep_of(run_dir: Path) -> Sweep | None:
 
 
 def is_controlled(sweep: Sweep) -> bool:
-    """Return whether the controller of a sweep may be running: it is, or it is on another machine and did not end.
+    """Return whether a controller of a sweep may be running: one is, or it is on another machine and did not end.
 
     A sweep that was killed is not controlled any more, and nobody will write how it ended.
     """
     elsewhere = sweep.host != socket.gethostname()
-    return sweep.ended is None and (elsewhere or is_alive(sweep.pid, sweep.started))
+    others = any(map(lock.holder, (sweep.folder / CONTROLLERS).glob("*")))
+    return sweep.ended is None and (elsewhere or is_alive(sweep.pid, sweep.started) or others)
 
 
 def write_sweep(sweep: Sweep) -> None:

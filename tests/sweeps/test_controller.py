@@ -273,7 +273,10 @@ def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Ma
     assert loop.ended[5].state == "finished"
 
 
-def test_a_job_that_outlived_its_controller_keeps_its_gpu(directory: SweepDirectory, make: Make) -> None:
+def test_a_job_that_outlived_its_controller_keeps_its_gpu(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
     looks: list[int] = []
 
     def play(played: Played, request: Request) -> int | None:

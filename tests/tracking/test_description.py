@@ -13,10 +13,12 @@ import pytest
 
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import Result
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.tracking import description
 from hydraloop.tracking.description import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep
 from tests.helpers import make_engine
+from tests.sweeps.test_directory import DESCRIPTION
 from tests.tracking.runs import described_run
 
 
@@ -162,6 +164,8 @@ def test_whether_a_sweep_has_a_controller(tmp_path: Path) -> None:
     killed = replace(stored, started=1.0)
     assert not description.is_controlled(killed)
     assert description.is_controlled(replace(killed, host="elsewhere")), "nobody knows from here"
+    SweepDirectory(tmp_path, DESCRIPTION).announce()
+    assert description.is_controlled(killed), "another controller shares the sweep"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hydraloop.run.environment import shown
 from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import results, statistics
-from hydraloop.sweeps.report.results import Group, Results, Row
+from hydraloop.sweeps.report.results import Results, Row
 from hydraloop.tracking.description import short_keys
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def jobs_table(found: Results) -> Table:
             value += f" ({row.metric})"
         cells: list[str | Text] = [str(row.job), *(row.swept.get(key, "") for key in found.keys), row.status, value]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
-        cells += [line(row.checkpoint or ""), line(first_line(row.error))]
-        table.add_row(*cells, style=style_of(row.status))
+        cells += [line(row.checkpoint or ""), line((row.error or "").partition("\n")[0])]
+        table.add_row(*cells, style=_STYLES.get(row.status, ""))
     return table
 
 
@@ -87,7 +87,8 @@ def averages_table(found: Results) -> Table:
         "#", *short.values(), "jobs", f"mean {metric}", "sd", "differs from", title=f"averages over {found.average}"
     )
     for index, group in enumerate(found.groups[:_MOST]):
-        cells = [str(index + 1), *(group.swept.get(key, "") for key in keys), _count(group)]
+        jobs = " of ".join(map(str, dict.fromkeys([len(group.values), len(group.jobs)])))
+        cells = [str(index + 1), *(group.swept.get(key, "") for key in keys), jobs]
         cells += ["" if value is None else number(value) for value in (group.mean, group.deviation)]
         table.add_row(*cells, _ranges([other + 1 for other in found.differing(index)]))
     return table
@@ -108,22 +109,6 @@ def line(text: str) -> Text:
     from rich.text import Text
 
     return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def style_of(status: str) -> str:
-    """Return the colour of a job with a status."""
-    return _STYLES.get(status, "")
-
-
-def first_line(text: str | None) -> str:
-    """Return the first line of an error; empty if there is none."""
-    return (text or "").partition("\n")[0]
-
-
-def _count(group: Group) -> str:
-    return (
-        str(len(group.values)) if len(group.values) == len(group.jobs) else f"{len(group.values)} of {len(group.jobs)}"
-    )
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -1,0 +1,106 @@
+"""The end of a sweep, with jobs that are played: what trackers are told, and the last words."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from hydraloop.errors import UserError
+from hydraloop.sweeps import sweep
+from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.lines import print_end
+from hydraloop.tracking import description
+from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
+from tests.sweeps.test_directory import DESCRIPTION, LR, SEED
+
+__all__ = ["directory", "make"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def _callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = SimpleNamespace(on_multirun_start=lambda **options: None, on_multirun_end=lambda **options: None)
+    monkeypatch.setattr(sweep, "Callbacks", lambda config: nothing)
+
+
+def run(loop: Controller, error: BaseException | None = None) -> None:
+    """Run the jobs, or raise an error before the first one."""
+    command, plan = SimpleNamespace(axes=["seed"]), SimpleNamespace(master={})
+    with sweep._shown_to_others(loop, command, plan, "config"):  # type: ignore[arg-type]
+        if error is not None:
+            raise error
+        loop.run()
+
+
+def ended(directory: SweepDirectory) -> str | None:
+    found = description.read_sweep(directory.path)
+    assert found is not None
+    return found.ended
+
+
+def test_trackers_are_told_how_the_sweep_has_ended(directory: SweepDirectory, make: Make) -> None:
+    run(make(fail, stop_on_failure=True)[0])
+    assert ended(directory) == "interrupted"
+    run(make(fail)[0])
+    assert ended(directory) == "failed"
+    run(make(finish, retry_failed=True)[0])
+    assert ended(directory) == "finished"
+
+
+def test_only_the_last_controller_tells_them(directory: SweepDirectory, make: Make) -> None:
+    other = SweepDirectory(directory.path, DESCRIPTION)
+    other.announce()
+    run(make(finish)[0])
+    assert ended(directory) is None
+    other.withdraw()
+    run(make(finish)[0])
+    assert ended(directory) == "finished"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("no job can start")])
+def test_a_sweep_whose_jobs_did_not_start_is_interrupted(
+    directory: SweepDirectory, make: Make, error: BaseException
+) -> None:
+    with pytest.raises(type(error)):
+        run(make(finish)[0], error)
+    assert ended(directory) == "interrupted"
+
+
+def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(
+    directory: SweepDirectory, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    seeds = Axis(("seed",), (*SEED.values, ("seed=3",)))
+    other = SweepDirectory(directory.path, DESCRIPTION)
+    other.widen(Axes((LR, seeds), [*range(3), *range(4, 7), 3, 7]), ("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3"))
+
+    def play(played: Played, request: Request) -> int:
+        loop.signals.append(signal.SIGINT)
+        return finish(played, request)
+
+    caplog.set_level(logging.INFO)
+    loop, _ = make(play, workers=1)
+    loop.run()
+    print_end(loop)
+    with (directory.path / "results.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert [row["status"] for row in rows] == ["finished", *["queued"] * 7]
+    assert "Jobs that are not over: 7 of 8. Continue:\n" in caplog.text
+    assert "seed=0,1,2,3" in caplog.text
+
+
+def test_without_any_result_there_is_no_table(directory: SweepDirectory, make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        loop.signals.append(signal.SIGINT)
+        played.write(request, "interrupted")
+        return 130
+
+    loop, _ = make(play, workers=1)
+    loop.run()
+    print_end(loop)
+    assert not (directory.path / "results.csv").exists()
