@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -77,7 +78,8 @@ def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(
 ) -> None:
     seeds = Axis(("seed",), (*SEED.values, ("seed=3",)))
     other = SweepDirectory(directory.path, DESCRIPTION)
-    other.widen(Axes((LR, seeds), [*range(3), *range(4, 7), 3, 7]), ("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3"))
+    axes = Axes((LR, seeds), [*range(3), *range(4, 7), 3, 7])
+    other.widen(replace(DESCRIPTION, axes=axes, overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3")))
 
     def play(played: Played, request: Request) -> int:
         loop.signals.append(signal.SIGINT)
