@@ -55,7 +55,11 @@ class Watcher(Protocol):
 
 @dataclass
 class Controller:
-    """Runs the jobs of a sweep. Each job is `_pending`, `_running`, `_elsewhere` or `ended`."""
+    """Runs the jobs of a sweep.
+
+    Each job is in one place: `_pending` if it is to start, `_running` if this controller answers for its process,
+    `_elsewhere` if another controller does, and `ended` if it is over or is left as it is.
+    """
 
     directory: SweepDirectory
     executor: Executor
@@ -77,14 +81,13 @@ class Controller:
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
     _pending: dict[int, int] = field(default_factory=dict)
-    """Jobs to start, and their attempts until now."""
+    """Their attempts until now."""
     _running: dict[int, int] = field(default_factory=dict)
-    """Jobs that this controller has started or adopted, and which attempt it is."""
+    """Which attempt it is that this controller has started or adopted."""
     _unreported: dict[int, int | None] = field(default_factory=dict)
-    """Those of them whose end the executor does not report: adopted jobs, and jobs whose launcher has ended, but not
+    """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
     all ranks. The exit code of that launcher."""
     _elsewhere: set[int] = field(default_factory=set)
-    """Jobs that other controllers have started."""
     _retries: Counter[int] = field(default_factory=Counter)
     _codes: set[int | None] = field(default_factory=set)
     """Exit codes of jobs after a signal."""
@@ -96,6 +99,8 @@ class Controller:
 
     def __post_init__(self) -> None:
         for state in self.directory.states():
+            if state.state == "running":
+                state = self._settle(state.number)  # its process may have been killed
             if state.state == "running":
                 self._elsewhere.add(state.number)
             elif state.is_over and not (self.retry_failed and state.state == "failed"):
@@ -128,8 +133,8 @@ class Controller:
     @property
     def left(self) -> list[int]:
         """The numbers of jobs that are not over."""
-        open_ones = (number for number, state in self.ended.items() if not state.is_over)
-        return sorted([*self._pending, *self._running, *self._elsewhere, *open_ones])
+        unfinished = (number for number, state in self.ended.items() if not state.is_over)
+        return sorted([*self._pending, *self._running, *self._elsewhere, *unfinished])
 
     @property
     def failed(self) -> list[JobState]:
@@ -159,7 +164,7 @@ class Controller:
         others = self.directory.controllers().keys() - {self.directory.controller}
         for state in found:
             is_running = state.state == "running"
-            if is_running and (state.machine != machine() or state.controller in others):
+            if is_running and (state.machine != machine() or state.controller in others or self._gives_up):
                 continue
             self._elsewhere.remove(state.number)
             if is_running:

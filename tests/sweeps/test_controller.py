@@ -343,6 +343,38 @@ def test_a_job_that_outlived_its_controller_is_retried_as_often_as_asked(
     assert (loop.code, bool(loop.left)) == (1, not retries)
 
 
+def test_a_job_that_was_killed_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:
+    directory.folder(1).mkdir()
+    states.write(directory.folder(1), JobState(1, "running", attempts=1, machine=machine()), flush=False)
+    loop, played = make(finish)
+    loop.run()
+    assert [(request.number, request.attempts) for request in played.requests[:3]] == [(0, 0), (1, 1), (2, 0)]
+    assert loop.ended[1].attempts == 2
+
+
+def test_after_a_signal_no_job_is_adopted(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not get that signal, and the sweep would wait for it."""
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    other = SweepDirectory(directory.path, directory.description)
+    other.announce()
+    state = JobState(3, "running", attempts=1, machine=machine(), controller=other.controller)
+    with RunLock(directory.folder(3), key=""):
+        states.write(directory.folder(3), state, flush=False)
+
+        def play(played: Played, request: Request) -> int | None:
+            if not loop.signals:
+                loop.signals.append(signal.SIGTERM)
+                other.withdraw()
+                return None
+            return finish(played, request)
+
+        loop, played = make(play, workers=1)
+        loop.run()
+    assert (played.started, loop.left) == ([0], [1, 2, 3, 4, 5])
+
+
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_job_whose_launcher_is_killed_each_time_ends(
     make: Make, retries: int, monkeypatch: pytest.MonkeyPatch

@@ -83,7 +83,7 @@ class PoolExecutor(Executor):
             try:
                 spawned = self._spawn(request)
             except OSError as error:
-                raise _not_started(error.strerror) from error
+                raise _not_started(str(error)) from error
             self._jobs[request.number] = _Process(spawned.pid, started(spawned.pid), spawned)
             self._unreported.add(request.number)
             return
@@ -191,5 +191,5 @@ def _why_not_fork() -> str | None:
 def _not_started(problem: str | None) -> UserError:
     return UserError(
         f"no process could be started for a job: {problem}",
-        remedy="Run fewer jobs at a time, as with sweep.max_workers=1.",
+        remedy="Free memory or disk space, or run fewer jobs at a time, as with sweep.max_workers=1.",
     )
