@@ -76,9 +76,7 @@ class Jobs:
         trackers = SweepTrackers(command.axes, 0 if command.plan is None else command.plan.axes.count)
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
-            ALLOWLIST.trust_folder(self.project)  # a launcher may have started this process
-            ALLOWLIST.trust(self.trusted)
-            remember_overrides(command.overrides)
+            self._begin_process(command)
             with ExitStack() as lock:
                 try:
                     launch_checks.check(cfg)
@@ -101,6 +99,12 @@ class Jobs:
             finally:
                 trackers.end(directory)
                 self.reports.print_sweep(interrupted=trackers.ended == "interrupted")
+
+    def _begin_process(self, command: Command) -> None:
+        """Prepare this process, which a launcher may have started. A method: joblib would copy globals of a closure."""
+        ALLOWLIST.trust_folder(self.project)
+        ALLOWLIST.trust(self.trusted)
+        remember_overrides(command.overrides)
 
     def train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None, *, typed: Sequence[str]) -> float | None:
         """Train in this process, or in several, as Hydra's job. The directory is locked, and has Hydra's records.
