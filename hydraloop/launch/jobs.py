@@ -138,6 +138,8 @@ class Jobs:
 
         if launch_checks.several(cfg):
             ended = self._train_ranks(cfg, Resumed(run_dir, checkpoint), close)
+            if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
+                ended = Ended.with_result(run_dir)  # the rank was killed after that
             close(ended)
         else:
             ended = _train_alone(cfg, Resumed(run_dir, checkpoint), close, self.on_build)

@@ -95,6 +95,11 @@ class ResultFile:
         """Return whether this attempt has written the error."""
         return _outcome(error).items() <= self._written().items()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether this attempt has written how the run has ended, and not an error."""
+        return self._written().get("error", "") is None
+
     def set_error(self, error: BaseException) -> None:
         """Write the error into the file: rank 0 may have written nothing, or only that it lost another rank.
 

@@ -133,13 +133,17 @@ def test_errors_are_described_in_one_string() -> None:
 def test_a_launcher_writes_the_error_that_rank_0_did_not_know(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"status": "finished", "error": null}')  # of an earlier attempt
     file = ResultFile(tmp_path)
+    assert not file.is_complete
     file.set_error(ValueError("killed early"))
+    assert not file.is_complete
     assert _read(tmp_path)["error"] == "ValueError: killed early"
     Result(status="failed", error="another rank was lost", val_metrics={"loss": 1.0}).write(tmp_path)
     file.set_error(Terminated(SIGTERM))
     found = _read(tmp_path)
     assert (found["status"], found["error"]) == ("interrupted", "interrupted by SIGTERM")
     assert found["val_metrics"] == {"loss": 1.0}
+    Result("finished").write(tmp_path)
+    assert file.is_complete
 
 
 @pytest.mark.parametrize("earlier", [None, '{"status": "finished"}'])

@@ -177,13 +177,17 @@ class Sweep:
 
     def alive(self) -> list[states.JobState]:
         """Return the states, as far as they are readable, whose process is alive."""
-        found = [states.read(file.parent) for file in self.path.rglob(states.FILENAME)]
+        found = [states.read(file.parent) for file in self.files(states.FILENAME)]
         return [state for state in found if state is not None and is_alive(state.pid, state.since)]
+
+    def files(self, pattern: str) -> list[Path]:
+        """Return files of jobs: in their run directories, which may be in other folders, and beside their states."""
+        return [path for folders in ("*", "*/*") for path in self.path.glob(f"{folders}/{pattern}")]
 
     def followers(self) -> list[int]:
         """Return the followers that run."""
         pids = []
-        for path in self.path.rglob("tracking/*.pid"):
+        for path in self.files("tracking/*.pid"):
             with contextlib.suppress(OSError, ValueError):
                 (pid, since), _ = json.loads(path.read_text())
                 pids += [pid] if is_alive(pid, since) else []
@@ -191,7 +195,7 @@ class Sweep:
 
     def tear(self, kill: Kill) -> None:
         """Cut a file at a random byte. A damaged `sweep.json` is refused; then it is put back, as the message asks."""
-        files = [path for path in self.path.rglob(f"{kill.torn}") if path.stat().st_size] if kill.torn else []
+        files = [path for path in self.files(kill.torn) if path.stat().st_size] if kill.torn else []
         if kill.torn == FILENAME:
             files = [self.path / FILENAME]
         if not files:

@@ -36,6 +36,15 @@ def test_kills_and_torn_files_lose_and_double_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_after_the_result_does_not_repeat_the_job(tmp_path: Path) -> None:
+    project = make(tmp_path / "project")
+    kills = [Kill("job", "done", 1, 0.0)]
+    sweep = train(project, "ranks", ("seed=0", "distributed.nproc_per_node=2"), random.Random(1), kills)
+    assert sweep.kills == kills
+    assert list(problems(sweep, sweep)) == []
+
+
+@pytest.mark.slow
 def test_jobs_that_run_twice_at_a_time_are_noticed(tmp_path: Path) -> None:
     project = make(tmp_path / "project", before=WITHOUT_CLAIM)
     unclaimed = train(project, "unclaimed", FEW, random.Random(0), [], controllers=2)
