@@ -55,6 +55,6 @@ class Ledger(hydraloop.Hook):
             self._note("trained")
 
     def after_run(self, engine: hydraloop.Engine) -> None:
-        """`result.json` is written."""
-        if engine.error is None:
+        """`result.json` is written. Ranks whose launcher was killed save and are interrupted."""
+        if engine.result is not None and engine.result.status == "finished":
             self._note("done")
