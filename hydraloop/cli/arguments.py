@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
 from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError
+from hydraloop.safety.secrets import MASK
 from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
@@ -28,7 +29,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         SystemExit: with argparse's message, as Hydra does.
-        UserError: a flag of Hydra's that runs code.
+        UserError: a flag of Hydra's that runs code, or a secret that is masked.
     """
     parser: argparse.ArgumentParser = get_args_parser()
     parser.add_argument("--dry-run", action="store_true")
@@ -40,6 +41,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
         )
+    for line in args.overrides:
+        if MASK in line:  # copied from what hydraloop has printed or written
+            key = line.partition("=")[0]
+            raise UserError(f"{MASK} stands for a secret", key=key, remedy=f"Write its value: {key}=…")
     return args
 
 

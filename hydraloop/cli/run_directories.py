@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
@@ -42,7 +43,7 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
     cfg = command.cfg
     with hydra_config(cfg):
         directory = Path(cfg.hydra.run.dir)
-    named = directory if _KEY in command.typed or (cfg.resume == "auto" and _is_constant(cfg)) else None
+    named = directory if _KEY in command.typed or (cfg.resume == "auto" and is_constant(cfg.hydra.run)) else None
 
     def find(named: Path | None) -> Resumed:
         if restarted is not None:
@@ -122,7 +123,7 @@ def settle_job(
         atomic.write_text(owner, str(number))
 
 
-def _is_constant(cfg: DictConfig) -> bool:
-    """Return whether the config files name one run directory, not a new one for each start."""
-    written = str(OmegaConf.to_container(cfg.hydra.run, resolve=False))
-    return not any(new in written for new in ("${now:", "${run_id:"))
+def is_constant(node: DictConfig) -> bool:
+    """Return whether `hydra.run` or `hydra.sweep` names one directory, not a new one for each start."""
+    written: Any = OmegaConf.to_container(node, resolve=False)
+    return not any(new in str(written["dir"]) for new in ("${now:", "${run_id:"))

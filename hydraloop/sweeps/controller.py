@@ -67,8 +67,8 @@ class Controller:
     """Returns the overrides of a job, not masked."""
     shares: Shares
     watcher: Watcher
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """`hydra.job.env_set`."""
+    environment: Callable[[int], Mapping[str, str]] = lambda number: {}
+    """Returns `hydra.job.env_set` of a job."""
     max_retries: int = 0
     stop_on_failure: bool = False
     retry_failed: bool = False
@@ -196,9 +196,16 @@ class Controller:
         gpus = None if slots is None else slots.take(number)
         if slots is not None and gpus is None:
             return False
-        folder, threads = str(self.directory.folder(number)), self.shares.threads
-        mine = self.directory.controller
-        request = Request(number, self.lines(number), folder, state.attempts, mine, gpus, threads, self.environment)
+        request = Request(
+            number,
+            self.lines(number),
+            str(self.directory.folder(number)),
+            state.attempts,
+            self.directory.controller,
+            gpus,
+            self.shares.threads,
+            self.environment(number),
+        )
         try:
             self.executor.submit(request)
         except UserError as error:

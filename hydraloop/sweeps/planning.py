@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.explain import COMPOSING_ERRORS
 from hydraloop.errors import UserError
 from hydraloop.run.changes import differences
 from hydraloop.run.config_yaml import plain
@@ -24,7 +25,7 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.selection import select
-from hydraloop.validate import check_sweep_options
+from hydraloop.validate import check_sweep_options, hydra_config
 
 ALL_CHECKED = 100
 """Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,
@@ -42,6 +43,10 @@ class Plan:
     master: DictConfig
     """What Hydra composes for the sweep itself, without what is swept: for the nodes `sweep` and `hydra`."""
     grid: GridComposer
+    ranks: int = 1
+    """The most processes that a job needs."""
+    device: str = "cpu"
+    """`engine.device`; `cpu` only if it is that of all jobs."""
 
     @property
     def options(self) -> DictConfig:
@@ -82,6 +87,24 @@ class Plan:
                 changes = differences(first, self._compared(axes.lines(number)))
                 configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
         return configs
+
+    def environments(self, axes: Axes, configs: Mapping[str, Mapping[str, Any]]) -> Callable[[int], dict[str, str]]:
+        """Return a function from the number of a job to its `hydra.job.env_set`; empty if the job's config is wrong.
+
+        Args:
+            configs: of these axes. If they set no variable, jobs are not composed to look for one.
+        """
+        keys = [key for config in configs.values() for key in config]
+        any_set = configs[""]["hydra"]["job"]["env_set"] or any(key.startswith("hydra.job.env_set") for key in keys)
+
+        def environment(number: int) -> dict[str, str]:
+            with suppress(*COMPOSING_ERRORS):  # the job reports them
+                cfg = self.grid.compose(axes.lines(number), number=number)
+                with hydra_config(cfg):
+                    return {str(name): str(value) for name, value in cfg.hydra.job.env_set.items()}
+            return {}
+
+        return environment if any_set else lambda number: {}
 
     def _compared(self, lines: Sequence[str]) -> dict[str, Any]:
         """Return what determines the results and the directory of a job, masked and not resolved."""
@@ -154,6 +177,11 @@ def check(
                 remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
             )
         first = first or cfg
+        plan = replace(
+            plan,
+            ranks=max(plan.ranks, int(cfg.distributed.nproc_per_node)),
+            device=cfg.engine.device if plan.device == "cpu" else plan.device,
+        )
     assert first is not None, "a sweep has a job"
     _check_types(axes, plan.grid, composer)
     keys = [key.partition("@")[0] for axis in axes.swept for key in axis.keys]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hydraloop.cli.run_directories import is_constant
 from hydraloop.errors import UserError
 from hydraloop.run.changes import differences
 from hydraloop.run.lock import RunLock
@@ -31,7 +32,7 @@ def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> 
     Args:
         path: `hydra.sweep.dir`.
         description: of a new sweep.
-        named: whether the user has named the directory.
+        named: whether the command line names the directory.
 
     Raises:
         UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
@@ -39,7 +40,7 @@ def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> 
     wanted = plan.options.resume
     if wanted is None:
         return SweepDirectory.create(path, description), plan.axes
-    if wanted == "auto" and not named:
+    if wanted == "auto" and not (named or is_constant(plan.master.hydra.sweep)):
         return _continued(_newest(description, plan), description, plan)
     if wanted == "auto":
         try:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
-from omegaconf import DictConfig
 
 from hydraloop.cli import command as command_line
 from hydraloop.cli.command import Command
@@ -54,8 +53,8 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     plan = command.plan
     assert plan is not None, "a sweep has a plan"
     launch_checks.check_single_run()
-    first = command.cfg
-    shares = gpus.shares(SimpleNamespace(sweep=plan.options, distributed=first.distributed, engine=first.engine))
+    needs = {"engine": SimpleNamespace(device=plan.device), "distributed": SimpleNamespace(nproc_per_node=plan.ranks)}
+    shares = gpus.shares(SimpleNamespace(sweep=plan.options, **needs))
     if plan.options.executor == "submitit":
         submitit_executor.check(plan.options.submitit)
     background = detached() if plan.master.detach else None
@@ -75,7 +74,7 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
         axes.lines,
         shares,
         lines,
-        environment=_environment(first),
+        environment=plan.environments(axes, directory.description.configs),
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
         retry_failed=options.retry_failed,
@@ -105,12 +104,6 @@ def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
     if plan.options.executor == "submitit":
         return submitit_executor.SubmititExecutor(spawn, plan.options.submitit)
     return PoolExecutor(worker, spawn)
-
-
-def _environment(cfg: DictConfig) -> dict[str, str]:
-    """Return `hydra.job.env_set` of the first job. Jobs that have any are spawned, and set their own."""
-    with hydra_config(cfg):
-        return {str(name): str(value) for name, value in cfg.hydra.job.env_set.items()}
 
 
 @contextmanager

@@ -99,6 +99,14 @@ def test_dry_run_is_a_flag_among_hydras() -> None:
     assert not arguments.read(["seed=1"]).dry_run
 
 
+@pytest.mark.parametrize("line", ["+hooks.mine.api_key=***", "tracking_uri=http://me:***@host"])
+def test_a_masked_secret_is_not_a_value(line: str) -> None:
+    """It was copied from what hydraloop has printed, such as the command that resumes a sweep."""
+    with pytest.raises(UserError, match="stands for a secret") as caught:
+        arguments.read(["seed=1", line])
+    assert caught.value.key == line.partition("=")[0]
+
+
 def test_flags_that_say_where_the_config_is() -> None:
     args = arguments.read(["-cn", "other", "seed=1", "--config-dir", "my configs", "-m"])
     assert arguments.config_flags(args) == ["--config-name=other", "--config-dir=my configs"]

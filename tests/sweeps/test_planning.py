@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning
+from hydraloop.sweeps.axes import Axes, Axis
 from tests.config.composed import composer
 
 OURS = "hydra/launcher=pool hydra/sweeper=hydraloop"
@@ -96,6 +98,43 @@ def test_an_axis_of_a_config_file_is_checked_too(tmp_path: Path) -> None:
         planned("-m", composing)
     assert caught.value.key == "seed"
     assert "in the job seed=x" in caught.value.problem
+
+
+@pytest.fixture
+def experiments(tmp_path: Path) -> Iterator[Composer]:
+    """A project with two experiments: `b` sets a variable of the environment."""
+    (tmp_path / "config.yaml").write_text(
+        "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw, precision: fp32, _self_,"
+        " experiment: null]\n"
+    )
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "a.yaml").write_text("# @package _global_\nseed: 3\n")
+    variables = "{OMP_NUM_THREADS: '${seed}', NCCL_DEBUG: '${hydra:job.num}'}"
+    (tmp_path / "experiment" / "b.yaml").write_text(f"# @package _global_\nhydra: {{job: {{env_set: {variables}}}}}\n")
+    with opened(tmp_path, "config") as composing:
+        yield composing
+
+
+def test_a_job_has_its_own_environment(experiments: Composer) -> None:
+    _, plan, _ = planned("-m experiment=a,b seed=4,5", experiments)
+    environment = plan.environments(plan.axes, plan.configs(plan.axes))
+    assert [environment(number) for number in range(4)] == [
+        {},
+        {},
+        {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "2"},
+        {"OMP_NUM_THREADS": "5", "NCCL_DEBUG": "3"},
+    ]
+    wrong = Axes.product([Axis(("experiment", "seed"), (("experiment=b", "seed=x"),))])
+    assert plan.environments(wrong, plan.configs(plan.axes))(0) == {}  # the job reports the mistake
+
+
+def test_what_any_job_needs_of_the_machine_all_get(experiments: Composer) -> None:
+    def needs(line: str) -> tuple[int, str]:
+        _, plan, _ = planned(line, experiments)
+        return plan.ranks, plan.device
+
+    assert needs("-m engine.device=cpu seed=1,2") == (1, "cpu")
+    assert needs("-m engine.device=cpu,cuda,cpu distributed.nproc_per_node=1,4,2") == (4, "cuda")
 
 
 def test_an_interpolation_is_left_to_the_jobs() -> None:

@@ -140,7 +140,8 @@ def test_auto_finds_the_newest_with_this_config(composer: Composer, tmp_path: Pa
 def test_auto_in_a_named_directory(composer: Composer, capsys: pytest.CaptureFixture[str]) -> None:
     begun, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
     assert "mine had no sweep: a new one starts there" in capsys.readouterr().err
-    again, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
+    in_a_config_file = "hydra.sweep.dir=mine"
+    again, _ = start(composer, *LINES, "sweep.resume=auto", in_a_config_file, path="mine")
     assert again.path.name == "mine"
     assert again.description.uid == begun.description.uid
     assert capsys.readouterr().err == ""
