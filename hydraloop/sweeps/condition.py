@@ -1,39 +1,24 @@
-"""Conditions of `sweep.where`: `optimizer.lr < 1e-3 or seed == 0`. No code is run: only comparisons are evaluated."""
+"""Conditions of `sweep.where`: `optimizer.lr < 1e-3 or seed == 0`, evaluated by Python after a check of its parts."""
 
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydraloop.errors import UserError, suggestion
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda item, items: item in items,
-    ast.NotIn: lambda item, items: item not in items,
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
+_ALLOWED = {
+    *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
+    *(ast.Constant, ast.List, ast.Tuple, ast.Load),
 }
-
-_Values = Mapping[str, Any]
-_Node = Callable[[_Values], Any]
+"""Nothing that calls a function or reads an attribute, and no powers, which may take forever."""
 
 
-class Condition:
+class Condition(ast.NodeTransformer):
     """A condition on the overrides of a job.
 
     Args:
@@ -48,11 +33,12 @@ class Condition:
         self._text = text
         self._keys = keys
         try:
-            self._holds = self._node(ast.parse(text.strip(), mode="eval").body)
+            tree: Any = self.visit(ast.parse(text.strip(), mode="eval"))
+            self._code = compile(ast.fix_missing_locations(tree), "sweep.where", "eval")
         except (SyntaxError, ValueError, RecursionError) as error:
             raise self._refused(f"{text} is not a condition") from error
 
-    def holds(self, values: _Values, job: Sequence[str]) -> bool:
+    def holds(self, values: Mapping[str, Any], job: Sequence[str]) -> bool:
         """Return whether a job meets the condition.
 
         Args:
@@ -63,46 +49,27 @@ class Condition:
             UserError: the job does not set a key, or a comparison is not possible.
         """
         try:
-            return bool(self._holds(values))
-        except (TypeError, ArithmeticError, LookupError) as error:
-            reason = f"it sets no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+            return bool(eval(self._code, {"__builtins__": {}, **_CONSTANTS}, values))  # noqa: S307
+        except (TypeError, ValueError, ArithmeticError, MemoryError, NameError) as error:
+            reason = f"it sets no {error.name}" if isinstance(error, NameError) else str(error)
             problem = f"{self._text} cannot be evaluated: {reason}, in the job {' '.join(job)}"
             raise UserError(
                 problem, key="sweep.where", remedy="Compare what each job sets: numbers, or equality."
             ) from error
 
-    def _node(self, node: ast.expr) -> _Node:
-        """Return what evaluates a part of the condition."""
-        match node:
-            case ast.Constant(value):
-                return lambda values: value
-            case ast.Name() | ast.Attribute():
-                return self._key(ast.unparse(node))
-            case ast.List(items) | ast.Tuple(items):
-                parts = [self._node(item) for item in items]
-                return lambda values: [part(values) for part in parts]
-            case ast.BoolOp(kind, items):
-                parts, test = [self._node(item) for item in items], all if isinstance(kind, ast.And) else any
-                return lambda values: test(part(values) for part in parts)
-            case ast.UnaryOp(kind, operand) if type(kind) in _OPERATORS:
-                return self._applied(kind, operand)
-            case ast.BinOp(left, kind, right) if type(kind) in _OPERATORS:
-                return self._applied(kind, left, right)
-            case ast.Compare(left, kinds, others) if all(type(kind) in _OPERATORS for kind in kinds):
-                pairs = zip(kinds, [left, *others], others, strict=False)
-                tests = [self._applied(kind, one, other) for kind, one, other in pairs]
-                return lambda values: all(test(values) for test in tests)
-        raise self._refused(f"{ast.unparse(node)} cannot be part of a condition")
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Return a part of the condition with each key as a name, after checking it."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            return ast.Name(self._known(ast.unparse(node)), ast.Load())
+        kinds = {type(part) for part in ast.iter_child_nodes(node) if not isinstance(part, ast.expr)}
+        if isinstance(node, ast.expr) and not kinds | {type(node)} <= _ALLOWED:
+            raise self._refused(f"{ast.unparse(node)} cannot be part of a condition")
+        node = self.generic_visit(node)
+        return ast.List(node.elts, node.ctx) if isinstance(node, ast.Tuple) else node  # as the values of lists are
 
-    def _applied(self, kind: ast.AST, *operands: ast.expr) -> _Node:
-        apply, parts = _OPERATORS[type(kind)], [self._node(operand) for operand in operands]
-        return lambda values: apply(*(part(values) for part in parts))
-
-    def _key(self, key: str) -> _Node:
-        if key in self._keys:
-            return lambda values: values[key]
-        if key in _CONSTANTS:
-            return lambda values: _CONSTANTS[key]
+    def _known(self, key: str) -> str:
+        if key in self._keys or key in _CONSTANTS:
+            return key
         problem = f"no override sets {key}"
         raise UserError(problem, key="sweep.where", remedy=f"{suggestion(key, self._keys)} Quote texts: '{key}'.")
 

@@ -7,6 +7,7 @@ import pytest
 
 from hydraloop.cli import arguments
 from hydraloop.errors import UserError
+from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.selection import select
 from tests.config.composed import composer
 
@@ -176,6 +177,27 @@ def test_conditions_that_are_refused(where: str, problem: str, remedy: str) -> N
     assert error.key == "sweep.where"
     assert problem in error.problem
     assert remedy in str(error.remedy)
+
+
+HOSTILE = """__import__('os') | a.__class__ | ''.join | (1).real | __builtins__ | print | (lambda: a)() | a[0] | {a}
+{a: 1} | a ** 9 ** 9 | a << 99 | a & 1
+~a | +a | a @ a | f'{a}' | a if a else a | (b := a) | [a for _ in a] | [*a] | a is a
+(a for _ in a) | 'a'.__class__ | [a, [a.b]] | a < (a or a())"""
+
+
+@pytest.mark.parametrize("where", [part.strip() for part in HOSTILE.replace("\n", "|").split("|")])
+def test_nothing_else_of_python_is_evaluated(where: str) -> None:
+    with pytest.raises(UserError, match=r"sweep\.where: .*(cannot be part of a condition|no override sets|is not a)"):
+        Condition(where, ["a"])
+
+
+def test_a_condition_reads_only_keys_and_constants() -> None:
+    condition = Condition("a.b == 1 or c in (null, [true, 'x']) and -a.b // 2 < 3", ["a.b", "c"])
+    assert set(condition._code.co_names) == {"a.b", "c", "null", "true"}
+    assert condition.holds({"a.b": 9, "c": None}, [])
+    with pytest.raises(UserError, match=r"cannot be evaluated: it sets no c, in the job a\.b=2"):
+        condition.holds({"a.b": 2}, ["a.b=2"])
+    assert Condition("a == (1, 2)", ["a"]).holds({"a": [1, 2]}, [])
 
 
 def test_a_file_has_a_job_in_each_line(tmp_path: Path) -> None:
