@@ -44,7 +44,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     for line in args.overrides:
         if MASK in line:  # copied from what hydraloop has printed or written
             key = line.partition("=")[0]
-            raise UserError(f"{MASK} stands for a secret", key=key, remedy=f"Write its value: {key}=…")
+            raise UserError("its value is a secret, which is masked", key=key.lstrip("+"), remedy=f"Write {key}=…")
     return args
 
 
