@@ -7,7 +7,7 @@ the file system, so the clocks of two machines need not agree. A holder that has
 stalled, is killed: only one process may train in the directory.
 
 Acquiring is guarded by flock on the same file. On a file system without flock, two starts within milliseconds can both
-acquire the lock.
+acquire the lock. The file names one of them, and the other one is killed at its next renewal.
 """
 
 from __future__ import annotations
@@ -73,30 +73,26 @@ class Holder:
 
     def holds(self, path: Path, handle: int) -> bool:
         """Whether the lock is not free."""
-        if self.is_here:
-            copied = os.path.isdir(self.folder) and not os.path.samefile(self.folder, path.parent)
-            return not copied and bool(self.alive)
-        return is_renewed(path.parent, os.fstat(handle))
+        if not self.is_here:
+            return _is_renewed(path.parent, handle)
+        copied = os.path.isdir(self.folder) and not os.path.samefile(self.folder, path.parent)
+        return not copied and bool(self.alive)
 
 
-def is_renewed(folder: Path, stat: os.stat_result) -> bool:
-    """Return whether a file in a folder was renewed in the last 60 s.
-
-    By the clock of the file system; by that of this machine if nothing can be written there.
-    """
+def _is_renewed(folder: Path, handle: int) -> bool:
+    """Return whether an open file in a folder was renewed in the last 60 s, by the clock of the file system."""
     try:
         with tempfile.TemporaryFile(dir=folder) as new:
             now = os.fstat(new.fileno()).st_mtime
-    except OSError:
+    except OSError:  # this process may only read, or the disk is full
         now = time.time()
-    return now - stat.st_mtime < HELD
+    return now - os.fstat(handle).st_mtime < HELD
 
 
 class RunLock:
     """The lock of a run directory: a context manager, with `acquire` and `release`. It can be used several times.
 
-    A daemon thread renews the lock while it is held. In a forked process, `release` does nothing. The folder of a job's
-    state in a sweep has the same lock.
+    A daemon thread renews the lock while it is held. In a forked process, `release` does nothing.
 
     Args:
         folder: the run directory. It is created if it does not exist.
@@ -127,9 +123,7 @@ class RunLock:
                 raise self._refusal(holder)
             if not waited and not holder.is_here:
                 waited = True
-                log.warning(
-                    "%s is locked from %s; waiting up to %.0f s", self._path.parent, holder.host, HELD + _MARGIN
-                )
+                log.warning("%s is locked from %s; waiting up to %.0f s", *(self._path.parent, holder.host, longest))
             time.sleep(_POLL)
         return self
 
@@ -151,9 +145,16 @@ class RunLock:
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
             processes=((os.getpid(), started(os.getpid())),),
         )
-        holder = self._taken_by(own)
-        if holder is not own:
-            return holder
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
+                found = _read(handle)
+                if found is not None and found.holds(self._path, handle):
+                    return found
+                _write(handle, own)
+        except OSError as error:
+            problem = f"{self._path.parent} cannot be written: {error.strerror}"
+            raise UserError(problem, key=self._key, remedy="Name another directory.") from error
         self._token, self._owner = own.token, os.getpid()
         if renew:
             self._done.clear()
@@ -193,23 +194,6 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-    def _taken_by(self, own: Holder) -> Holder:
-        """Acquire the lock if it is free. Return its holder."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
-                found = _read(handle)
-                if found is not None and found.holds(self._path, handle):
-                    return found
-                _write(handle, own)
-                return own
-        except OSError as error:
-            raise UserError(
-                f"{self._path.parent} cannot be written: {error.strerror}",
-                key=self._key,
-                remedy="Free some space, or name another directory.",
-            ) from error
 
     def _refusal(self, holder: Holder) -> UserError:
         pid, _ = (holder.alive or holder.processes)[0]
