@@ -1,7 +1,6 @@
 """SweepJob: what the process of a job does: claim the job, train it as a single run, and write how it has ended.
 
-The process holds the lock of the job's folder from the claim until the end is written. Therefore each attempt has one
-process, and a process that gets the lock later sees how the attempt has ended.
+The rules of claims are in `states`.
 """
 
 from __future__ import annotations

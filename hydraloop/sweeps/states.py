@@ -1,6 +1,11 @@
-"""The state of a job, in `job.json`. The process of the job writes it; a job without the file is queued.
+"""The state of a job, in `job.json`. A job without the file is queued.
 
-A process that has the lock of the job's folder, and only that one, writes the file. Therefore each job ends once.
+The lock of the job's folder is the claim on the job. Only a process that has the lock writes the file:
+
+- the process of the job, which keeps the lock until it has written how the attempt has ended;
+- a process that finds a running job with a free lock, and writes that the job's process was killed.
+
+A process that has lost the lock writes nothing. Therefore each attempt has one process, and each job ends once.
 """
 
 from __future__ import annotations
@@ -111,9 +116,9 @@ def result_checksum(run_dir: Path) -> str | None:
 
 
 def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
-    """Return the state that `result.json` tells, for a job whose process was killed after it had written that file.
+    """Return the end of an attempt by its `result.json`, which a job writes before its state.
 
-    None: the file is not of this attempt, or there is none.
+    None if the attempt has not written that file.
     """
     try:
         if result_checksum(run_dir) == state.earlier_result:
@@ -128,7 +133,7 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
 
 
 def end(state: JobState, ended: float) -> JobState:
-    """Return the state of a job whose attempt has ended at a time, with the seconds of that attempt added."""
+    """Return a state with the time at which its attempt has ended, and the seconds of all attempts."""
     seconds = 0.0 if state.began is None else max(0.0, ended - state.began)
     return replace(state, ended=ended, seconds=state.seconds + seconds)
 
@@ -154,7 +159,7 @@ def _checkpoint(best: Mapping[str, Any] | None, run_dir: Path) -> str | None:
 
 
 def current(folder: Path, state: JobState, run_dir: Path) -> JobState:
-    """Return the state of a job or run, with what its process could not write, as it was killed."""
+    """Return the state of a job or run for readers: one whose process was killed is not running."""
     if state.state != "running":
         return state
     held = lock.holder(folder)
