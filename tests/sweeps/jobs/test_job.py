@@ -17,7 +17,27 @@ from tests.e2e.projects import Project, Run
 
 CLAIMS = Path(__file__).with_name("claims_program.py")
 PROGRAM = Path(__file__).with_name("job_program.py")
-LINES = ["experiment=spirals", "engine.max_epochs=2", "engine.limit_train_batches=3", "hooks=[]"]
+CALLBACK = """
+import os
+from hydra.experimental.callback import Callback
+from hydra.core.hydra_config import HydraConfig
+
+class Mine(Callback):
+    def on_job_start(self, config, task_function, **_):
+        print("callback: starts", config.hydra.job.num, config.seed, os.path.basename(os.getcwd()))
+
+    def on_job_end(self, config, job_return, **_):
+        kind = type(job_return._return_value).__name__
+        print("callback: ended", config.hydra.job.num, job_return.status.name, kind, "hydra" in job_return.cfg)
+"""
+LINES = [
+    "experiment=spirals",
+    "engine.max_epochs=2",
+    "engine.limit_train_batches=3",
+    "hooks=[]",
+    "++hydra.callbacks.mine._target_=my_project.callback.Mine",
+    "hydra.job.chdir=true",
+]
 
 
 def run(
@@ -33,7 +53,9 @@ def run(
 
 @pytest.fixture(scope="module")
 def module_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.make(tmp_path_factory.mktemp("jobs") / "project")
+    project = Project.make(tmp_path_factory.mktemp("jobs") / "project")
+    project.write("my_project/callback.py", CALLBACK)
+    return project
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +88,13 @@ def test_a_finished_job(sweep: Path) -> None:
     assert state.seconds > result["seconds"]
     assert "status      finished" in (sweep / "0" / "job.log").read_text()
     assert not (sweep / "0" / ".lock").exists()
+
+
+def test_callbacks_of_hydra(sweep: Path) -> None:
+    for number, kind in enumerate(("COMPLETED float", "FAILED UserError")):
+        log = (sweep / str(number) / "job.log").read_text()
+        told = [line for line in log.splitlines() if line.startswith("callback: ")]
+        assert told == [f"callback: starts {number} 0 {number}", f"callback: ended {number} {kind} False"]
 
 
 def test_its_records_are_those_of_hydra(sweep: Path) -> None:
