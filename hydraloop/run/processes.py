@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -77,6 +78,7 @@ def send(pid: int, since: float | None, sign: signal.Signals) -> None:
             os.kill(pid, sign)
 
 
+@functools.cache
 def machine() -> str:
     """Return a name for where process ids are unique: host, its current boot, and container."""
     names = [socket.gethostname()]

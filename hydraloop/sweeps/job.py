@@ -49,6 +49,7 @@ _EVERY_JOB = (
     "numpy.random",
     "psutil",
     "torch.profiler",
+    "torch.profiler._cupti_monitor",  # not in torch 2.12
     "torch.utils.serialization.config",
 )
 """Modules that each job imports."""
@@ -68,8 +69,10 @@ class SweepJob(Worker):
     def prepare(self) -> None:
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
         for name in _EVERY_JOB:
-            import_module(name)
-        environment.versions()  # are cached
+            with suppress(ModuleNotFoundError):
+                import_module(name)
+        environment.versions()  # is cached, as the next
+        machine()
         for target in _targets(OmegaConf.to_container(self._command.cfg, resolve=False)):
             module, _, name = target.rpartition(".")
             if module.partition(".")[0] in ("hydraloop", "torch"):
