@@ -389,6 +389,17 @@ def test_with_a_sweep_a_comma_sweeps(arguments: list[str], project: Project) -> 
     assert not (project.path / "sweep" / "2").exists()
 
 
+@pytest.mark.slow
+def test_a_changed_option_file_is_noticed_when_a_sweep_is_resumed(project: Project) -> None:
+    line = ["-m", "hooks=[],[weight_norm]", QUICK, SHORT, "engine.test=false", "hydra.sweep.dir=sweep"]
+    assert project.train(*line).code == 0
+    options = (project.path / "conf" / "hooks" / "weight_norm.yaml").read_text()
+    project.write("conf/hooks/weight_norm.yaml", options.replace("digits: 2", "digits: 7"))
+    refused = project.train(*line, "sweep.resume=sweep")
+    assert refused.code == 2
+    assert "has changed: hooks=[weight_norm]: hooks.weight_norm.digits: 2 -> 7\n" in refused.err
+
+
 @pytest.mark.slow  # some seconds, of a rare case
 def test_the_directory_of_a_job_can_be_named_after_it(project: Project) -> None:
     done = project.train(
