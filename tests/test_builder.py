@@ -320,6 +320,7 @@ def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *o
     return engine.progress.optimizer_step, engine.optimizer.param_groups[0]["lr"]
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_more_ranks_keeps_its_length_and_its_schedule(tmp_path: Path) -> None:
     """Its global batches stay, so the second half has as many steps as the first."""
     steps, _ = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")

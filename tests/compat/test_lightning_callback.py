@@ -424,6 +424,7 @@ def decisions(distributed: Distributed, run_dir: str) -> list[Any]:
     return [*heard, engine.progress.epoch]
 
 
+@pytest.mark.slow
 def test_ranks_decide_together(tmp_path: Path) -> None:
     first, second = on_ranks(2, decisions, str(tmp_path))
     assert first == [[False, True], [0, True, 2], 1]

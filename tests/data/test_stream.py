@@ -73,7 +73,7 @@ def cut_run(
 CUTS = ((5,), (4, 5, 13), (7, 8, 14, 19))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("make", "options"),
     [(Shards, {}), (Numbers, {"skip_on_resume": True}), (Buffered, {"skip_on_resume": True})],

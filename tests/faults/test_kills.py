@@ -18,6 +18,7 @@ def project(tmp_path: Path) -> Project:
     return make(tmp_path / "project")
 
 
+@pytest.mark.slow
 def test_kills_and_a_full_disk_change_nothing(project: Project) -> None:
     full = Kill("iteration", 0, 0.0, "disk")
     kills = [Kill("iteration", 9, 0.0), Kill("resume", 0, 0.0), full, Kill("save", 2, 0.002)]

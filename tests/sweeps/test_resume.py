@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,11 +32,18 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@functools.cache
+def planned(*lines: str) -> planning.Plan:
+    """Planning takes half a second. A composer has to be open, any one: all are of equal files until `edit`."""
+    plan = planning.check([*OURS, *lines], Composer("config")).plan
+    assert plan is not None
+    return plan
+
+
 def start(
     composer: Composer, *lines: str, path: str = "new", created: float = 1.0, named: bool = False
 ) -> tuple[SweepDirectory, Axes]:
-    plan = planning.check([*OURS, *lines], composer).plan
-    assert plan is not None
+    plan = planned(*lines)
     uid = f"{path} {created}"
     description = Description(uid, created, ("python",), lines, plan.configs(plan.axes), plan.subdir, plan.axes, "", {})
     return resume.settle(Path(path), description, plan, named=named)
@@ -100,6 +108,7 @@ def test_an_edited_config_file_is_noticed(tmp_path: Path) -> None:
 
 
 def edit(file: Path, old: str, new: str) -> None:
+    planned.cache_clear()
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
 

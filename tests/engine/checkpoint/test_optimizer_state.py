@@ -98,6 +98,7 @@ def on_a_rank(distributed: Distributed, run_dir: str, resume: bool, *lines: str)
     ]
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_of_a_channels_last_model_goes_on_in_one_process(tmp_path: Path) -> None:
     lines = (*ADAMW, "engine.channels_last=true")
     on_ranks(2, on_a_rank, str(tmp_path), False, *lines, strategy="fsdp2")
