@@ -8,10 +8,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-
-from hydraloop.cli import arguments
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -41,10 +37,8 @@ class Reports:
     """Whether a user's mistakes are shown with their traceback, too (HYDRA_FULL_ERROR=1)."""
     with_debugger: bool = False
     """Whether the debugger is opened after an error of a run (--pdb)."""
-    axes: list[str] = field(default_factory=list)
-    """The keys that are swept."""
-    started: list[str] = field(default_factory=list)
-    """The names of the jobs: the number, which is also the name of the directory, and the swept values."""
+    started: int = 0
+    """Number of jobs that this process has begun."""
     failed: list[str] = field(default_factory=list)
     """The names of those that have failed."""
     shown: list[BaseException] = field(default_factory=list)
@@ -52,12 +46,7 @@ class Reports:
 
     def start_job(self) -> None:
         """Note the job that Hydra runs now."""
-        hydra = HydraConfig.get()
-        number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
-        parsed = arguments.parse(list(hydra.overrides.task)) if self.axes else []
-        values = [override.input_line or "" for override in parsed if override.key_or_group in self.axes]
-        swept = f" ({' '.join(values)})" if values else ""
-        self.started.append(mask_text(f"job {number}{swept}"))
+        self.started += 1
 
     def end_job(
         self, error: BaseException | None = None, *, trace: str | None = None, in_summary: bool = False
@@ -72,7 +61,7 @@ class Reports:
             return
         self.shown.append(error)
         if not isinstance(error, KeyboardInterrupt):
-            self.failed.append(self.started[-1])
+            self.failed.append(f"job {self.started - 1}")
         if isinstance(error, KeyboardInterrupt):
             if not in_summary:
                 log.info("%s", describe(error))
@@ -112,5 +101,5 @@ class Reports:
         """Print the last line of a sweep that another launcher runs. Nothing if each job has succeeded."""
         if interrupted and self.started:
             print("the sweep was interrupted", file=sys.stderr)
-        if self.failed and len(self.started) > 1:
-            print(f"error: {failed_jobs(self.failed, len(self.started))}", file=sys.stderr)
+        if self.failed and self.started > 1:
+            print(f"error: {failed_jobs(self.failed, self.started)}", file=sys.stderr)

@@ -72,7 +72,6 @@ class Jobs:
             folder: with the config files; `name` is that of the primary config.
         """
         launch_checks.check_single_run()
-        self.reports.axes = command.axes
         trackers = SweepTrackers(command.axes, 0 if command.plan is None else command.plan.axes.count)
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
