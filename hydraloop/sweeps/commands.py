@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, UserError) as error:
         if isinstance(error, OSError):
-            remedy = f"See its permissions and the free space: ls -ld {args.directory}; df {args.directory}"
+            quoted = shlex.quote(str(args.directory))
+            remedy = f"See its permissions and the free space: ls -ld {quoted}; df {quoted}"
             error = UserError(f"{error.filename or args.directory}: {error.strerror}", remedy=remedy)
         Reports(with_traceback=False).show(error)
         return 2
@@ -199,7 +200,8 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
         problem = "the job has not started" if number is not None else "there is no log"
         if sweep is not None and number is None:
             problem = "the sweep was not detached, so its controller has printed to its terminal"
-        raise UserError(problem, key="logs", remedy=f"See which jobs there are: python -m hydraloop status {path}")
+        status = shlex.join(["python", "-m", "hydraloop", "status", str(path)])
+        raise UserError(problem, key="logs", remedy=f"See which jobs there are: {status}")
     alive = sweep.controllers if sweep is not None and number is None else partial(lock.holder, folder)
     with log.open("rb") as file:
         while True:
@@ -216,13 +218,13 @@ def stop(path: Path, seconds: float) -> bool:
     """End a sweep or a run, print what has ended, and return whether nothing of it is left."""
     sweep, others = opened(path), set[str]()
 
-    def find() -> list[tuple[int, float | None]]:
+    def find() -> list[int]:
         held = [] if sweep is None else [*sweep.controllers().values()]
         if not any(one.is_here for one in held):  # which tell their jobs
             folders = [path] if sweep is None else [sweep.folder(state.number) for state in _running(sweep)]
             held += [one for one in map(lock.holder, folders) if one is not None]
         others.update(one.host for one in held if not one.is_here)
-        return [one.alive[0] for one in held if one.alive]  # which tells rank 0, if that is another
+        return [one.alive[0][0] for one in held if one.alive]  # which tells rank 0, if that is another
 
     ended, killed, left = stopping.end(find, seconds)
     print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))

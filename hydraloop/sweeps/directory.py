@@ -213,7 +213,8 @@ def _renewed(folder: Path) -> float:
 
 
 def _held(path: Path) -> UserError:
-    remedy = f"Name another directory, or continue the sweep: sweep.resume={shown(path)}"
+    option = shlex.quote(f"sweep.resume={shown(path)}")
+    remedy = f"Name another directory, or continue the sweep: {option}"
     return UserError(f"{shown(path)} holds a sweep already", key="hydra.sweep.dir", remedy=remedy)
 
 

@@ -6,10 +6,11 @@ The rules of claims are in `states`.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -73,7 +74,8 @@ class SweepJob(Worker):
                 import_module(name)
         environment.versions()  # is cached, as the next
         machine()
-        for target in _targets(OmegaConf.to_container(self._command.cfg, resolve=False)):
+        config = str(OmegaConf.to_container(self._command.cfg, resolve=False))
+        for target in re.findall(r"'_target_': '([\w.]+)'", config):
             module, _, name = target.rpartition(".")
             if module.partition(".")[0] in ("hydraloop", "torch"):
                 with suppress(ImportError, AttributeError):  # reported by the job
@@ -231,15 +233,3 @@ def _print_to(log: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Yield each `_target_` in a plain container."""
-    if isinstance(node, dict):
-        if isinstance(target := node.get("_target_"), str):
-            yield target
-        for value in node.values():
-            yield from _targets(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _targets(value)

@@ -8,22 +8,20 @@ from contextlib import suppress
 
 import psutil
 
-from hydraloop.run.processes import is_alive
-
 _POLL = 0.1
 """Seconds between two looks at the processes."""
 _DYING = 5.0
 """Seconds that killed processes may take to end."""
 
 
-def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) -> tuple[int, int, list[int]]:
+def end(find: Callable[[], Iterable[int]], seconds: float) -> tuple[int, int, list[int]]:
     """Send SIGTERM, so that runs save; kill what is left after some seconds.
 
     Ranks and followers have sessions of their own, and a process that has ended no longer tells what it has started.
     So all descendants are noted while their ancestors are alive.
 
     Args:
-        find: returns ids and starts of the processes that are told, and is asked again until it returns none.
+        find: returns the ids of the processes that are told, which are alive. It is asked again until there are none.
 
     Returns:
         How many processes have ended, how many of them were killed, and the ids of those that could not be ended:
@@ -32,9 +30,11 @@ def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) 
     until = time.monotonic() + seconds
     told, seen, killed = set[psutil.Process](), set[psutil.Process](), set[psutil.Process]()
     while True:
-        roots = set(_running(find()))
-        for root in roots:
+        roots = set[psutil.Process]()
+        for pid in find():
             with suppress(psutil.Error):
+                root = psutil.Process(pid)
+                roots.add(root)
                 seen |= {root, *root.children(recursive=True)}
         left = {process for process in seen if _is_running(process)}
         is_late = time.monotonic() > until
@@ -46,13 +46,6 @@ def end(find: Callable[[], Iterable[tuple[int, float | None]]], seconds: float) 
         told |= roots
         killed |= left if is_late else set()
         time.sleep(_POLL)
-
-
-def _running(found: Iterable[tuple[int, float | None]]) -> Iterable[psutil.Process]:
-    for pid, since in found:
-        with suppress(psutil.Error):
-            if is_alive(pid, since):
-                yield psutil.Process(pid)
 
 
 def _is_running(process: psutil.Process) -> bool:
