@@ -149,13 +149,8 @@ class Batch:
 
 def _shares(options: Mapping[str, Any]) -> gpus.Shares:
     """Divide the machine among the jobs."""
-    cfg = SimpleNamespace(
-        sweep=SimpleNamespace(executor="pool", **options),
-        distributed=SimpleNamespace(nproc_per_node=1),
-        engine=SimpleNamespace(device="auto"),
-    )
     try:
-        return gpus.shares(cfg)
+        return gpus.shares(SimpleNamespace(executor="pool", **options))
     except UserError as error:
         raise HydraException(str(error).replace("sweep.", "hydra.launcher.")) from None
 

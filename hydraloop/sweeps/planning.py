@@ -109,10 +109,10 @@ class Plan:
     def _compared(self, lines: Sequence[str]) -> dict[str, Any]:
         """Return what determines the results and the directory of a job, masked and not resolved."""
         cfg: Any = OmegaConf.to_container(self.grid.compose(lines), resolve=False, enum_to_str=True)
-        hydra = cfg["hydra"]
-        hydra = {"job": {"env_set": hydra["job"]["env_set"]}, "sweep": {"subdir": hydra["sweep"]["subdir"]}}
+        job = {name: cfg["hydra"]["job"][name] for name in ("env_set", "config")}
         nodes = {key: value for key, value in cfg.items() if key not in _NOT_OF_JOBS}
-        compared: dict[str, Any] = json.loads(json.dumps(plain(masked({**nodes, "hydra": hydra})), default=str))
+        nodes["hydra"] = {"job": job, "sweep": {"subdir": cfg["hydra"]["sweep"]["subdir"]}}
+        compared: dict[str, Any] = json.loads(json.dumps(plain(masked(nodes)), default=str))
         return compared
 
 

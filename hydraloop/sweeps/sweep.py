@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
@@ -53,8 +52,7 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     plan = command.plan
     assert plan is not None, "a sweep has a plan"
     launch_checks.check_single_run()
-    needs = {"engine": SimpleNamespace(device=plan.device), "distributed": SimpleNamespace(nproc_per_node=plan.ranks)}
-    shares = gpus.shares(SimpleNamespace(sweep=plan.options, **needs))
+    shares = gpus.shares(plan.options, ranks=plan.ranks, device=plan.device)
     if plan.options.executor == "submitit":
         submitit_executor.check(plan.options.submitit)
     background = detached() if plan.master.detach else None

@@ -45,7 +45,8 @@ def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
         _, wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
         stored = old.configs(old.axes)
         assert stored[""]["seed"] == 1
-        assert stored[""]["hydra"] == {"job": {"env_set": {}}, "sweep": {"subdir": "${hydra.job.num}"}}
+        assert stored[""]["hydra"]["job"]["env_set"] == {}
+        assert stored[""]["hydra"]["sweep"] == {"subdir": "${hydra.job.num}"}
         assert "sweep" not in stored[""]
         assert wider.configs(wider.axes.widened(old.axes)) == stored
         assert wider.configs(wider.axes) != stored

@@ -75,23 +75,24 @@ class Shares:
     """Of each process, for tensor operations. None: not divided."""
 
 
-def shares(cfg: Any) -> Shares:
+def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
     """Divide this machine by the options of a sweep.
 
     Args:
-        cfg: of the first job.
+        options: `sweep.*`.
+        ranks: the most processes of a job.
+        device: `cpu` if no job uses a GPU.
 
     Raises:
         UserError: there are not so many GPUs.
     """
-    options, ranks = cfg.sweep, int(cfg.distributed.nproc_per_node)
     if options.executor != "pool":
         if options.gpus is not None:
             raise UserError(
                 "Slurm chooses the GPUs of a job", key="sweep.gpus", remedy="Use +sweep.submitit.gpus_per_node=1."
             )
         return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else _SUBMITTED))
-    slots = _slots(cfg, ranks)
+    slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
     if slots is not None and workers > slots.most:
         raise UserError(
@@ -122,9 +123,8 @@ def visible() -> list[str]:
     return found
 
 
-def _slots(cfg: Any, ranks: int) -> Slots | None:
-    options = cfg.sweep
-    if options.gpus is None and cfg.engine.device == "cpu":
+def _slots(options: Any, ranks: int, device: str) -> Slots | None:
+    if options.gpus is None and device == "cpu":
         return None
     gpus = visible()
     if options.gpus is not None:

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.schemas.root import Config
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.executors.gpus import Shares, Slots, shares, visible
 
 
@@ -28,9 +28,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return uuids
 
 
-def config(*, ranks: int = 1, device: str = "auto", **sweep: Any) -> Any:
-    own = {"sweep": sweep, "distributed": {"nproc_per_node": ranks}, "engine": {"device": device}}
-    return OmegaConf.merge(OmegaConf.structured(Config), own)
+def divided(*, ranks: int = 1, device: str = "auto", **sweep: Any) -> Shares:
+    return shares(OmegaConf.merge(OmegaConf.structured(SweepConf), sweep), ranks=ranks, device=device)
 
 
 def test_each_gpu_has_one_job() -> None:
@@ -94,36 +93,36 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert visible() == []
-    assert shares(config()) == Shares(1)
+    assert divided() == Shares(1)
 
 
 def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
-    found = shares(config())
+    found = divided()
     assert (found.workers, found.threads) == (4, 4)
-    found = shares(config(gpus=[1, 3], max_workers=1))
+    found = divided(gpus=[1, 3], max_workers=1)
     assert (found.workers, found.threads) == (1, None)
     assert found.slots is not None
     assert found.slots.take(0) == ("1",)
-    assert shares(config(gpus_per_job=2, ranks=2)).threads == 4
-    assert shares(config(device="cpu", max_workers=3)) == Shares(3, None, 5)
+    assert divided(gpus_per_job=2, ranks=2).threads == 4
+    assert divided(device="cpu", max_workers=3) == Shares(3, None, 5)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert shares(config()).threads is None
+    assert divided().threads is None
 
 
 def test_slurm_decides_what_runs() -> None:
-    assert shares(config(executor="submitit")) == Shares(32)
-    assert shares(config(executor="submitit", max_workers=500)) == Shares(500)
-    assert shares(config(executor="submitit", submitit={"cluster": "local"})) == Shares(1)
+    assert divided(executor="submitit") == Shares(32)
+    assert divided(executor="submitit", max_workers=500) == Shares(500)
+    assert divided(executor="submitit", submitit={"cluster": "local"}) == Shares(1)
 
 
 def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    found = shares(config(gpus=[1]))
+    found = divided(gpus=[1])
     assert found.slots is not None
     assert found.slots.take(0) == ("1",)
     with pytest.raises(UserError, match=r"GPU 2 does not exist \(2 found, CUDA_VISIBLE_DEVICES=3,1\)\n.*=\[0,1\]"):
-        shares(config(gpus=[2]))
+        divided(gpus=[2])
 
 
 @pytest.mark.parametrize(
@@ -139,4 +138,4 @@ def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch:
 )
 def test_what_the_machine_does_not_have_is_refused(machine: list[str], options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        shares(config(**options))
+        divided(**options)
