@@ -5,6 +5,7 @@ The rules of claims are in `states`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -44,6 +45,8 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that are not the job's: it continues when there is space again."""
 _EVERY_JOB = (
     "hydraloop.builder",
     "hydraloop.tracking.hook",
@@ -202,7 +205,8 @@ def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobSt
         return told  # a signal at the end of a run does not change how it has ended
     ended = told or states.end(state, time.time())
     text = mask_text(describe(error))
-    if isinstance(error, KeyboardInterrupt) or getattr(error, "was_killed", False):  # a rank may have been killed
+    is_killed = isinstance(error, KeyboardInterrupt) or getattr(error, "was_killed", False)  # it, or a rank
+    if is_killed or getattr(error, "errno", None) in _FULL:
         return replace(ended, state="interrupted", error=None, reason=text)
     return replace(ended, state="failed", error=text, reason=None)
 

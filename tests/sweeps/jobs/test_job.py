@@ -127,11 +127,12 @@ def test_a_job_that_another_machine_has_taken_over(sweep: Path) -> None:
     assert (state.state, state.attempts, state.host, state.total) == ("running", 2, "node7", None)
 
 
-def test_a_job_with_a_killed_rank_is_interrupted(tmp_path: Path) -> None:
+def test_a_job_is_interrupted_by_the_kill_of_a_rank_and_a_full_disk(tmp_path: Path) -> None:
     Result("failed", error="rank 1 was killed by SIGKILL").write(tmp_path)
     running = states.JobState(0, "running", (), attempts=1)
     for error, expected in (
         (RankError("rank 1 was killed", was_killed=True), ("interrupted", None, "rank 1 was killed")),
+        (OSError(28, "No space left"), ("interrupted", None, "OSError: [Errno 28] No space left")),
         (RankError("rank 1 crashed"), ("failed", "rank 1 crashed", None)),
     ):
         state = job._ended(running, tmp_path, error)
