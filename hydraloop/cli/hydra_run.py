@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
@@ -16,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, env_override, run_job
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.run.config_yaml import mask_files, remember_config
@@ -53,19 +52,20 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
         _ = returned.return_value  # raises the job's error
 
 
-def run_composed_job(job: Job, cfg: DictConfig, run_dir: Path) -> Any:
+def run_composed_job(job: Job, cfg: DictConfig, task: DictConfig, run_dir: Path) -> Any:
     """Run one job of a sweep as Hydra's launchers do, in 20 ms less: `run_job` copies the config five times.
 
     The job writes the records. A composer has to be open, and interpolations of `${hydra:…}` resolve.
 
     Args:
         cfg: with the node `hydra`, and its `job.num`, `job.id` and `mode`.
+        task: a copy, which the job gets without that node.
         run_dir: absolute.
     """
     settings = cfg.hydra
     with read_write(settings):
         settings.runtime.output_dir = str(run_dir)
-    task: DictConfig = pickle.loads(pickle.dumps(cfg))  # noqa: S301  # our own bytes; three times as fast as a copy
+    OmegaConf.copy_cache(from_config=cfg, to_config=task)
     with read_write(task), open_dict(task):
         del task["hydra"]
     run_dir.mkdir(parents=True, exist_ok=True)

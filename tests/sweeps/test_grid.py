@@ -105,6 +105,7 @@ def composed(
     for number in chance.sample(range(axes.count), min(most, axes.count)):
         lines = axes.lines(number)
         yield lines, partial(jobs.compose, lines), partial(loader.load_sweep_config, master, list(lines))
+        jobs.prepare()  # for the next jobs with the same groups
 
 
 def outcome(compose: Callable[[], DictConfig]) -> Any:

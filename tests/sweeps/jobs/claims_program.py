@@ -57,7 +57,7 @@ class Contender(SweepJob):
         cfg.hydra.job.num = number
         return cfg
 
-    def _train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
+    def _train(self, request: Request, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
         sometimes_killed(0.1)
         time.sleep(random.random() * 0.02)
         with (run_dir / "ends").open("a") as ends:
