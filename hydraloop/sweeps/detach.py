@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -86,25 +87,28 @@ def detached() -> Detached:
     sys.stdout.flush()
     sys.stderr.flush()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both processes handle them
     with warnings.catch_warnings(action="ignore"):  # threads of numpy, which survive a fork
         pid = os.fork()
     if pid:
         os.close(writes)
-        _wait(pid, reads)
+        _wait(pid, reads, mask)
     os.close(reads)
     os.setsid()
     for number, handler in handlers.items():  # `termination` resets its own in every fork
         signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     return Detached(writes)
 
 
-def _wait(pid: int, reads: int) -> NoReturn:
+def _wait(pid: int, reads: int, mask: Iterable[int]) -> NoReturn:
     """Wait until the process in the background is ready or has ended, and exit."""
     written: dict[str, Any] = {}
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with os.fdopen(reads, encoding="utf-8") as pipe:
             for line in pipe:  # a process that the new one has forked keeps the pipe open: do not wait for its end
                 written |= json.loads(line)

@@ -74,10 +74,12 @@ def test_what_fails_before_that_is_the_outcome_of_the_command(tmp_path: Path) ->
 
 
 def test_a_signal_to_the_waiting_command_ends_both(tmp_path: Path) -> None:
+    """Also if it comes before the command waits."""
+    late = "import os, time\nos.register_at_fork(after_in_parent=lambda: time.sleep(0.2))\n"
     act = """Path("pid").write_text(f"{os.getpid()}\\n")
     try: time.sleep(60)
     except KeyboardInterrupt as error: Path("error").write_text(repr(error)); raise"""
-    (tmp_path / "script.py").write_text(SCRIPT.format(act=act))
+    (tmp_path / "script.py").write_text(late + SCRIPT.format(act=act))
     script = SERVER.start(["script.py"], tmp_path, environment_of_python())
     written = tmp_path / "pid"
     while not (written.exists() and written.read_text().endswith("\n")):
