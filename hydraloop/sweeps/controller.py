@@ -222,11 +222,11 @@ class Controller:
         state = self._settle(number, code, attempt)
         is_adopted = number in self._unreported
         is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
-        if is_ours and state.state == "running":  # a rank is still ending
+        if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
             self._unreported[number] = None if code == LEFT else code
             return
         self._give(number)
-        if not is_ours:  # another controller was faster
+        if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -422,6 +423,23 @@ def test_a_full_disk_ends_the_sweep(make: Make) -> None:
     assert loop.problem is not None
     assert "MB are free" in loop.problem.problem
     assert f"sweep.resume={loop.directory.path}" in str(loop.problem)
+
+
+def test_a_state_that_cannot_be_written_ends_the_sweep_and_names_the_reason(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def play(played: Played, request: Request) -> int:
+        played.write(request, "running")
+        monkeypatch.setattr(states, "write", refuse)
+        return -signal.SIGKILL
+
+    loop, played = make(play, workers=1)
+    loop.run()
+    assert (played.started, loop.left, loop.code) == ([0], [0, 1, 2, 3, 4, 5], 1)
+    assert str(loop.problem).splitlines()[0].endswith("MB are free: Permission denied")
 
 
 def test_a_machine_that_can_start_no_process_ends_the_sweep(make: Make) -> None:
