@@ -87,7 +87,8 @@ class GridComposer:
 
     def _selects(self, override: Override) -> bool:
         group = override.key_or_group
-        return (group in self._groups or self.composer.is_group(group)) and not isinstance(override.value(), dict)
+        is_group = group in self._groups or self.composer.is_group(group) or (self._by_hydra and override.is_add())
+        return is_group and not isinstance(override.value(), dict)
 
     def _base(self, groups: tuple[str, ...]) -> bytes:
         """Return the pickled config with these choices of groups, composed by Hydra the first time."""

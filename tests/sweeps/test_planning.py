@@ -63,6 +63,15 @@ def test_the_compared_configs_are_one_for_each_choice_of_options() -> None:
     assert configs["data=spirals"]["data.train.samples"] == 900
 
 
+def test_options_of_another_search_path_are_compared_too(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "more" / f"{name}.yaml").write_text(f"# @package engine\nthreads: {ord(name)}\n")
+    with composer() as opened:
+        _, plan, _ = planned(f"-m +more=a,b hydra.searchpath=[file://{tmp_path}]", opened)
+        assert plan.configs(plan.axes)["+more=b"] == {"engine.threads": 98}
+
+
 def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
