@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import hydra._internal.config_loader_impl as loading  # Hydra's own way to apply overrides, without composing again
@@ -32,7 +33,7 @@ class GridComposer:
         self._bases: dict[tuple[str, ...], bytes] = {}
         self._ready: dict[tuple[str, ...], list[DictConfig]] = {}
         """Unpickled configs, each for one call of `compose`."""
-        self._parsed: dict[str, Override] = {}
+        self._parse: Callable[[str], Override] = cache(lambda line: parse([line])[0])
         self._groups = frozenset(master.hydra.runtime.choices)
         self._by_hydra = bool(OmegaConf.select(master, "hydra.searchpath"))  # whose groups the composer does not know
 
@@ -96,8 +97,3 @@ class GridComposer:
             loader = GlobalHydra.instance().config_loader()
             self._bases[groups] = pickle.dumps(loader.load_sweep_config(self._master, list(groups)))
         return self._bases[groups]
-
-    def _parse(self, line: str) -> Override:
-        if line not in self._parsed:
-            self._parsed[line] = parse([line])[0]
-        return self._parsed[line]

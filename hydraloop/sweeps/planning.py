@@ -31,9 +31,6 @@ ALL_CHECKED = 100
 """Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,
 the smallest and the largest; of the others, only key and type are checked."""
 
-_NOT_OF_JOBS = ("hydra", "sweep", "detach")
-"""Nodes of a config that do not change what a job trains."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -80,11 +77,10 @@ class Plan:
         for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
             for number, value in sorted((number, value) for value, number in jobs.items()):
                 chosen.setdefault(self.grid.choices(axis.values[value]), number)
-        first = self._compared(axes.lines(0))
-        configs = {"": first}
+        configs = {"": self._compared(axes.lines(0))}
         for choice, number in chosen.items():
             if number:
-                changes = differences(first, self._compared(axes.lines(number)))
+                changes = differences(configs[""], self._compared(axes.lines(number)))
                 configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
         return configs
 
@@ -110,7 +106,7 @@ class Plan:
         """Return what determines the results and the directory of a job, masked and not resolved."""
         cfg: Any = OmegaConf.to_container(self.grid.compose(lines), resolve=False, enum_to_str=True)
         job = {name: cfg["hydra"]["job"][name] for name in ("env_set", "config")}
-        nodes = {key: value for key, value in cfg.items() if key not in _NOT_OF_JOBS}
+        nodes = {key: value for key, value in cfg.items() if key not in ("hydra", "sweep", "detach")}
         nodes["hydra"] = {"job": job, "sweep": {"subdir": cfg["hydra"]["sweep"]["subdir"]}}
         compared: dict[str, Any] = json.loads(json.dumps(plain(masked(nodes)), default=str))
         return compared
@@ -214,16 +210,14 @@ def _validated(axis: Axis, values: list[int]) -> list[int]:
     """Return which values of an axis are validated."""
     if len(values) <= ALL_CHECKED:
         return values
-    numbers = {value: _number(axis.values[value][0]) for value in values}
-    ends = [min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)]
-    return [*values[: ALL_CHECKED // 2], *values[-ALL_CHECKED // 2 :], *ends]
 
-
-def _number(line: str) -> float:
-    try:
-        return float(line.partition("=")[2])
-    except ValueError:
+    def number(value: int) -> float:
+        with suppress(ValueError):
+            return float(axis.values[value][0].partition("=")[2])
         return 0.0
+
+    ends = [min(values, key=number), max(values, key=number)]
+    return [*values[: ALL_CHECKED // 2], *values[-ALL_CHECKED // 2 :], *ends]
 
 
 def _check_types(axes: Axes, grid: GridComposer, composer: Composer) -> None:
