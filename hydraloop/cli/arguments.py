@@ -43,8 +43,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         )
     for line in args.overrides:
         if MASK in line:  # copied from what hydraloop has printed or written
-            key = line.partition("=")[0]
-            raise UserError("its value is a secret, which is masked", key=key.lstrip("+"), remedy=f"Write {key}=…")
+            key = line.partition("=")[0].lstrip("+")
+            raise UserError("its value is a secret, which is masked", key=key, remedy=f"Write its value, not {MASK}.")
     return args
 
 

@@ -207,16 +207,22 @@ class RunLock:
         )
 
     def _renew(self) -> None:
+        renewed = time.time()
         while not self._done.wait(BEAT):
-            with suppress(OSError), _opened_to_read(self._path) as handle:
-                found = _read(handle)
-                if found is not None and found.token != self._token:
-                    log.error(
-                        "%s was not renewed in time: process %d on %s continues, and this one is killed",
-                        *(self._path, found.processes[0][0], found.host),
-                    )
-                    kill_tree(os.getpid())
+            is_lost = False
+            try:
+                with _opened_to_read(self._path) as handle:
+                    found = _read(handle)
+                is_lost = found is not None and found.token != self._token
+            except FileNotFoundError:  # if this machine was suspended, another one may have trained, and ended
+                is_lost = time.time() - renewed > HELD
+            except OSError:  # the file system may be back at the next renewal
+                continue
+            if is_lost:
+                log.error("%s was not renewed in time, and another process has acquired it: killed", self._path)
+                kill_tree(os.getpid())
             self.renew()
+            renewed = time.time()
 
     def _is_ours(self, handle: int) -> bool:
         found = _read(handle)

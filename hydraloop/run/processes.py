@@ -58,7 +58,8 @@ def kill_tree(pid: int) -> None:
 
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
-        for process in [root, *root.children(recursive=True)]:
+        # This process last, so that it can kill the others. Otherwise the root first: it must not see how they end.
+        for process in sorted([root, *root.children(recursive=True)], key=lambda found: found.pid == os.getpid()):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
 

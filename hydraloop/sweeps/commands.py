@@ -123,8 +123,7 @@ def status(path: Path) -> list[str]:
     lines += [
         f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers.values()
     ]
-    if not controllers and any(not state.is_over for state in found):
-        lines.append(f"No controller is running. Continue the sweep: {sweep.resume_command()}")
+    lines += _hint(sweep, found)
     for name in _LISTED:
         listed = [state for state in found if state.state == name]
         for state in listed[:_MOST]:
@@ -132,6 +131,13 @@ def status(path: Path) -> list[str]:
         if len(listed) > _MOST:
             lines.append(f"and {len(listed) - _MOST} other jobs {name}")
     return lines
+
+
+def _hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
+    """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
+    if all(state.is_over for state in found) or sweep.controllers():
+        return []
+    return [f"No controller is running. Continue the sweep: {sweep.resume_command()}"]
 
 
 def _described(state: JobState, name: str, folder: Path) -> list[str]:
@@ -154,6 +160,7 @@ def attach(path: Path) -> None:
     _log_to_terminal()
     watch(Lines(sweep))
     results(path, as_json=False)
+    print("\n".join(_hint(sweep, sweep.current_states())))
 
 
 def results(path: Path, *, as_json: bool) -> None:

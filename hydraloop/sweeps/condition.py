@@ -70,8 +70,9 @@ class Condition(ast.NodeTransformer):
     def _known(self, key: str) -> str:
         if key in self._keys or key in _CONSTANTS:
             return key
-        problem = f"no override sets {key}"
-        raise UserError(problem, key="sweep.where", remedy=f"{suggestion(key, self._keys)} Quote texts: '{key}'.")
+        quoted = self._text.replace(key, f"'{key}'")
+        remedy = f'{suggestion(key, self._keys)} Quote text, for the shell too: "sweep.where=\\"{quoted}\\""'
+        raise UserError(f"no override sets {key}", key="sweep.where", remedy=remedy)
 
     def _refused(self, problem: str) -> UserError:
         return UserError(

@@ -274,6 +274,7 @@ class Controller:
             self._send(signal.Signals(self.signals[0]))
         elif len(self.signals) > 1:
             self._send(signal.SIGKILL)
+            del self.signals[1:]  # once: with Slurm it is a command for each job
 
     def _send(self, sign: signal.Signals) -> None:
         for number in self._running.keys() - self._unreported.keys():

@@ -71,14 +71,13 @@ class SweepDirectory:
         return cls(path.absolute(), description.read(path, key=key))
 
     def widen(self, new: Description) -> None:
-        """Replace the axes, the overrides as typed, and the configs. Jobs keep their numbers.
+        """Replace the axes, the overrides as typed, the configs and the averaged key. Jobs keep their numbers.
 
         Raises:
             UserError: `sweep.json` cannot be written.
         """
-        self.description = replace(
-            self.description, axes=new.axes, overrides=new.overrides, configs=new.configs
-        ).masked()
+        changed = {"axes": new.axes, "overrides": new.overrides, "configs": new.configs, "average": new.average}
+        self.description = replace(self.description, **changed).masked()
         try:
             self.description.write(self.path)
         except OSError as error:
@@ -98,8 +97,9 @@ class SweepDirectory:
         return f"job {number} ({swept})" if swept else f"job {number}"
 
     def resume_command(self) -> str:
-        """Return the command line that continues the sweep."""
-        overrides = [line for line in self.description.overrides if not line.startswith("sweep.resume=")]
+        """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only."""
+        named = ("sweep.resume=", "hydra.sweep.dir=")
+        overrides = [line for line in self.description.overrides if not line.startswith(named)]
         return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
 
     def run_dir(self, state: JobState) -> Path:

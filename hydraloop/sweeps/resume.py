@@ -63,8 +63,8 @@ def _continued(path: Path, description: Description, plan: Plan) -> tuple[SweepD
     SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     with RunLock(path, key=_KEY, patience=_PATIENCE):
         directory = SweepDirectory.load(path, key=_KEY)
-        new = _same_jobs(directory.description, description, plan)
-        if new.axes.count > directory.description.axes.count:
+        old, new = directory.description, _same_jobs(directory.description, description, plan)
+        if new.axes.count > old.axes.count or new.average != old.average:
             directory.widen(new)
     return directory, new.axes
 

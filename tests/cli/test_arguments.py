@@ -104,6 +104,7 @@ def test_a_masked_secret_is_not_a_value(line: str) -> None:
     """It was copied from what hydraloop has printed, such as the command that resumes a sweep."""
     with pytest.raises(UserError, match="its value is a secret") as caught:
         arguments.read(["seed=1", line])
+    assert caught.value.remedy == "Write its value, not ***."
     assert caught.value.key == line.partition("=")[0].lstrip("+")
 
 

@@ -164,6 +164,19 @@ def test_a_process_that_has_lost_it_is_killed(tmp_path: Path, monkeypatch: pytes
         assert killed.wait(60)
 
 
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_lock_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_suspended: bool) -> None:
+    """While a machine is suspended, another one may train and end. A user who removes the file stops nothing."""
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "HELD", 0.0 if is_suspended else 60.0)
+    killed = threading.Event()
+    monkeypatch.setattr(lock, "kill_tree", lambda pid: killed.set())
+    with lock_of(tmp_path) as held:
+        (tmp_path / FILENAME).unlink()
+        assert killed.wait(60 if is_suspended else 0.3) == is_suspended
+        assert not held.is_held
+
+
 def test_a_full_disk_does_not_free_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

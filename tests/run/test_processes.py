@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -26,3 +28,21 @@ def test_a_process_is_alive_after_the_clock_was_set(monkeypatch: pytest.MonkeyPa
     assert is_alive(os.getpid(), since)
     boot += 100
     assert is_alive(os.getpid(), since)
+
+
+def test_a_process_that_kills_itself_kills_what_it_has_started() -> None:
+    program = """
+import os, subprocess
+from hydraloop.run.processes import kill_tree
+print(subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL).pid, flush=True)
+kill_tree(os.getpid())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
+    assert ended.returncode == -9
+    child = int(ended.stdout)
+    try:
+        psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=10)
+        assert started(child) is None
+    finally:
+        if started(child) is not None:
+            psutil.Process(child).kill()

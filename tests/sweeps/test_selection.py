@@ -161,7 +161,7 @@ def test_conditions(where: str, count: int | None) -> None:
     ("where", "problem", "remedy"),
     [
         ("a > 5", "none of the 4 combinations meets a > 5", "Change the condition"),
-        ("a.b == 1", "no override sets a.b", "Quote texts: 'a.b'"),
+        ("a.b == 1", "no override sets a.b", "sweep.where=\\\"'a.b' == 1\\\""),
         ("optimizer.lrr == 1", "no override sets optimizer.lrr", "Did you mean optimizer.lr?"),
         ("a <", "a < is not a condition", "Compare keys"),
         ("print(1)", "print(1) cannot be part of a condition", "Compare keys"),
