@@ -76,8 +76,9 @@ class SweepDirectory:
         Raises:
             UserError: `sweep.json` cannot be written.
         """
-        changed = {"axes": new.axes, "overrides": new.overrides, "configs": new.configs, "average": new.average}
-        self.description = replace(self.description, **changed).masked()
+        self.description = replace(
+            self.description, axes=new.axes, overrides=new.overrides, configs=new.configs, average=new.average
+        ).masked()
         try:
             self.description.write(self.path)
         except OSError as error:

@@ -147,7 +147,11 @@ def _slots(options: Any, ranks: int, device: str) -> Slots | None:
 def _no_such_gpu(number: int, gpus: Sequence[str]) -> UserError:
     hidden = os.environ.get(_VISIBLE)
     found = f"{len(gpus)} found" + ("" if hidden is None else f", {_VISIBLE}={hidden}")
-    remedy = f"Use sweep.gpus=[{','.join(map(str, range(len(gpus))))}]." if gpus else "Leave sweep.gpus out: this machine has none."
+    remedy = (
+        f"Use sweep.gpus=[{','.join(map(str, range(len(gpus))))}]."
+        if gpus
+        else "Leave sweep.gpus out: this machine has none."
+    )
     return UserError(f"GPU {number} does not exist ({found})", key="sweep.gpus", remedy=remedy)
 
 
