@@ -160,7 +160,8 @@ def attach(path: Path) -> None:
     _log_to_terminal()
     watch(Lines(sweep))
     results(path, as_json=False)
-    print("\n".join(_hint(sweep, sweep.current_states())))
+    for line in _hint(sweep, sweep.current_states()):
+        print(line)
 
 
 def results(path: Path, *, as_json: bool) -> None:

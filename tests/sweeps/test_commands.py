@@ -195,18 +195,25 @@ def test_stop_names_what_it_cannot_end(
     process.communicate(b"\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "name"), [("stop {}", f"2/.job.json.{os.getpid()}.part"), ("logs {} 3", "3/job.log")]
-)
+@pytest.mark.parametrize(("words", "name"), [("stop {}", "2/.job.json.{}.part"), ("logs {} 3", "3/job.log")])
 def test_an_error_of_the_disk_is_one_message(
     words: str, name: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    name = name.format(os.getpid())
     (sweep.path / name).mkdir()
     assert main(words.format(sweep.path).split()) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: {sweep.path / name}: Is a directory",
         f"  See its permissions and the free space: ls -ld {sweep.path}; df {sweep.path}",
     ]
+
+
+def test_attach_says_that_no_controller_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = written.sweep(tmp_path / "sweep", "seed=0,1", "hydra.sweep.dir=any-${now:%H}")
+    written.write(made, {0: written.finished(0.5)})
+    assert main(["attach", str(made.path)]) == 0
+    command = f"python train.py seed=0,1 sweep.resume={made.path}"
+    assert capsys.readouterr().out.endswith(f"No controller is running. Continue the sweep: {command}\n")
 
 
 def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
